@@ -1,0 +1,47 @@
+# The one front door. Every target does its own set-up in .venv and may be run again at any time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
+LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
+
+.PHONY: help setup serve check test bench lock clean
+
+help:            ## list these targets
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+setup: $(VENV)/dev  ## make .venv with everything that the tests and the benchmarks need
+
+serve: $(VENV)/examples  ## build the example models and serve them
+	$(BIN)/python examples/build.py
+	$(BIN)/nerite serve examples/models
+
+check: $(VENV)/dev  ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(VENV)/dev  ## every test
+	$(BIN)/pytest
+
+bench: $(VENV)/dev  ## the tables of docs/benchmarks.md, side by side with Triton
+	$(BIN)/python benchmarks/run.py
+
+lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
+	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
+	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
+
+clean:           ## remove what the other targets made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install uv
+
+$(VENV)/examples: pyproject.toml requirements/examples.txt | $(BIN)/uv
+	$(INSTALL) -r requirements/examples.txt -e .
+	@touch $@
+
+$(VENV)/dev: pyproject.toml requirements/dev.txt | $(BIN)/uv
+	$(INSTALL) -r requirements/dev.txt -e .
+	@touch $@ $(VENV)/examples

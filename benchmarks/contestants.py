@@ -1,0 +1,139 @@
+"""The servers that are compared, each with the same identity model, started as a user would start them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "conformance"))
+
+import triton  # noqa: E402  the installer of the reference, which the conformance tests use too
+
+_START_SECONDS = 60.0
+_CONFIG = """
+name: "identity"
+backend: "python"
+max_batch_size: 64
+input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }]
+output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }]
+instance_group [{ kind: KIND_CPU }]
+dynamic_batching {}
+"""
+_IN_PROCESS = 'parameters { key: "EXECUTION_MODE" value: { string_value: "in_process" } }\n'
+_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A server that runs."""
+
+    name: str
+    http: int
+    grpc: int
+    process: subprocess.Popen[bytes]
+
+
+def identity_repository(folder: Path, *, in_process: bool = False) -> Path:
+    """Write the repository that all contestants serve."""
+    model = folder / "models" / "identity"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(_CONFIG + (_IN_PROCESS if in_process else ""))
+    (model / "1" / "model.py").write_text(_MODEL)
+    return model.parent
+
+
+@contextmanager
+def nerite(name: str, repository: Path, folder: Path, *flags: str) -> Iterator[Contestant]:
+    """Run Nerite."""
+    command = [str(Path(sys.executable).with_name("nerite")), "serve"]
+    with _running(name, command, dict(os.environ), repository, folder, flags) as contestant:
+        yield contestant
+
+
+@contextmanager
+def real_triton(repository: Path, folder: Path, *flags: str) -> Iterator[Contestant]:
+    """Run NVIDIA's Triton; installed on first use."""
+    backends = folder / "backends"
+    head, environment = triton.command(triton.installation(), backends)
+    with _running("Triton", head, environment, repository, folder, flags) as contestant:
+        yield contestant
+    shutil.rmtree(backends)
+
+
+@contextmanager
+def _running(
+    name: str,
+    command: Sequence[str],
+    environment: dict[str, str],
+    repository: Path,
+    folder: Path,
+    flags: Sequence[str],
+) -> Iterator[Contestant]:
+    http, grpc, metrics = _free_ports()
+    options = [f"--model-repository={repository}", f"--http-port={http}", f"--grpc-port={grpc}"]
+    log = folder / f"{name.replace(' ', '-')}.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [*command, *options, f"--metrics-port={metrics}", *flags],
+            env=environment,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_ready(http, process, log)
+        yield Contestant(name, http, grpc, process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_ready(http: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when a server says that it is ready. Raises ``RuntimeError`` if it ends or takes too long."""
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http}/v2/health/ready", timeout=1) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"a contestant did not start: {log.read_text(errors='replace')[-2000:]}")
+        time.sleep(0.005)
+
+
+def _free_ports() -> list[int]:
+    sockets = [socket.socket() for _ in range(3)]
+    try:
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()

@@ -1,0 +1,54 @@
+"""Start-up time and memory of a server with nothing to serve, and with one Python model."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from contestants import identity_repository, nerite, real_triton
+
+_ROUNDS = 5
+
+
+def resident(pid: int) -> float:
+    """Return the megabytes of a process and its descendants, shared pages divided among those that share them."""
+    total = 0
+    for process in [pid, *_descendants(pid)]:
+        try:
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1000
+
+
+def _descendants(pid: int) -> list[int]:
+    done = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    children = [int(line) for line in done.stdout.split()]
+    return [*children, *(below for child in children for below in _descendants(child))]
+
+
+def report() -> str:
+    """Return the table."""
+    lines = ["### Start and memory", "", "| | ready after | memory |", "|---|---|---|"]
+    for title, empty in (("nothing to serve", True), ("one Python model", False)):
+        for name in ("Triton", "Nerite"):
+            seconds, megabytes = [], []
+            for _ in range(_ROUNDS):
+                with tempfile.TemporaryDirectory() as temporary:
+                    folder = Path(temporary)
+                    repository = folder / "empty" if empty else identity_repository(folder)
+                    repository.mkdir(exist_ok=True)
+                    # The files of the reference are copied into place before the clock starts.
+                    server = real_triton(repository, folder) if name == "Triton" else nerite(name, repository, folder)
+                    began = time.monotonic()
+                    with server as contestant:
+                        seconds.append(time.monotonic() - began)
+                        megabytes.append(resident(contestant.process.pid))
+            lines.append(
+                f"| {name}, {title} | {statistics.median(seconds):.2f} s | {statistics.median(megabytes):.0f} MB |"
+            )
+    return "\n".join(lines) + "\n"

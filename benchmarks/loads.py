@@ -1,0 +1,130 @@
+"""The loads: public generators, and NVIDIA's client. Each returns requests a second of one short run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from contestants import ROOT, Contestant
+
+sys.path.insert(0, str(ROOT / "src"))
+
+SMALL = 16
+LARGE = 150_528
+"""FP32 elements: 64 bytes, and 602 KB (a picture of 224 x 224)."""
+
+Load = Callable[[Contestant], float]
+
+
+def need(*tools: str) -> None:
+    """Exit with what to install if a generator is missing."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        packages = {"wrk": "wrk", "h2load": "nghttp2-client"}
+        sys.exit(f"install {', '.join(packages[tool] for tool in missing)} first (apt-get install)")
+
+
+def write_bodies(folder: Path) -> None:
+    """Write the requests that wrk and h2load post."""
+    from nerite.wire.grpc_service import ModelInferRequest
+
+    for name, count in (("small", SMALL), ("large", LARGE)):
+        data = b"\0\0\x80?" * count
+        head = json.dumps(
+            {
+                "inputs": [
+                    {
+                        "name": "INPUT0",
+                        "shape": [1, count],
+                        "datatype": "FP32",
+                        "parameters": {"binary_data_size": len(data)},
+                    }
+                ],
+                "outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}],
+            }
+        ).encode()
+        (folder / f"{name}.http").write_bytes(head + data)
+        (folder / f"{name}.lua").write_text(
+            f'local file = io.open("{folder}/{name}.http", "rb")\n'
+            'wrk.body = file:read("*a")\nfile:close()\nwrk.method = "POST"\n'
+            f'wrk.headers["Inference-Header-Content-Length"] = "{len(head)}"\n'
+            'wrk.headers["Content-Type"] = "application/octet-stream"\n'
+        )
+        message = ModelInferRequest(
+            model_name="identity",
+            inputs=[{"name": "INPUT0", "datatype": "FP32", "shape": [1, count]}],
+            raw_input_contents=[data],
+        ).SerializeToString()
+        (folder / f"{name}.grpc").write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
+
+
+def wrk(folder: Path, size: str, connections: int, seconds: float) -> Load:
+    """Post binary tensors over HTTP/1.1 from ``connections`` connections."""
+
+    def run(server: Contestant) -> float:
+        url = f"http://127.0.0.1:{server.http}/v2/models/identity/infer"
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", f"{folder}/{size}.lua", url]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        if "Non-2xx" in said:
+            raise RuntimeError(f"{server.name} answered with errors: {said}")
+        return float(_found(r"Requests/sec:\s+([\d.]+)", said))
+
+    return run
+
+
+def h2load(folder: Path, size: str, connections: int, streams: int, seconds: float) -> Load:
+    """Post a serialized ModelInferRequest over HTTP/2, on ``streams`` streams of ``connections`` connections."""
+
+    def run(server: Contestant) -> float:
+        url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
+        command = ["h2load", f"-D{seconds}", f"-c{connections}", f"-m{streams}", "-t1", "-d", f"{folder}/{size}.grpc"]
+        command += ["-H", "content-type: application/grpc", "-H", "te: trailers", url]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        if int(_found(r"(\d+) failed", said)) or int(_found(r"status codes: (\d+) 2xx", said)) == 0:
+            raise RuntimeError(f"{server.name} answered with errors: {said}")
+        return float(_found(r"finished in [\d.]+s, ([\d.]+) req/s", said))
+
+    return run
+
+
+_CLIENT = """
+import sys, time
+import numpy as np
+import tritonclient.{protocol} as client_of
+
+client = client_of.InferenceServerClient(sys.argv[1])
+tensor = client_of.InferInput("INPUT0", [1, {count}], "FP32")
+tensor.set_data_from_numpy(np.ones((1, {count}), np.float32))
+outputs = [client_of.InferRequestedOutput("OUTPUT0")]
+for _ in range({warm}):
+    client.infer("identity", [tensor], outputs=outputs)
+calls, began = 0, time.perf_counter()
+while time.perf_counter() - began < {seconds}:
+    client.infer("identity", [tensor], outputs=outputs).as_numpy("OUTPUT0")
+    calls += 1
+print(calls / (time.perf_counter() - began))
+"""
+
+
+def tritonclient(protocol: str, size: str, seconds: float) -> Load:
+    """Call with NVIDIA's client, one call at a time, in a process of its own."""
+    program = _CLIENT.format(protocol=protocol, count=SMALL if size == "small" else LARGE, warm=50, seconds=seconds)
+
+    def run(server: Contestant) -> float:
+        url = f"127.0.0.1:{server.http if protocol == 'http' else server.grpc}"
+        command = [sys.executable, "-c", program, url]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    return run
+
+
+def _found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    if match is None:
+        raise RuntimeError(f"no {pattern!r} in: {text}")
+    return match[1]

@@ -1,0 +1,98 @@
+"""What a framework has to offer to be served: complete a configuration, open a model, execute, close.
+
+A backend knows nothing of sockets, queues or processes. Whether its instances run in a thread of the server, in a
+worker process or on the loop is the business of ``execution``; the same objects work in all three places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """What a backend is told about the model version it opens."""
+
+    name: str
+    version: int
+    directory: Path
+    """The model's directory, the one with config.pbtxt in it."""
+    config: Mapping[str, Any]
+    """The complete configuration in Triton's JSON form, defaults printed (contract: ``GET /v2/models/M/config``)."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The ``--backend-config`` values that apply to this backend."""
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The backend's own: what ``complete`` did and ``open`` need not do again. Kept by ``dataclasses.replace``."""
+
+    @property
+    def version_directory(self) -> Path:
+        """Where this version's artifacts are."""
+        return self.directory / str(self.version)
+
+    def parameter(self, key: str, default: str = "") -> str:
+        """Return ``parameters { key … value { string_value } }`` of the configuration."""
+        value = self.config.get("parameters", {}).get(key)
+        return str(value["string_value"]) if value else default
+
+
+@dataclass(frozen=True)
+class InstanceContext:
+    """Which instance of a model is made: its name, and the device it should use."""
+
+    name: str
+    kind: str = "CPU"
+    """``CPU``, ``GPU`` or ``MODEL``."""
+    device: int = 0
+
+
+class Instance(Protocol):
+    """One copy of a model, used by one thread at a time."""
+
+    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse]:
+        """Answer each request of a batch, in order.
+
+        The requests were checked against the model's signature. Raise to fail all of them with one error; return
+        ``InferenceResponse.failed`` in a place to fail that one.
+        """
+
+    def is_ready(self) -> bool:
+        """Return False if this instance cannot serve just now."""
+
+    def close(self) -> None:
+        """Give everything back. Called once, after the last ``execute``."""
+
+
+class Model(Protocol):
+    """A model version that is open: what its instances share."""
+
+    def instance(self, context: InstanceContext) -> Instance:
+        """Make one more instance. May be slow; called outside the loop's thread."""
+
+    def close(self) -> None:
+        """Called once, after the last instance was closed."""
+
+
+class Backend(Protocol):
+    """A framework. One object of it serves all models that name it."""
+
+    name: str
+
+    def complete(self, context: ModelContext) -> Mapping[str, Any]:
+        """Return the configuration with what the artifact itself tells filled in.
+
+        May only set max_batch_size, inputs, outputs, the scheduling choice where none is set, and decoupled. Raises
+        ``NeriteError`` where configuration and artifact contradict each other.
+        """
+
+    def open(self, context: ModelContext) -> Model:
+        """Load the artifact. Raises ``NeriteError`` with what is wrong with it and, where one exists, the remedy."""
+
+
+__all__ = ["Backend", "Instance", "InstanceContext", "Marks", "Model", "ModelContext"]

@@ -1,0 +1,78 @@
+"""What follows from a request's header alone, worked out once for each header."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from nerite.backends.onnxruntime.ports import Port, Shape
+from nerite.backends.onnxruntime.selection import Selection, Selections
+from nerite.core import dtype as dtypes
+from nerite.core.request import RequestHeader
+
+_MAX_CALLS: Final = 256
+"""Headers remembered for each model; a client whose headers never repeat gets no more memory than that."""
+
+
+class Feed(NamedTuple):
+    """One input of a request, as the session wants it."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    shape: Shape
+    """Batch dimension included; flat for a ragged input."""
+    text: bool
+
+
+class Call:
+    """A header, as a model sees it. Compared by identity."""
+
+    __slots__ = ("feeds", "positions", "rows", "selection", "shapes")
+
+    def __init__(
+        self,
+        rows: int,
+        feeds: tuple[Feed, ...],
+        shapes: Mapping[str, Shape],
+        selection: Selection,
+    ) -> None:
+        self.rows = rows
+        self.feeds = feeds
+        """In the order of the request's data."""
+        self.positions = {feed.name: position for position, feed in enumerate(feeds)}
+        self.shapes = shapes
+        """The model's shape of each input, batch dimension included, not flattened."""
+        self.selection = selection
+        """The outputs that are wanted."""
+
+
+class Calls:
+    """The calls of one model. Shared by its instances: a header that two of them meet at once is worked out twice."""
+
+    def __init__(self, inputs: Mapping[str, Port], selections: Selections) -> None:
+        self._inputs = inputs
+        self._selections = selections
+        self._known: dict[RequestHeader, Call] = {}
+
+    def of(self, header: RequestHeader) -> Call:
+        """Return the call for ``header``, which was checked against the model's signature."""
+        call = self._known.get(header)
+        if call is None:
+            if len(self._known) >= _MAX_CALLS:
+                self._known.clear()
+            call = self._known[header] = self._worked_out(header)
+        return call
+
+    def _worked_out(self, header: RequestHeader) -> Call:
+        feeds = []
+        shapes = {}
+        for spec in header.inputs:
+            port = self._inputs[spec.name]
+            shape = shapes[spec.name] = port.to_model(spec.shape)
+            text = port.datatype is dtypes.BYTES
+            feeds.append(Feed(spec.name, port.datatype.numpy, (prod(shape),) if port.ragged else shape, text))
+        wanted = frozenset(output.name for output in header.outputs)
+        return Call(header.batch_size, tuple(feeds), shapes, self._selections.of(wanted))

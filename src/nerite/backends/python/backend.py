@@ -1,0 +1,81 @@
+"""The Python backend, and a Python model that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.python.completion import completed
+from nerite.backends.python.failure import CAUSES, describe
+from nerite.backends.python.instance import PythonInstance, model_file
+from nerite.backends.python.module import ModelModule
+from nerite.core.errors import Internal, Unsupported
+
+
+class PythonBackend:
+    """Serves models that are written in Python."""
+
+    name = "python"
+
+    def complete(self, context: ModelContext) -> Mapping[str, Any]:
+        """Return the configuration as the model's ``auto_complete_config`` fills it in.
+
+        Imports the model's code and lets go of it again. Raises ``Internal`` with what the code raises.
+        """
+        module = _import(context)
+        try:
+            return completed(context.name, context.config, _model_class(module))
+        finally:
+            module.close()
+
+    def open(self, context: ModelContext) -> PythonModel:
+        """Import the model's code. Raises ``Internal`` with what is wrong with it."""
+        if context.config.get("model_transaction_policy", {}).get("decoupled"):
+            raise Unsupported(
+                f"model '{context.name}' is decoupled (model_transaction_policy), which is not offered by this version "
+                "of Nerite yet."
+            )
+        module = _import(context)
+        try:
+            return PythonModel(context, module, _model_class(module))
+        except Internal:
+            module.close()
+            raise
+
+
+class PythonModel:
+    """The code of a model version, imported."""
+
+    def __init__(self, context: ModelContext, module: ModelModule, model_class: type) -> None:
+        self._context = context
+        self._module = module
+        self._class = model_class
+
+    def instance(self, context: InstanceContext) -> PythonInstance:
+        """Make and initialize one object of the model's class. Raises ``Internal`` with what that raises."""
+        return PythonInstance(self._context, self._class, context)
+
+    def close(self) -> None:
+        """Take the model's code out of the process."""
+        self._module.close()
+
+
+def _import(context: ModelContext) -> ModelModule:
+    file = model_file(context)
+    if file.suffix != ".py":
+        raise Internal(f"Model name must end with '.py'. Model name is \"{file.name}\".")
+    if not file.exists():
+        raise Internal(f"Python model file not found in '{file}'")
+    try:
+        return ModelModule(context.directory, file)
+    except CAUSES as error:
+        raise Internal(describe(error)) from error
+
+
+def _model_class(module: ModelModule) -> type:
+    try:
+        model_class: type = module.module.TritonPythonModel
+    except AttributeError as error:
+        raise Internal(describe(error)) from error
+    return model_class

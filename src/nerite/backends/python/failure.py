@@ -1,0 +1,59 @@
+"""What a model raised, as the text that callers and operators read.
+
+The form is that of Triton, which clients and runbooks know: type and message, then the frames of the model, innermost
+first. Frames of this server and of the import system are left out; they say nothing about the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final
+
+import nerite
+import triton_python_backend_utils
+
+CAUSES: Final = (Exception, SystemExit, asyncio.CancelledError)
+"""What a model's code may raise to fail a call. The rest (Ctrl-C) is no business of the model."""
+
+_OURS = (f"{nerite.__path__[0]}/", f"{triton_python_backend_utils.__path__[0]}/", "<frozen importlib")
+
+
+def describe(error: BaseException) -> str:
+    """Return type, message and frames of ``error``."""
+    try:
+        message = str(error)
+    except Exception:  # an exception's own __str__ may be broken, and that is not what the reader is looking for
+        message = "<MESSAGE UNAVAILABLE>"
+    text = f"{type(error).__name__}: {message or '<EMPTY MESSAGE>'}"
+    frames = _frames(error.__traceback__)
+    if frames:
+        text += "\n\nAt:\n" + "".join(f"  {line}\n" for line in reversed(frames))
+    return printable(text)
+
+
+def model_traceback(error: BaseException) -> TracebackType | None:
+    """Return the traceback of ``error`` from the model's first frame on, or None if the model has none in it."""
+    traceback = error.__traceback__
+    while traceback is not None and _is_ours(traceback):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with what cannot be encoded as UTF-8 (lone surrogates) escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _frames(traceback: TracebackType | None) -> list[str]:
+    frames = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not _is_ours(traceback):
+            frames.append(f"{code.co_filename}({traceback.tb_lineno}): {code.co_name}")
+        traceback = traceback.tb_next
+    return frames
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    return traceback.tb_frame.f_code.co_filename.startswith(_OURS)

@@ -1,0 +1,140 @@
+"""One object of a model's class, and the calls of its methods."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nerite.backends.interface import InstanceContext, Marks, ModelContext
+from nerite.backends.python.event_loop import EventLoop
+from nerite.backends.python.failure import CAUSES, describe
+from nerite.backends.python.replies import Replies
+from nerite.core.errors import Internal
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from triton_python_backend_utils import InferenceResponse as ModelResponse
+from triton_python_backend_utils import TritonModelException
+from triton_python_backend_utils.request import ServedRequest
+
+_log = logging.getLogger("nerite.python")
+
+_READY_LIMIT = 5.0
+"""Seconds that an asynchronous ``is_ready`` may take."""
+
+
+class PythonInstance:
+    """A ``TritonPythonModel`` at work. Used by one thread at a time."""
+
+    def __init__(self, model: ModelContext, model_class: type, context: InstanceContext) -> None:
+        """Make the object and initialize it. Raises ``Internal`` with what the model raises."""
+        self._name = context.name
+        self._file = model_file(model)
+        self._outputs = [output["name"] for output in model.config.get("output", ())]
+        self._replies = Replies(model.name, str(model.version), self._outputs)
+        self._loop = EventLoop(context.name)
+        try:
+            self.model: Any = model_class()
+            if hasattr(self.model, "initialize"):
+                self._finished(self.model.initialize(_arguments(model, context)))
+        except CAUSES as error:
+            self._loop.close()
+            raise Internal(describe(error)) from error
+
+    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse]:
+        """Call the model with the whole batch, a list of requests of whatever shapes; nothing is stacked.
+
+        Raises ``Internal`` with what the model raises, or with what is wrong with what it returned.
+        """
+        outputs = self._outputs
+        served = [ServedRequest(request, outputs) for request in requests]
+        marks.inputs_ready()
+        try:
+            returned = self.model.execute(served)
+            if type(returned) is not list:
+                returned = self._finished(returned)
+        except CAUSES as error:
+            raise self._failed(self._reason(error)) from error
+        marks.computed()
+        wrong = _wrong(returned, len(requests))
+        if wrong:
+            raise self._failed(wrong)
+        reply = self._replies.reply
+        return [reply(request, response) for request, response in zip(requests, returned, strict=True)]
+
+    def is_ready(self) -> bool:
+        """Return what the model's ``is_ready`` says, True if it has none, False if it fails."""
+        if not hasattr(self.model, "is_ready"):
+            return True
+        try:
+            ready = self._finished(self.model.is_ready(), _READY_LIMIT)
+            if not isinstance(ready, bool):
+                raise TritonModelException("is_ready() must return a boolean value")
+        except CAUSES as error:
+            _log.error("is_ready of '%s' failed: %s", self._name, describe(error))
+            return False
+        return ready
+
+    def close(self) -> None:
+        """Finalize the model. What it raises is logged."""
+        try:
+            if hasattr(self.model, "finalize"):
+                self._finished(self.model.finalize())
+        except CAUSES as error:
+            _log.error("finalize of '%s' failed: %s", self._name, describe(error))
+        finally:
+            self._loop.close()
+            self.model = None
+
+    def _finished(self, returned: Any, timeout: float | None = None) -> Any:
+        """Return what a method of the model returned; run it on the loop if it is a coroutine."""
+        return self._loop.run(returned, timeout) if inspect.iscoroutine(returned) else returned
+
+    def _reason(self, error: BaseException) -> str:
+        if isinstance(error, AttributeError) and not hasattr(self.model, "execute"):
+            return f"Python model {self._file} does not implement `execute` method."
+        return describe(error)
+
+    def _failed(self, reason: str) -> Internal:
+        message = f"Failed to process the request(s) for model '{self._name}', message: {reason}"
+        _log.error("%s", message)
+        return Internal(message)
+
+
+def _wrong(returned: Any, requests: int) -> str:
+    """Return what is wrong with the answer of ``execute``, in Triton's words; nothing if it is a response a request."""
+    if not isinstance(returned, list):
+        return f"Expected a list in the execute return, found type '{type(returned)}'."
+    if len(returned) != requests:
+        return (
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"InferenceRequest(s) size is:{requests}, and InferenceResponse(s) size is:{len(returned)}\n"
+        )
+    for response in returned:
+        if not isinstance(response, ModelResponse):
+            return (
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(response)}'."
+            )
+    return ""
+
+
+def model_file(model: ModelContext) -> Path:
+    """Return where the code of a model is: ``default_model_filename``, or model.py."""
+    return model.version_directory / (model.config.get("default_model_filename") or "model.py")
+
+
+def _arguments(model: ModelContext, context: InstanceContext) -> dict[str, str]:
+    """Return what ``initialize`` is told. All values are strings, numbers too."""
+    return {
+        "model_config": json.dumps(dict(model.config), separators=(",", ":")),
+        "model_instance_kind": context.kind,
+        "model_instance_name": context.name,
+        "model_instance_device_id": str(context.device),
+        "model_repository": str(model.directory),
+        "model_version": str(model.version),
+        "model_name": model.name,
+    }

@@ -1,0 +1,155 @@
+"""Importing a model's code, so that several models, versions and reloads live in one process.
+
+Theory of operation. ``1/model.py`` is imported as module ``model`` of a package called ``1``. Triton does the same, so
+relative imports between the files of a version work and ``__name__`` is ``1.model``. Where that package exists already
+(another model, or the same one before a reload) it gets a number behind its name. Version directory and model directory
+are on ``sys.path``, those of the latest model first. Helper modules of different models have the same names;
+so one that was found in a model's directory makes room when another model that has its own is imported, and leaves
+with its model.
+
+Files in these two directories are always compiled from source. Python trusts compiled code whose source has the same
+second and size, which is not enough for a file that is edited and reloaded; and nothing is written into a repository.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from triton_python_backend_utils import model_directory
+
+_lock = threading.RLock()
+_open: list[ModelModule] = []
+
+
+class ModelModule:
+    """The code of one model version, importable and imported until ``close``."""
+
+    def __init__(self, directory: Path, file: Path) -> None:
+        """Import ``file`` of the model in ``directory``. Raises what the code raises while it is imported."""
+        version_directory = file.parent
+        self._directories = (str(version_directory), str(directory))
+        self._of = (directory, version_directory)
+        with _lock:
+            self._package = _free_package_name(version_directory.name)
+            _open.append(self)
+            model_directory.opened(*self._of)
+            _arrange_path()
+            self._make_room()
+            self._add_package(str(version_directory))
+            try:
+                # Not ``importlib.import_module``, which would show up in the model's tracebacks.
+                __import__(f"{self._package}.{file.stem}")
+                self.module: ModuleType = sys.modules[f"{self._package}.{file.stem}"]
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Take the modules of the model out of the process. Objects of theirs that somebody holds live on."""
+        with _lock:
+            _open.remove(self)
+            model_directory.closed(*self._of)
+            _arrange_path()
+            still_used = {directory for other in _open for directory in other._directories}
+            _forget({self._package, *_found_in(set(self._directories) - still_used)})
+
+    def _make_room(self) -> None:
+        for directory in self._directories:
+            sys.path_importer_cache.pop(directory, None)
+        importlib.invalidate_caches()
+        everywhere = {directory for model in _open for directory in model._directories}
+        own = list(self._directories)
+        _forget(name for name in _found_in(everywhere) if PathFinder.find_spec(name, own) is not None)
+
+    def _add_package(self, directory: str) -> None:
+        spec = ModuleSpec(self._package, None, is_package=True)
+        spec.submodule_search_locations = [directory]
+        sys.modules[self._package] = module_from_spec(spec)
+
+
+class _AlwaysCompiled(SourceFileLoader):
+    """Loads a source file without reading or writing compiled code."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+def _finder(directory: str) -> FileFinder:
+    """Serve ``sys.path_hooks`` for the directories of the models that are open."""
+    if not any(directory in model._directories for model in _open):
+        raise ImportError("not the directory of a model")
+    return FileFinder(
+        directory,
+        (ExtensionFileLoader, EXTENSION_SUFFIXES),
+        (_AlwaysCompiled, SOURCE_SUFFIXES),
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),
+    )
+
+
+sys.path_hooks.insert(0, _finder)
+
+
+def _free_package_name(wanted: str) -> str:
+    name, number = wanted, 2
+    while name in sys.modules:
+        name, number = f"{wanted}_{number}", number + 1
+    return name
+
+
+_on_path: list[str] = []
+"""The directories that ``_arrange_path`` has put on the path; others may have been there before."""
+
+
+def _arrange_path() -> None:
+    """Put the models' directories at the end of ``sys.path``, those of the latest model first."""
+    others = [path for path in sys.path if path not in _on_path]
+    ours = dict.fromkeys(directory for model in reversed(_open) for directory in model._directories)
+    _on_path[:] = [directory for directory in ours if directory not in others]
+    sys.path[:] = others + _on_path
+
+
+def _found_in(directories: set[str]) -> list[str]:
+    """Return the names of the modules that a model imported from one of these directories, not from below it."""
+    packages = {model._package for model in _open}
+    return [
+        name
+        for name, module in list(sys.modules.items())
+        if "." not in name and name not in packages and _is_of_a_model(module) and _home(module) in directories
+    ]
+
+
+def _is_of_a_model(module: ModuleType) -> bool:
+    """Return True for a file that we loaded, and for a directory without ``__init__.py``."""
+    is_directory = getattr(module, "__file__", None) is None and hasattr(module, "__path__")
+    return is_directory or isinstance(getattr(module, "__loader__", None), _AlwaysCompiled)
+
+
+def _home(module: ModuleType) -> str:
+    place = next(iter(getattr(module, "__path__", ())), None) or module.__file__
+    return os.path.dirname(str(place))
+
+
+def _forget(names: Iterable[str]) -> None:
+    tops = set(names)
+    for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+        del sys.modules[name]

@@ -1,0 +1,191 @@
+"""``nerite check``: everything that is wrong in model repositories, without serving them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nerite.backends import registry
+from nerite.backends.interface import ModelContext
+from nerite.config.completion import CompletionUnavailable
+from nerite.config.json_form import to_json
+from nerite.config.loading import Remark, load_model_directory
+from nerite.config.mistake import Mistake
+from nerite.config.model_config import ModelConfig
+from nerite.core.errors import Internal, Unsupported
+
+_EPILOG = """\
+Prints each mistake as FILE:LINE:COLUMN: what is wrong, and below it the edit that cures it.
+With --json the mistakes are a JSON list on standard output, and all else goes to standard error.
+
+The exit status is 0 if nothing is wrong, 1 if something is, 2 for a wrong command line.
+Warnings and notes do not count.
+
+Examples:
+  nerite check ./models
+  nerite check ./models ./more-models --json
+  nerite check ./models --model-config-name gpu      read configs/gpu.pbtxt where there is one
+
+Configurations are completed from the models as a server would do it, which runs the auto_complete_config of
+Python models; --disable-auto-complete-config leaves that out, and the files have to say everything themselves.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found about one model."""
+
+    model: str
+    directory: Path
+    mistakes: Sequence[Mistake]
+    remarks: Sequence[Remark]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Check the repositories that ``arguments`` name and print what was found; return the exit status."""
+    parser = _parser()
+    try:
+        options = parser.parse_args(list(arguments))
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 2
+    findings = [finding for repository in options.repositories for finding in _repository(Path(repository), options)]
+    findings = [*findings, *_duplicates(findings)]
+    if options.json:
+        _print_json(findings)
+    else:
+        _print_mistakes(findings)
+    remarks_to = sys.stderr if options.json else sys.stdout
+    for finding in findings:
+        for remark in finding.remarks:
+            level = "note" if remark.level == "note" else "warning"
+            print(f"{level}: {finding.directory}: {remark.text}", file=remarks_to)
+    print(_summary(findings), file=remarks_to)
+    return 1 if any(finding.mistakes for finding in findings) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nerite check",
+        description="Find everything that is wrong in model repositories, without serving them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("repositories", metavar="REPOSITORY", nargs="+", help="a directory with one model a directory")
+    parser.add_argument("--json", action="store_true", help="print the mistakes as a JSON list")
+    parser.add_argument(
+        "--model-config-name",
+        metavar="NAME",
+        default="",
+        help="use configs/NAME.pbtxt of a model that has one, instead of its config.pbtxt",
+    )
+    parser.add_argument(
+        "--disable-auto-complete-config",
+        action="store_true",
+        help="do not complete configurations from the models; config.pbtxt has to be there and complete",
+    )
+    return parser
+
+
+def _repository(root: Path, options: argparse.Namespace) -> Iterator[Finding]:
+    """Find what is wrong with each model in a repository."""
+    try:
+        directories = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        remedy = f"{error.strerror}: name a directory that has a directory for each model."
+        message = f"failed to open directory {root}"
+        yield Finding("", root, [Mistake(message=message, file=str(root), remedy=remedy, error=Internal)], ())
+        return
+    if not directories:
+        yield Finding("", root, (), [Remark("warning", "the repository is empty: there is no model in it")])
+    for directory in directories:
+        loaded = load_model_directory(
+            directory,
+            config_name=options.model_config_name,
+            auto_complete=not options.disable_auto_complete_config,
+            complete=partial(_complete, directory),
+        )
+        mistakes = sorted(loaded.mistakes, key=lambda mistake: (mistake.file, mistake.line, mistake.column))
+        # A repository is often checked on another machine than the one that serves it.
+        local = [Remark("warning", f"on this machine: {mistake.message}") for mistake in mistakes if mistake.elsewhere]
+        lasting = [mistake for mistake in mistakes if not mistake.elsewhere]
+        yield Finding(directory.name, directory, lasting, [*local, *loaded.remarks])
+
+
+def _complete(directory: Path, config: ModelConfig, version: int) -> Mapping[str, Any]:
+    """Have the backend complete a configuration. Raises as ``Complete`` says."""
+    if "EXECUTION_ENV_PATH" in config.parameters:
+        raise CompletionUnavailable("not completed from the model: it has a Python environment of its own")
+    context = ModelContext(config.name, version, directory.resolve(), to_json(config))
+    try:
+        # What a model prints must not get between the mistakes.
+        with contextlib.redirect_stdout(sys.stderr):
+            return registry.backend(config.backend).complete(context)
+    except Unsupported as error:
+        raise CompletionUnavailable(f"not completed from the model: {error.message}") from error
+    except Internal as error:
+        if error.message.startswith("ModuleNotFoundError"):
+            reason = error.message.splitlines()[0]
+            raise CompletionUnavailable(f"not completed from the model: {reason}") from error
+        raise
+
+
+def _duplicates(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Find the models that are in more than one repository."""
+    seen: dict[str, Path] = {}
+    for finding in findings:
+        if not finding.model:
+            continue
+        if (first := seen.setdefault(finding.model, finding.directory)) != finding.directory:
+            message = f"failed to poll model '{finding.model}': not unique across all model repositories"
+            mistake = Mistake(message=message, file=str(finding.directory), remedy=f"Rename it, or remove {first}.")
+            yield Finding(finding.model, finding.directory, [mistake], ())
+
+
+def _print_mistakes(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        for mistake in finding.mistakes:
+            print(mistake)
+
+
+def _print_json(findings: Sequence[Finding]) -> None:
+    rows = [
+        {
+            "model": finding.model,
+            "file": mistake.file,
+            "line": mistake.line,
+            "column": mistake.column,
+            "message": mistake.message,
+            "remedy": mistake.remedy,
+        }
+        for finding in findings
+        for mistake in finding.mistakes
+    ]
+    print(json.dumps(rows, indent=2, ensure_ascii=False))
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    models = {finding.directory for finding in findings if finding.model}
+    wrong = {finding.directory for finding in findings if finding.model and finding.mistakes}
+    mistakes = sum(len(finding.mistakes) for finding in findings)
+    warnings = sum(remark.level != "note" for finding in findings for remark in finding.remarks)
+    parts = [f"{_count(len(models), 'model')} checked"]
+    where = f" in {_count(len(wrong), 'model')}" if wrong else ""
+    parts.append(f"{_count(mistakes, 'mistake')}{where}" if mistakes else "no mistakes")
+    if warnings:
+        parts.append(_count(warnings, "warning"))
+    return ", ".join(parts) + "."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""Values made of parts: ``backend,setting=value``, ``categories:header=value``, ``device:bytes`` and the like.
+
+Each reader returns a container, so that what a repeated flag brings is joined with what it brought before: tuples are
+appended, mappings merged. The messages are Triton's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from nerite.cli.kinds import INT32, UINT64, Kind, boolean, decimal, integer
+from nerite.cli.usage_error import BadValue
+from nerite.config.options import (
+    GRPC_RESTRICTED_PREFIX,
+    RESTRICTED_CATEGORIES,
+    BackendSetting,
+    HostPolicy,
+    RateLimitResource,
+    RestrictedKey,
+)
+
+_V = TypeVar("_V")
+
+
+def union(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
+    """Join names as Triton's ``std::set`` does: sorted, no duplicates."""
+    return tuple(sorted({*before, *now}))
+
+
+def first_wins(before: Mapping[int, _V], now: Mapping[int, _V]) -> dict[int, _V]:
+    """Join per-device values; the first one given for a device stays."""
+    return {**now, **before}
+
+
+def last_wins(before: Mapping[Any, _V], now: Mapping[Any, _V]) -> dict[Any, _V]:
+    """Join per-device or per-setting values; the last one given stays."""
+    return {**before, **now}
+
+
+def _three_parts(text: str, marks: tuple[str, str], refusal: str) -> tuple[str, str, str]:
+    first, found, rest = text.partition(marks[0])
+    second, found_too, third = rest.partition(marks[1])
+    if not (found and found_too and first and second and third):
+        raise BadValue(refusal)
+    return first, second, third
+
+
+def _setting(text: str, refusal: str) -> tuple[str, str, str]:
+    """Take ``name,setting=value`` or ``setting=value`` apart; the name may be empty, the rest may not."""
+    # A comma in the value of ``setting=value`` is taken for the one after the name, unless no "=" follows it:
+    # that is how Triton reads it.
+    name, comma, rest = text.partition(",")
+    if not comma:
+        name, rest = "", text
+    setting, equals, value = rest.partition("=")
+    if not (equals and setting and value):
+        raise BadValue(refusal)
+    return name, setting, value
+
+
+def backend_config(text: str) -> tuple[BackendSetting, ...]:
+    """Read ``[backend,]setting=value``."""
+    if text.startswith(","):
+        raise BadValue(
+            "No backend specified. --backend-config option format is <backend name>,<setting>=<value> or "
+            f"<setting>=<value>. Got {text}"
+        )
+    refusal = f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}"
+    return (BackendSetting(*_setting(text, refusal)),)
+
+
+def cache_config(text: str) -> tuple[tuple[str, str, str], ...]:
+    """Read ``cache,setting=value``."""
+    if text.find(",") < 1:
+        raise BadValue(
+            f"No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got {text}"
+        )
+    return (_setting(text, f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {text}"),)
+
+
+def trace_config(text: str) -> tuple[tuple[str, str, str], ...]:
+    """Read ``[mode,]setting=value``; what the settings mean is worked out when all are known."""
+    if text.startswith(","):
+        raise BadValue(
+            "No trace mode specified. --trace-config option format is <trace mode>,<setting>=<value> or "
+            f"<setting>=<value>. Got {text}"
+        )
+    mode, comma, _ = text.partition(",")
+    if comma:
+        mode = trace_mode(mode)
+    refusal = f"--trace-config option format is '<trace mode>,<setting>=<value>'. Got {text}"
+    _, setting, value = _setting(text, refusal)
+    return ((mode if comma else "", setting, value),)
+
+
+def trace_mode(text: str) -> str:
+    """Read the name of a trace mode, in any case."""
+    if text.lower() not in ("triton", "opentelemetry"):
+        raise BadValue(
+            f'invalid value for trace mode option: {text.lower()}. Available options are "triton" and "opentelemetry"'
+        )
+    return text.lower()
+
+
+def trace_level(text: str) -> tuple[str, ...]:
+    """Read a trace level, in any case. Triton has many names for the same two."""
+    match text.lower():
+        case "false" | "off":
+            return ("OFF",)
+        case "true" | "on" | "min" | "max" | "timestamps":
+            return ("TIMESTAMPS",)
+        case "tensors":
+            return ("TENSORS",)
+    raise BadValue(f"invalid value for trace level option: {text.lower()}")
+
+
+def _quantiles(text: str) -> tuple[tuple[float, float], ...]:
+    pairs = []
+    for pair in text.split(","):
+        quantile, colon, error = pair.partition(":")
+        if not colon:
+            raise BadValue(f"Invalid option: [{pair}]. No ':' delimiter found. Expected format is <quantile>:<error>")
+        pairs.append((decimal(quantile), decimal(error)))
+    return tuple(pairs)
+
+
+METRICS_SETTINGS: Mapping[str, Callable[[str], object]] = {
+    "counter_latencies": boolean,
+    "histogram_latencies": boolean,
+    "summary_latencies": boolean,
+    "summary_quantiles": _quantiles,
+}
+
+
+def metrics_config(text: str) -> dict[str, object]:
+    """Read ``setting=value``. The value of a setting that is not known stays text."""
+    setting, equals, value = text.partition("=")
+    if not (equals and setting and value) or "," in setting:
+        raise BadValue(f"--metrics-config option format is <setting>=<value>. Got {text}")
+    try:
+        return {setting: METRICS_SETTINGS.get(setting, str)(value)}
+    except BadValue as error:
+        raise BadValue(str(error), within=setting) from None
+
+
+def restricted(flag: str, noun: str, prefix: str) -> tuple[Kind, Callable[[Any, Any], Any]]:
+    """Return the kind of ``categories:header=value``, and the join that lets a category be restricted once."""
+    Restricted = dict[str, RestrictedKey]
+
+    def merge(before: Restricted, now: Restricted) -> Restricted:
+        for category in now:
+            if category in before:
+                raise BadValue(f"restricted {noun} '{category}' can not be specified in multiple config groups")
+        return {**before, **now}
+
+    def read(text: str) -> Restricted:
+        refusal = f"--{flag} option format is '<config name>:<setting>=<value>'. Got {text}"
+        categories, header, value = _three_parts(text, (":", "="), refusal)
+        keys: Restricted = {}
+        for category in categories.split(","):
+            if category not in RESTRICTED_CATEGORIES:
+                raise BadValue(f"unknown restricted {noun} '{category}' ")
+            keys = merge(keys, {category: RestrictedKey(prefix + header, value)})
+        return keys
+
+    return Kind("categories:header=value", read), merge
+
+
+HTTP_RESTRICTED, JOIN_HTTP_RESTRICTED = restricted("http-restricted-api", "api", "")
+GRPC_RESTRICTED, JOIN_GRPC_RESTRICTED = restricted("grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX)
+
+
+def host_policy(text: str) -> tuple[HostPolicy, ...]:
+    """Read ``policy,setting=value``."""
+    refusal = f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}"
+    return (HostPolicy(*_three_parts(text, (",", "="), refusal)),)
+
+
+def rate_limit_resource(text: str) -> tuple[RateLimitResource, ...]:
+    """Read ``name:count`` or ``name:count:device``."""
+    name, *numbers = text.split(":")
+    if len(numbers) not in (1, 2):
+        raise BadValue(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+            f"'<resource_name>:<count>'. Got {text}"
+        )
+    return (RateLimitResource(name, *map(integer, numbers)),)
+
+
+def _pair(text: str, mark: str) -> tuple[str, str]:
+    first, found, second = text.partition(mark)
+    if not found:
+        raise BadValue(
+            "Cannot parse pair option due to incorrect number of inputs."
+            f"--<pair option> argument requires format <first>{mark}<second>. Found: {text}"
+        )
+    return first, second
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """Read ``first-last``."""
+    first, last = _pair(text, "-")
+    return integer(first), integer(last)
+
+
+def device_bytes(text: str) -> dict[int, int]:
+    """Read ``device:bytes``."""
+    device, size = _pair(text, ":")
+    return {integer(device, INT32): integer(size, UINT64)}
+
+
+def device_fraction(text: str) -> dict[int, float]:
+    """Read ``device:fraction``."""
+    device, fraction = _pair(text, ":")
+    return {integer(device): decimal(fraction)}

@@ -1,0 +1,73 @@
+"""The two programs: ``nerite`` with its commands, and ``tritonserver``.
+
+A command is a module with ``run(arguments) -> exit status``. It is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "serve": "serve model repositories over HTTP and gRPC",
+    "check": "find what is wrong in model repositories, without serving them",
+    "version": "print the version",
+}
+"""Name and purpose of each command. ``nerite.cli.<name>`` is its module."""
+
+
+def overview() -> str:
+    """Return what ``nerite`` alone prints."""
+    width = max(map(len, COMMANDS)) + 2
+    commands = "\n".join(f"  nerite {name:{width}}{purpose}" for name, purpose in COMMANDS.items())
+    return (
+        "Nerite serves machine learning models.\n\n"
+        f"{commands}\n\n"
+        "Begin with:  nerite serve ./models\n"
+        "More about a command:  nerite serve --help"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``nerite``; return the exit status."""
+    match list(sys.argv[1:] if arguments is None else arguments):
+        case [] | ["help" | "--help" | "-h"]:
+            print(overview())
+            return 0
+        case ["--version" | "-V"]:
+            return _run("version", [])
+        case ["help", name, *_] if name in COMMANDS:
+            return _run(name, ["--help"])
+        case [name, *rest] if name in COMMANDS:
+            return _run(name, rest)
+        case ["help", name, *_] | [name, *_]:
+            print(_unknown(name), file=sys.stderr)
+    return 1
+
+
+def tritonserver() -> int:
+    """Run the serve command with Triton's conventions; return the exit status."""
+    from nerite.cli.serve import TRITON, run
+
+    return run(sys.argv[1:], TRITON)
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    status: int = importlib.import_module(f"nerite.cli.{name}").run(arguments)
+    return status
+
+
+def _unknown(name: str) -> str:
+    if name.startswith("-"):
+        return f"nerite: flags stand after a command.\nTry: nerite serve {name}"
+    if os.path.isdir(name):
+        return f"nerite: unknown command '{name}'.\nTo serve the models in that directory: nerite serve {name}"
+    from nerite.cli.suggestion import did_you_mean
+
+    return "\n".join(filter(None, (f"nerite: unknown command '{name}'.", did_you_mean(name, COMMANDS), overview())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""``nerite serve``, which is also ``tritonserver``: read the command line, set up the log, run the server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nerite.cli.command_line import CommandLine, parse
+from nerite.cli.help import show, usage
+from nerite.cli.usage_error import HelpRequested, UsageError
+from nerite.observability import bridge
+from nerite.observability.log import log
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How the command behaves under one of its names."""
+
+    program: str
+    synopsis: str
+    repositories: bool
+    """Arguments that are not flags are model repositories."""
+    brief: bool
+    """Help is no mistake, and a mistake is not answered with a page of help."""
+
+
+NERITE = Manner("nerite serve", "nerite serve [flags] [repository ...]", repositories=True, brief=True)
+TRITON = Manner("tritonserver", "tritonserver [options]", repositories=False, brief=False)
+
+
+def run(arguments: Sequence[str], manner: Manner = NERITE) -> int:
+    """Serve until told to stop; return the exit status. A bad command line is 1, as in Triton."""
+    try:
+        command = parse(arguments, os.environ, manner.program, repositories=manner.repositories)
+        log.configure(command.options.log)
+    except HelpRequested:
+        if manner.brief:
+            show(usage(manner.synopsis))
+            return 0
+        print(usage(manner.synopsis), file=sys.stderr)
+        return 1
+    except UsageError as error:
+        print(complaint(error, manner), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: cannot write the log file '{error.filename}': {error.strerror}", file=sys.stderr)
+        return 1
+    bridge.install(log)
+    _mention(command)
+    # Not earlier: a wrong flag, or help, is answered without loading the server.
+    from nerite.server_process import run as run_server
+
+    return run_server(command.options)
+
+
+def complaint(error: UsageError, manner: Manner) -> str:
+    """Return what to print for a command line that cannot be obeyed, in the order in which Triton prints it."""
+    text = "\n".join(filter(None, (error.text, error.remedy)))
+    if not error.usage:
+        return text
+    if manner.brief:
+        return f"{text}\n\nUsage: {manner.synopsis}\nAll flags: {manner.program} --help"
+    help_text = usage(manner.synopsis)
+    return f"{error.text}\n{help_text}\n\n{error.remedy}" if error.early else f"{help_text}\n\n{text}\n"
+
+
+def _mention(command: CommandLine) -> None:
+    for warning in command.warnings:
+        print(warning, file=sys.stderr)
+    if command.idle:
+        names = ", ".join(f"--{flag.name} ({flag.accepted})" for flag in command.idle)
+        log.warning(f"flags that have no effect in this version: {names}")

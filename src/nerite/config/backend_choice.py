@@ -1,0 +1,96 @@
+"""Which backend serves a model: what the configuration says about it, and what the names of its files tell."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nerite.config.model_config import ModelConfig
+from nerite.core.errors import InvalidArgument
+
+ENSEMBLE: Final = "ensemble"
+TENSORRT: Final = "tensorrt_plan"
+
+
+class Framework(NamedTuple):
+    """A backend with a file name, and perhaps a platform, of its own."""
+
+    backend: str
+    filename: str
+    platform: str = ""
+    is_directory: bool | None = False
+    """What the file has to be to be recognised; None: either."""
+
+
+FRAMEWORKS: Final = (
+    Framework("tensorflow", "model.savedmodel", "tensorflow_savedmodel", True),
+    Framework("tensorflow", "model.graphdef", "tensorflow_graphdef"),
+    Framework("tensorrt", "model.plan", TENSORRT),
+    Framework("onnxruntime", "model.onnx", "onnxruntime_onnx", None),
+    Framework("openvino", "model.xml", "", None),
+    Framework("pytorch", "model.pt", "pytorch_libtorch"),
+    Framework("pytorch", "model.pt2", "torch_aoti"),
+    Framework("python", "model.py", "", None),
+)
+"""In the order in which a version directory is searched."""
+
+PLATFORMS: Final[Mapping[str, str]] = {
+    framework.platform: framework.backend for framework in FRAMEWORKS if framework.platform
+}
+"""The backend of each platform."""
+
+
+def choose_backend(config: ModelConfig, name: str, files: Mapping[str, bool] | None) -> ModelConfig:
+    """Return ``config`` with name, backend, platform and file name filled in, as far as they follow from each other.
+
+    ``name`` is the model's. ``files`` are the entries of its first version directory and whether each is a directory;
+    None where there is no version. Raises ``InvalidArgument`` where nothing tells which backend it is.
+    """
+    config = dataclasses.replace(config, name=config.name or name)
+    framework = _framework(config, files)
+    if framework is not None:
+        return dataclasses.replace(
+            config,
+            backend=config.backend or framework.backend,
+            platform=config.platform or framework.platform,
+            default_model_filename=config.default_model_filename or framework.filename,
+        )
+    if config.backend or config.platform or config.default_model_filename:
+        return config
+    _, dot, backend = name.partition(".")
+    if not dot:
+        raise InvalidArgument(
+            f"Invalid model name: Could not determine backend for model '{name}' with no backend in model "
+            "configuration. Expected model name of the form 'model.<backend_name>'."
+        )
+    return dataclasses.replace(config, backend=backend, default_model_filename=f"model.{backend}")
+
+
+def _framework(config: ModelConfig, files: Mapping[str, bool] | None) -> Framework | None:
+    """Return the framework that the given fields point at; with none given, the one that the files do."""
+    if config.backend:
+        own = [framework for framework in FRAMEWORKS if framework.backend == config.backend]
+        if config.backend == "tensorflow" and not config.platform:
+            # Two file formats, and nothing but the file tells them apart.
+            return _by_filename(config.default_model_filename, own) or _by_files(config, files, own)
+        named = [framework for framework in own if framework.platform == config.platform]
+        return next(iter(named or own), None)
+    if config.platform:
+        named = [framework for framework in FRAMEWORKS if framework.platform == config.platform]
+        return named[0] if named else _by_filename(config.default_model_filename, FRAMEWORKS)
+    return _by_filename(config.default_model_filename, FRAMEWORKS) or _by_files(config, files, FRAMEWORKS)
+
+
+def _by_filename(filename: str, among: Sequence[Framework]) -> Framework | None:
+    return next((framework for framework in among if framework.filename == filename), None)
+
+
+def _by_files(config: ModelConfig, files: Mapping[str, bool] | None, among: Sequence[Framework]) -> Framework | None:
+    if files is None or config.default_model_filename:
+        return None
+    for framework in among:
+        is_directory = files.get(framework.filename)
+        if is_directory is not None and framework.is_directory in (None, is_directory):
+            return framework
+    return None

@@ -1,0 +1,267 @@
+"""From a model's directory to its configuration, in the two steps in which Triton does it.
+
+``poll_model_directory`` reads what is written (config.pbtxt, the names of versions and files), fills in what follows
+from it and judges it; ``finish_config`` then does for one version what needs the machine and the artifact. What is
+wrong is gathered, not raised: a load refuses with the first mistake, ``nerite check`` prints them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from nerite.config.backend_choice import choose_backend
+from nerite.config.completion import Complete, CompletionUnavailable, apply_completion
+from nerite.config.json_form import parse_json
+from nerite.config.mistake import Mistake, Source
+from nerite.config.model_config import ModelConfig
+from nerite.config.normalise import normalise, normalise_instances
+from nerite.config.parsed import Parsed
+from nerite.config.signature import read_labels
+from nerite.config.text import parse_text
+from nerite.config.validate import check_config, check_instances, check_tensors, metric_warnings
+from nerite.config.validate_tensors import repeated_names
+from nerite.config.versions import Versions, find_versions, select_versions
+from nerite.core.errors import Internal, NeriteError, NotFound
+
+CONFIG_FILE: Final = "config.pbtxt"
+_BACKEND_FIELDS: Final = ("backend", "platform", "default_model_filename")
+OVERRIDE: Final = "config override"
+"""What stands for the file's name where a load request brought the configuration."""
+
+
+class Remark(NamedTuple):
+    """Something to tell that does not keep a model from being served: a line for the log."""
+
+    level: Literal["note", "warning", "error"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolledModel:
+    """A model as its directory describes it, before anything is loaded."""
+
+    name: str
+    directory: Path
+    config: ModelConfig
+    """Filled in as far as it follows from the text and from file names."""
+    text: Parsed
+    provided: bool
+    """There is a config.pbtxt or an override."""
+    existing: tuple[int, ...] = ()
+    """All versions that there are, ascending."""
+    versions: tuple[int, ...] = ()
+    """Those that the version policy serves, ascending."""
+    mistakes: tuple[Mistake, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedConfig:
+    """The complete configuration of one version."""
+
+    config: ModelConfig
+    mistakes: tuple[Mistake, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model as its directory describes it, with the complete configuration of each version to serve."""
+
+    polled: PolledModel
+    configs: Mapping[int, ModelConfig]
+    """By version; artifacts may differ from version to version, and so may what they complete."""
+    mistakes: tuple[Mistake, ...] = ()
+    """Everything that is wrong, what was found first coming first."""
+    remarks: tuple[Remark, ...] = ()
+
+
+def load_model_directory(
+    directory: Path,
+    *,
+    name: str = "",
+    config_name: str = "",
+    override: str | None = None,
+    auto_complete: bool = True,
+    complete: Complete | None = None,
+    gpus: Collection[int] = (),
+) -> LoadedModel:
+    """Read, complete and judge a model, in all the versions that it serves. Blocks as long as ``complete`` does."""
+    polled = poll_model_directory(
+        directory, name=name, config_name=config_name, override=override, auto_complete=auto_complete
+    )
+    mistakes, remarks = dict.fromkeys(polled.mistakes), dict.fromkeys(polled.remarks)
+    configs = {}
+    for version in polled.versions or (None,):
+        finished = finish_config(polled, version, complete=complete if auto_complete else None, gpus=gpus)
+        mistakes |= dict.fromkeys(finished.mistakes)
+        remarks |= dict.fromkeys(finished.remarks)
+        if version is not None:
+            configs[version] = finished.config
+    return LoadedModel(polled, configs, tuple(mistakes), tuple(remarks))
+
+
+def poll_model_directory(
+    directory: Path,
+    *,
+    name: str = "",
+    config_name: str = "",
+    override: str | None = None,
+    auto_complete: bool = True,
+) -> PolledModel:
+    """Read and judge what is written about a model. Never raises.
+
+    ``name`` is the model's where it is not the directory's. ``config_name`` prefers ``configs/<config_name>.pbtxt``.
+    ``override`` is JSON that stands for config.pbtxt. Without ``auto_complete`` the file has to be there, with complete
+    tensors.
+    """
+    name = name or directory.name
+    text, provided = _read(directory, config_name, override, required=not auto_complete)
+    mistakes = list(text.mistakes)
+    versions, files = Versions(()), None
+    try:
+        versions = find_versions(_entries(directory, directories=True))
+        if versions.numbers:
+            files = _entries(directory / min(map(str, versions.numbers)))
+    except OSError as error:
+        message = f"failed to open directory {error.filename}"
+        mistakes.append(Mistake(message=message, file=str(directory), error=Internal, remedy=f"{error.strerror}."))
+    try:
+        config = choose_backend(text.config, name, files)
+    except NeriteError as error:
+        config = dataclasses.replace(text.config, name=text.config.name or name)
+        if text.trusts(_BACKEND_FIELDS):
+            mistakes += text.source.place([_no_backend(error, config)])
+            # That is all there is to say about the backend.
+            text = dataclasses.replace(text, doubtful=(text.doubtful or frozenset()) | {"backend", "platform"})
+    config = normalise(config)
+    mistakes += text.source.place(check_config(config, text))
+    if not auto_complete:
+        mistakes += text.source.place(check_tensors(config, text))
+    if config.name != name and text.trusts(("name",)):
+        mistakes += text.source.place([_wrong_name(config.name, name)])
+    assert config.version_policy is not None
+    selection = select_versions(config.version_policy, versions.numbers, name)
+    if not selection.numbers and text.trusts(("version_policy",)):
+        mistakes += text.source.place([_no_version(directory, name, versions.numbers)])
+    remarks = [Remark("warning", line) for line in versions.warnings]
+    remarks += [Remark("error", line) for line in selection.errors]
+    return PolledModel(
+        name, directory, config, text, provided, versions.numbers, selection.numbers, tuple(mistakes), tuple(remarks)
+    )
+
+
+def finish_config(
+    polled: PolledModel, version: int | None, *, complete: Complete | None = None, gpus: Collection[int] = ()
+) -> FinishedConfig:
+    """Return the complete configuration of a version on a machine that has ``gpus``. Blocks as ``complete`` does.
+
+    The artifact is asked (``complete``; None: it is not) only where there is a version and nothing is wrong so far.
+    Raises only what ``complete`` raises and is neither ``NeriteError`` nor ``CompletionUnavailable``.
+    """
+    text = polled.text
+    config = normalise_instances(polled.config, gpus)
+    mistakes = text.source.place(check_instances(config, text, gpus))
+    remarks: list[Remark] = []
+    if complete is not None and version is not None and config.backend and not (mistakes or polled.mistakes):
+        try:
+            completed = complete(config, version)
+            if completed is not None:
+                config = apply_completion(config, completed)
+                mistakes += text.source.place(check_config(config, text))
+            elif not polled.provided:
+                mistakes.append(_no_configuration(polled))
+        except CompletionUnavailable as reason:
+            remarks.append(Remark("note", str(reason)))
+        except NeriteError as error:
+            mistake = Mistake(message=error.message, path=("backend",), error=type(error))
+            mistakes += text.source.place([mistake])
+    mistakes += text.source.place(check_tensors(config, text))
+    mistakes += text.source.place(_check_labels(config, polled.directory))
+    remarks += [Remark("warning", line) for line in (*metric_warnings(config), *repeated_names(config))]
+    return FinishedConfig(config, tuple(mistakes), tuple(remarks))
+
+
+def _read(directory: Path, config_name: str, override: str | None, *, required: bool) -> tuple[Parsed, bool]:
+    """Return the configuration's text taken apart, and whether there is one."""
+    if override is not None:
+        parsed = parse_json(override, OVERRIDE)
+        mistakes = tuple(
+            dataclasses.replace(mistake, message=f"Invalid config override: {mistake.message}")
+            for mistake in parsed.mistakes
+        )
+        return dataclasses.replace(parsed, mistakes=mistakes), True
+    path = directory / CONFIG_FILE
+    if config_name and (custom := directory / "configs" / f"{config_name}.pbtxt").exists():
+        path = custom
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        if not required:
+            return Parsed(ModelConfig(), Source(str(directory))), False
+        remedy = f"Write {path}, or allow it to be completed from the model."
+        return _unreadable(path, error, remedy), False
+    except OSError as error:
+        return _unreadable(path, error, "Make it a file that the server may read."), False
+    return parse_text(data.decode("utf-8", "surrogateescape"), str(path)), True
+
+
+def _unreadable(path: Path, error: OSError, remedy: str) -> Parsed:
+    message = f"failed to open text file for read {path}: {error.strerror}"
+    mistake = Mistake(message=message, file=str(path), remedy=remedy, error=Internal)
+    return Parsed(ModelConfig(), mistakes=(mistake,), doubtful=None)
+
+
+def _entries(directory: Path, *, directories: bool = False) -> dict[str, bool]:
+    """Return the names in ``directory`` and whether each is a directory; ``directories``: only those."""
+    found = {entry.name: entry.is_dir() for entry in directory.iterdir()}
+    return {name: True for name, is_directory in found.items() if is_directory} if directories else found
+
+
+def _no_backend(error: NeriteError, config: ModelConfig) -> Mistake:
+    written = 'platform: "ensemble"' if config.ensemble_scheduling is not None else 'backend: "python"'
+    remedy = f"Say in {CONFIG_FILE} which backend it is, as in: {written}"
+    return Mistake(message=error.message, remedy=remedy, error=type(error))
+
+
+def _no_configuration(polled: PolledModel) -> Mistake:
+    return Mistake(
+        message=f"model configuration is not provided for model '{polled.name}'",
+        file=str(polled.directory),
+        remedy=f"Write {polled.directory / CONFIG_FILE}.",
+        error=NotFound,
+    )
+
+
+def _wrong_name(written: str, name: str) -> Mistake:
+    return Mistake(
+        message=f"unexpected directory name '{name}' for model '{written}', directory name must equal model name",
+        path=("name",),
+        remedy=f'Write name: "{name}", or remove the line.',
+    )
+
+
+def _no_version(directory: Path, name: str, existing: Collection[int]) -> Mistake:
+    if existing:
+        remedy = f"Let 'version_policy' serve a version that is there: {', '.join(map(str, existing))}."
+    else:
+        remedy = f"Put the model's files into {directory / '1'}."
+    message = f"at least one version must be available under the version policy of model '{name}'"
+    return Mistake(message=message, path=("version_policy",), remedy=remedy)
+
+
+def _check_labels(config: ModelConfig, directory: Path) -> Iterator[Mistake]:
+    for index, output in enumerate(config.output):
+        try:
+            read_labels(config.name, output, directory)
+        except NeriteError as error:
+            yield Mistake(
+                message=error.message,
+                path=("output", index, "label_filename"),
+                remedy="Write the name of a file in the model's directory.",
+                error=type(error),
+            )

@@ -1,0 +1,300 @@
+"""What the command line decides, as frozen data.
+
+Each room is handed the part it needs and nothing else. The defaults here are the defaults of the command line: the
+table of flags reads them from an empty ``ServerOptions()``. Where a value comes from (flag, environment, file) was
+settled before; nothing here reads anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+RESTRICTED_CATEGORIES = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""The groups of endpoints that can be put behind a key."""
+
+GRPC_RESTRICTED_PREFIX = "triton-grpc-protocol-"
+"""What stands before a restricted key when it travels as gRPC metadata."""
+
+LOG_FORMATS = ("default", "ISO8601", "json")
+"""``default`` and ``ISO8601`` are Triton's; ``json`` is one object a line."""
+
+LogFormat = Literal["default", "ISO8601", "json"]
+ControlMode = Literal["none", "poll", "explicit"]
+CompressionLevel = Literal["none", "low", "medium", "high"]
+
+
+class RestrictedKey(NamedTuple):
+    """The header (or metadata key, prefix included) that opens a category, and the value it must have."""
+
+    header: str
+    value: str
+
+
+class BackendSetting(NamedTuple):
+    """One ``--backend-config``; ``backend`` is empty where it holds for all of them."""
+
+    backend: str
+    name: str
+    value: str
+
+
+class RateLimitResource(NamedTuple):
+    """One ``--rate-limit-resource``; ``device`` is -1 where it holds for each device."""
+
+    name: str
+    amount: int
+    device: int = -1
+
+
+class HostPolicy(NamedTuple):
+    """One ``--host-policy``."""
+
+    policy: str
+    setting: str
+    value: str
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What is logged, how and where. An empty ``file`` means the standard streams."""
+
+    verbose: int = 0
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    format: LogFormat = "default"
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class RepositoryOptions:
+    """Where models are and how they come and go."""
+
+    paths: tuple[str, ...] = ()
+    """Sorted, without duplicates."""
+    exit_on_error: bool = True
+    auto_complete: bool = True
+    """Fill in what config.pbtxt leaves out (``--disable-auto-complete-config`` turns it off)."""
+    strict_readiness: bool = True
+    control_mode: ControlMode = "none"
+    poll_secs: int = 15
+    """Zero unless the control mode is ``poll``, once the command line has been read."""
+    startup_models: tuple[str, ...] = ()
+    """Sorted; ``("*",)`` is all of them."""
+    config_name: str = ""
+    load_threads: int = 4
+    load_retries: int = 0
+    namespacing: bool = False
+
+
+@dataclass(frozen=True)
+class TlsOptions:
+    """Certificates of one port. Paths of PEM files; empty where not given."""
+
+    enabled: bool = False
+    mutual: bool = False
+    """Clients must show a certificate that ``root_cert`` vouches for. Implies ``enabled``."""
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """The HTTP port."""
+
+    enabled: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8000
+    """0 takes a free one."""
+    reuse_port: bool = False
+    header_forward_pattern: re.Pattern[str] | None = None
+    """Headers with a match anywhere in their name (``search``) become request parameters."""
+    thread_count: int = 8
+    max_input_size: int = 1 << 26
+    restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
+    """Category to key."""
+    tls: TlsOptions = TlsOptions()
+
+
+@dataclass(frozen=True)
+class KeepaliveOptions:
+    """gRPC's keepalive and connection age. Times in milliseconds."""
+
+    time_ms: int = 7_200_000
+    timeout_ms: int = 20_000
+    permit_without_calls: bool = False
+    max_pings_without_data: int = 2
+    min_recv_ping_interval_without_data_ms: int = 300_000
+    max_ping_strikes: int = 2
+    max_connection_age_ms: int = 0
+    """0: no limit."""
+    max_connection_age_grace_ms: int = 0
+    """0: no limit."""
+
+
+@dataclass(frozen=True)
+class GrpcOptions:
+    """The gRPC port."""
+
+    enabled: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8001
+    """0 takes a free one."""
+    reuse_port: bool = False
+    header_forward_pattern: re.Pattern[str] | None = None
+    """Metadata keys with a match anywhere (``search``) become request parameters."""
+    infer_thread_count: int = 2
+    infer_allocation_pool_size: int = 8
+    max_response_pool_size: int = 2**31 - 1
+    response_compression: CompressionLevel = "none"
+    keepalive: KeepaliveOptions = KeepaliveOptions()
+    restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
+    """Category to key; the key's header carries ``GRPC_RESTRICTED_PREFIX``."""
+    tls: TlsOptions = TlsOptions()
+
+
+@dataclass(frozen=True)
+class MetricsOptions:
+    """The metrics port and what it reports."""
+
+    enabled: bool = True
+    gpu: bool = True
+    cpu: bool = True
+    address: str = "0.0.0.0"
+    """That of the HTTP port unless set."""
+    port: int = 8002
+    """0 takes a free one."""
+    interval_ms: float = 2000
+    counter_latencies: bool = True
+    histogram_latencies: bool = False
+    summary_latencies: bool = False
+    summary_quantiles: tuple[tuple[float, float], ...] = (
+        (0.5, 0.05),
+        (0.9, 0.01),
+        (0.95, 0.001),
+        (0.99, 0.001),
+        (0.999, 0.001),
+    )
+    """Pairs of quantile and allowed error."""
+
+
+@dataclass(frozen=True)
+class OpenTelemetryOptions:
+    """Where spans go, and the batches they go in."""
+
+    url: str = "http://localhost:4318/v1/traces"
+    resource: Mapping[str, str] = field(default_factory=lambda: {"service.name": "triton-inference-server"})
+    bsp_max_queue_size: int = 2048
+    bsp_schedule_delay: int = 5000
+    bsp_max_export_batch_size: int = 512
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """The trace settings at start-up."""
+
+    mode: Literal["triton", "opentelemetry"] = "triton"
+    levels: tuple[Literal["TIMESTAMPS", "TENSORS"], ...] = ()
+    """Empty: tracing is off."""
+    rate: int = 1000
+    count: int = -1
+    file: str = ""
+    log_frequency: int = 0
+    opentelemetry: OpenTelemetryOptions = field(default_factory=OpenTelemetryOptions)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The response cache. An empty ``name`` means none."""
+
+    name: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    directory: str = "/opt/tritonserver/caches"
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Memory pools, processors and accelerators."""
+
+    peer_access: bool = True
+    pinned_pool_bytes: int = 1 << 28
+    cuda_pool_bytes: Mapping[int, int] = field(default_factory=dict)
+    cuda_virtual_address_bytes: Mapping[int, int] = field(default_factory=dict)
+    min_compute_capability: float = 0.0
+    buffer_manager_threads: int = 0
+    host_policies: tuple[HostPolicy, ...] = ()
+    load_gpu_limits: Mapping[int, float] = field(default_factory=dict)
+    """Device to the fraction of its memory beyond which no model is loaded."""
+    rate_limit: Literal["off", "execution_count"] = "off"
+    rate_limit_resources: tuple[RateLimitResource, ...] = ()
+    allow_client_shared_memory: bool = False
+
+
+@dataclass(frozen=True)
+class SagemakerOptions:
+    """The SageMaker port."""
+
+    enabled: bool = False
+    address: str = "0.0.0.0"
+    port: int = 8080
+    safe_port_range: tuple[int, int] | None = None
+    """Ports that the other services may use."""
+    thread_count: int = 8
+
+
+@dataclass(frozen=True)
+class VertexOptions:
+    """The Vertex AI port."""
+
+    enabled: bool = False
+    address: str = "0.0.0.0"
+    port: int = 8080
+    thread_count: int = 8
+    default_model: str = ""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Everything one server is told when it starts."""
+
+    id: str = "triton"
+    exit_timeout_secs: int = 30
+    log: LogOptions = LogOptions()
+    repository: RepositoryOptions = RepositoryOptions()
+    http: HttpOptions = field(default_factory=HttpOptions)
+    grpc: GrpcOptions = field(default_factory=GrpcOptions)
+    metrics: MetricsOptions = MetricsOptions()
+    trace: TraceOptions = field(default_factory=TraceOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+    sagemaker: SagemakerOptions = SagemakerOptions()
+    vertex: VertexOptions = VertexOptions()
+    backend_directory: str = "/opt/tritonserver/backends"
+    backend_settings: tuple[BackendSetting, ...] = ()
+    repoagent_directory: str = "/opt/tritonserver/repoagents"
+
+    def settings_of(self, backend: str) -> dict[str, str]:
+        """Return the settings that ``backend`` sees: the server's own, then the general, then its own ones."""
+        settings = {
+            "auto-complete-config": str(self.repository.auto_complete).lower(),
+            "backend-directory": self.backend_directory,
+            "min-compute-capability": f"{self.device.min_compute_capability:f}",
+            "default-max-batch-size": "4",
+        }
+        for wanted in ("", backend):
+            settings.update((s.name, s.value) for s in self.backend_settings if s.backend == wanted)
+        return settings

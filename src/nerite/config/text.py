@@ -1,0 +1,318 @@
+"""Reading a configuration's text form (config.pbtxt), with every mistake in it and not only the first.
+
+The grammar is protobuf's text form as the configuration classes use it. The texts of the mistakes are those of
+protobuf's own parser, so that a search for them finds what others wrote; unlike that parser this one goes on after a
+mistake wherever it can tell how the text goes on, and points at the word that is wrong rather than behind it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from nerite.config.cursor import CLOSERS, OPENERS, Cursor
+from nerite.config.mistake import FieldPath, Source
+from nerite.config.model_config import ModelConfig
+from nerite.config.near import field_remedy
+from nerite.config.parsed import Parsed
+from nerite.config.scalars import expected, read_scalar
+from nerite.config.schema import FieldSchema, MessageSchema, schema_of
+from nerite.config.tokens import Token
+from nerite.core.errors import Internal
+
+_ROOT = schema_of(ModelConfig)
+_VALUES = frozenset({"integer", "float", "string"})
+
+
+def parse_text(text: str, file: str = "") -> Parsed:
+    """Read ``text``, which ``file`` is the name of. Never raises: what is wrong is in the result's ``mistakes``."""
+    cursor = Cursor(text)
+    values = _read_message(cursor, _ROOT, (), None)
+    mistakes = sorted(cursor.mistakes, key=lambda mistake: (mistake.line, mistake.column))
+    doubtful = None if cursor.doubtful is None else frozenset(cursor.doubtful)
+    source = Source(file, cursor.positions)
+    client_message = f"failed to read text proto from {file}"
+    placed = [
+        dataclasses.replace(mistake, error=Internal, client_message=client_message)
+        for mistake in source.place(mistakes)
+    ]
+    return Parsed(_build(_ROOT, values), source, tuple(placed), doubtful)
+
+
+def _build(schema: MessageSchema, values: dict[str, Any]) -> Any:
+    """Make the message that ``values``, by field name, are the fields of."""
+    arguments = {}
+    for name, value in values.items():
+        declared = schema.fields[name]
+        arguments[declared.attribute] = tuple(value) if declared.repeated else value
+    return schema.type(**arguments)
+
+
+def _read_message(cursor: Cursor, schema: MessageSchema, path: FieldPath, opener: Token | None) -> dict[str, Any]:
+    """Read the fields of a message up to and including the closer of ``opener``, or to the end without one."""
+    values: dict[str, Any] = {}
+    seen: dict[str, Token] = {}
+    closer = OPENERS[opener.text] if opener is not None else ""
+    cursor.open.append(closer)
+    while cursor.here.kind != "end" and not (closer and cursor.at(closer)):
+        if cursor.here.kind == "identifier" or (cursor.here.kind == "string" and _quoted_name(cursor)):
+            _read_field(cursor, schema, path, values, seen)
+            _ = cursor.took(",") or cursor.took(";")
+        elif cursor.at(*CLOSERS) and cursor.here.text in cursor.open:
+            break
+        else:
+            _step_over(cursor, schema, path)
+    cursor.open.pop()
+    if opener is not None and not cursor.took(closer) and not cursor.lost:
+        line, column = opener.position
+        remedy = f"Write {closer} before this: what begins in line {line}, column {column} is still open."
+        cursor.report(f"Expected identifier, got: {cursor.here.text}", cursor.here, path, remedy)
+        cursor.lost = cursor.here.kind == "end"
+    return values
+
+
+def _quoted_name(cursor: Cursor) -> bool:
+    return cursor.ahead.kind == "symbol" and cursor.ahead.text in ":{" and cursor.here.value.isidentifier()
+
+
+def _step_over(cursor: Cursor, schema: MessageSchema, path: FieldPath) -> None:
+    """Report a word that cannot begin a field and go to where one may."""
+    token = cursor.here
+    message = f"Expected identifier, got: {token.text}"
+    if token.text in ("/", "//", "*") and token.kind == "symbol":
+        cursor.report(message, token, path, "A comment begins with #.", doubt="")
+        if token.text == "/" and cursor.ahead.text == "*":
+            cursor.skip_comment()
+        else:
+            cursor.skip_line(token.position.line)
+    elif cursor.at("{") and not path and cursor.positions.keys() == {()}:
+        remedy = "This looks like JSON. Leave out the outer braces and write fields as in: max_batch_size: 8"
+        cursor.report(message, token, path, remedy)
+        cursor.skip_all()
+    elif cursor.at(",", ";"):
+        cursor.report(message, token, path, f"Remove this '{token.text}'.", doubt="")
+        cursor.take()
+    elif cursor.at("["):
+        _step_over_extension(cursor, schema, path)
+    elif cursor.at(*CLOSERS):
+        cursor.report(message, token, path, f"Remove this '{token.text}': it closes nothing.")
+        cursor.take()
+    else:
+        cursor.report(message, token, path, "Write a field's name, a colon, and its value.")
+        cursor.take()
+        while not (cursor.here.kind == "end" or cursor.at_field() or cursor.at(*CLOSERS)):
+            cursor.take()
+
+
+def _step_over_extension(cursor: Cursor, schema: MessageSchema, path: FieldPath) -> None:
+    token = cursor.take()
+    name = ""
+    while cursor.here.kind != "end" and not cursor.at("]", "{", "}"):
+        name += cursor.take().text
+    cursor.took("]")
+    message = f'Extension "{name}" is not defined or is not an extension of "{schema.full_name}".'
+    cursor.report(message, token, path, "Remove it: a configuration has no extensions.", doubt="")
+    cursor.took(":")
+    cursor.skip_value()
+
+
+def _read_field(
+    cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, Token]
+) -> None:
+    """Read one field into ``values``. ``seen`` has the fields that were there before."""
+    token = cursor.take()
+    name = token.value if token.kind == "string" else token.text
+    if token.kind == "string":
+        message = f"Expected identifier, got: {token.text}"
+        cursor.report(message, token, path, f"Write the name of a field without quotes: {name}.", doubt="")
+    declared = schema.fields.get(name)
+    if declared is None:
+        _refuse_unknown(cursor, schema, path, token, name)
+        return
+    where = (*path, name)
+    cursor.positions.setdefault(where, token.position)
+    if _is_second(cursor, declared, where, token, seen):
+        _read_value(cursor, declared, where, {}, token)
+    else:
+        seen[name] = token
+        _read_value(cursor, declared, where, values, token)
+
+
+def _refuse_unknown(cursor: Cursor, schema: MessageSchema, path: FieldPath, token: Token, name: str) -> None:
+    meant, remedy = field_remedy(name, schema, _ROOT)
+    if not meant and schema.type is dict:
+        value = "{ … }" if schema.fields["value"].kind == "message" else "…"
+        remedy = f'An entry of {path[-2]} is written: {path[-2]} {{ key: "{name}" value: {value} }}'
+    message = f'Message type "{schema.full_name}" has no field named "{name}".'
+    cursor.report(message, token, (*path, name), remedy, doubt=None if path else meant)
+    _ = cursor.took(":") or cursor.took("=")
+    cursor.skip_value()
+
+
+def _is_second(cursor: Cursor, declared: FieldSchema, where: FieldPath, token: Token, seen: dict[str, Token]) -> bool:
+    """Return True, after reporting it, if a field is given that excludes ``declared``: itself or a rival."""
+    if declared.many:
+        return False
+    if (first := seen.get(declared.name)) is not None:
+        message = f'Non-repeated field "{declared.name}" is specified multiple times.'
+        remedy = f"It is given in line {first.position.line} already: keep one of them."
+        cursor.report(message, token, where, remedy)
+        return True
+    rival = next((rival for rival in declared.rivals if rival in seen), "")
+    if rival:
+        message = (
+            f'Field "{declared.name}" is specified along with field "{rival}", '
+            f'another member of oneof "{declared.oneof}".'
+        )
+        remedy = f"'{rival}' is given in line {seen[rival].position.line}: keep one of the two."
+        cursor.report(message, token, where, remedy)
+    return bool(rival)
+
+
+def _read_value(cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], name: Token) -> None:
+    """Read what stands behind the name of a field into ``values``."""
+    composite = declared.kind == "message" or declared.key is not None
+    if composite:
+        cursor.took(":")
+    elif not _take_colon(cursor, declared, where):
+        return
+    if declared.many and cursor.at("[") and (composite or declared.repeated):
+        _read_list(cursor, declared, where, values)
+    elif composite:
+        _read_element(cursor, declared, where, values, name)
+    else:
+        _read_element(cursor, declared, where, values, cursor.here)
+
+
+def _take_colon(cursor: Cursor, declared: FieldSchema, where: FieldPath) -> bool:
+    """Step over the colon of a scalar field, or report that there is none; return False if no value can follow."""
+    if cursor.took(":"):
+        return True
+    token = cursor.here
+    if cursor.at("{", "<"):
+        remedy = f"'{declared.name}' is a plain value: write {declared.name}: …, without braces."
+    else:
+        remedy = f"Write a colon: {declared.name}: …"
+    cursor.report(f'Expected ":", found "{token.text}".', token, where, remedy)
+    if cursor.at("{", "<"):
+        cursor.skip_value()
+        return False
+    return cursor.took("=") or not (cursor.at(*CLOSERS) or cursor.at_field() or token.kind == "end")
+
+
+def _read_list(cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any]) -> None:
+    """Read the elements of a list in brackets."""
+    opener = cursor.take()
+    if cursor.took("]"):
+        values.setdefault(declared.name, {} if declared.key is not None else [])
+        return
+    cursor.open.append("]")
+    while _read_element_of_list(cursor, declared, where, values, opener):
+        pass
+    cursor.open.pop()
+
+
+def _read_element_of_list(
+    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], opener: Token
+) -> bool:
+    """Read an element and the comma or bracket behind it; return True if another element follows."""
+    composite = declared.kind == "message" or declared.key is not None
+    _read_element(cursor, declared, where, values, cursor.here)
+    if cursor.took("]"):
+        return False
+    token = cursor.here
+    if cursor.took(","):
+        if not cursor.at("]"):
+            return True
+        message = 'Expected "{", found "]".' if composite else expected(declared, "]")
+        cursor.report(message, cursor.here, where, 'Remove the comma before this "]".', doubt="")
+        cursor.take()
+        return False
+    message = f'Expected ",", found "{token.text}".'
+    if cursor.at("{", "<", "-") or (token.kind in _VALUES and not cursor.at_field()):
+        doubt = None if cursor.at("-") else ""
+        cursor.report(message, token, where, "Write a comma between the elements of a list.", doubt=doubt)
+        return True
+    if not cursor.lost:
+        remedy = f"Write ] where the list that begins in line {opener.position.line} is to end."
+        cursor.report(message, token, where, remedy)
+        cursor.lost = token.kind == "end"
+    return False
+
+
+def _read_element(
+    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], start: Token
+) -> None:
+    """Read one value, one element of a list, or one entry of a map; ``start`` is where it is said to stand."""
+    if declared.key is not None:
+        _read_entry(cursor, declared, where, values.setdefault(declared.name, {}), start)
+        return
+    if declared.repeated:
+        elements = values.setdefault(declared.name, [])
+        value = _read_one(cursor, declared, (*where, len(elements)), start)
+        if value is not None:
+            elements.append(value)
+    elif (value := _read_one(cursor, declared, where, start)) is not None:
+        values[declared.name] = value
+
+
+def _read_one(cursor: Cursor, declared: FieldSchema, path: FieldPath, start: Token) -> Any:
+    """Read one value; None where there is none."""
+    if declared.kind != "message":
+        return read_scalar(cursor, declared, path)
+    fields = _read_braces(cursor, declared, declared.message, path, start)
+    return None if fields is None else _build(declared.message, fields)
+
+
+def _read_entry(cursor: Cursor, declared: FieldSchema, where: FieldPath, entries: dict[Any, Any], start: Token) -> None:
+    """Read an entry of a map, which is a message with a key and a value. A key that comes again wins."""
+    schema = declared.entry
+    draft = (*where, len(entries))
+    known = len(cursor.positions)
+    fields = _read_braces(cursor, declared, schema, draft, start)
+    if fields is None:
+        return
+    key = fields.get("key", "" if declared.key == "string" else 0)
+    value = schema.fields["value"]
+    default = _build(value.message, {}) if value.kind == "message" else ""
+    entries[key] = fields.get("value", default)
+    # While the entry was read its key was not known; now each part gets the path by which it will be asked for.
+    for path in list(cursor.positions)[known:]:
+        position = cursor.positions.pop(path)
+        rest = path[len(draft) :]
+        if rest[:1] == ("value",):
+            cursor.positions.setdefault((*where, key, *rest[1:]), position)
+        else:
+            cursor.positions[(*where, key)] = position
+
+
+def _read_braces(
+    cursor: Cursor, declared: FieldSchema, schema: MessageSchema, path: FieldPath, start: Token
+) -> dict[str, Any] | None:
+    """Read a message in its braces; None, after reporting it, where none begins."""
+    opener = cursor.here
+    if not cursor.at("{", "<"):
+        remedy = _braces_remedy(cursor, declared, schema, path)
+        cursor.report(f'Expected "{{", found "{opener.text}".', opener, path, remedy)
+        cursor.skip_value()
+        return None
+    cursor.take()
+    cursor.positions[path] = start.position
+    return _read_message(cursor, schema, path, opener)
+
+
+def _braces_remedy(cursor: Cursor, declared: FieldSchema, schema: MessageSchema, path: FieldPath) -> str:
+    token, name = cursor.here, declared.name
+    if cursor.at("["):
+        return f"'{name}' is not a list: remove the brackets."
+    if declared.key is not None:
+        value = "{ … }" if declared.kind == "message" else '"…"'
+        return f'Write {name} {{ key: "…" value: {value} }}.'
+    if token.kind == "symbol" or token.kind == "end" or cursor.at_field():
+        return f"Write {name} {{ … }}."
+    if token.text.lower() in ("false", "f", "0"):
+        return f"Remove '{name}' to have none, or write {name} {{ … }}."
+    fields = list(schema.fields.values())
+    if len(fields) == 1 and fields[0].kind != "message":
+        return f"Write {name} {{ {fields[0].name}: {token.text} }}."
+    return f"Write {name} {{ }}, with what is to be set inside of the braces."

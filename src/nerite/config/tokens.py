@@ -1,0 +1,195 @@
+"""The words of protobuf's text form: names, numbers, strings and symbols, each with its place.
+
+A word that cannot be read is reported, marked as flawed and handed on, so that one slip of the pen does not hide the
+mistakes behind it. Columns count characters (protobuf counts bytes, and a tab as up to eight).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple
+
+from nerite.config.mistake import Mistake, Position
+
+TokenKind = Literal["identifier", "integer", "float", "string", "symbol", "end"]
+
+
+class Token(NamedTuple):
+    """One word. ``text`` is as it stands in the file, quotes included; for the end it is empty."""
+
+    kind: TokenKind
+    text: str
+    position: Position
+    value: str = ""
+    """What a string says, its escapes resolved."""
+    flawed: bool = False
+    """A mistake was reported for it already."""
+
+
+_BLANK: Final = re.compile(r"(?:[ \t\r\n\v\f]+|#[^\n]*)*")
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER: Final = re.compile(
+    r"""(?P<hex>0[xX][0-9a-fA-F]*)
+      | (?P<float>(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]*)?[fF]?
+          | (?:0|[1-9][0-9]*)(?:[eE][+-]?[0-9]*[fF]?|[fF]))
+      | (?P<integer>[0-9]+)""",
+    re.VERBOSE,
+)
+_NUMBER_START: Final = re.compile(r"\.?[0-9]")
+_ESCAPE: Final = re.compile(
+    r"\\(?:[abfnrtv\\?'\"]|[0-7]{1,3}|[xX][0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})"
+)
+_TAIL: Final = re.compile(r"[.A-Za-z0-9_]*")
+_QUOTES: Final = "\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb"
+"""What word processors make of quotes."""
+_QUOTED: Final = re.compile(rf"[^\n]*?(?:[{_QUOTES}\"']|(?=\n)|$)")
+_FOREIGN: Final = re.compile(rf"[^\x00-\x7f\s{_QUOTES}]\w*")
+_SIMPLE: Final = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
+
+
+class Tokenizer:
+    """Takes a text apart. ``tokens`` ends with a token of kind ``end``; ``mistakes`` holds what could not be read."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._line = 1
+        self._line_start = 0
+        self.mistakes: list[Mistake] = []
+        self.tokens: list[Token] = []
+        while True:
+            self._skip_blank()
+            if self._at >= len(text):
+                break
+            if (token := self._next()) is not None:
+                self.tokens.append(token)
+        self.tokens.append(Token("end", "", self._position(self._at)))
+
+    def _position(self, at: int) -> Position:
+        return Position(self._line, at - self._line_start + 1)
+
+    def _skip_blank(self) -> None:
+        match = _BLANK.match(self._text, self._at)
+        assert match is not None
+        if lines := match[0].count("\n"):
+            self._line += lines
+            self._line_start = self._at + match[0].rindex("\n") + 1
+        self._at = match.end()
+
+    def _report(self, message: str, at: int, remedy: str) -> None:
+        line, column = self._position(at)
+        self.mistakes.append(Mistake(message=message, line=line, column=column, remedy=remedy))
+
+    def _next(self) -> Token | None:
+        text, start = self._text, self._at
+        if (match := _IDENTIFIER.match(text, start)) is not None:
+            self._at = match.end()
+            return Token("identifier", match[0], self._position(start))
+        if _NUMBER_START.match(text, start) is not None:
+            return self._number()
+        if text[start] in "\"'":
+            return self._string()
+        if not text[start].isascii():
+            return self._foreign()
+        self._at += 1
+        if text[start].isprintable():
+            return Token("symbol", text[start], self._position(start))
+        remedy = f"Remove the control character {text[start]!r}."
+        self._report("Invalid control characters encountered in text.", start, remedy)
+        return None
+
+    def _foreign(self) -> Token | None:
+        """Report what is not ASCII outside of a string; what was meant as a word or as a string counts as one."""
+        text, start = self._text, self._at
+        first = text[start]
+        message = f"Interpreting non ascii codepoint {_first_byte(first)}."
+        if first == "\ufeff" or first.isspace():
+            self._at += 1
+            what = "the byte order mark" if first == "\ufeff" else f"the character {first!a}, or make it a plain space"
+            self._report(message, start, f"Remove {what}.")
+            return None
+        if (match := _FOREIGN.match(text, start)) is not None:
+            self._report(message, start, f"Remove '{match[0]}': outside of strings and comments only ASCII is allowed.")
+        else:
+            match = _QUOTED.match(text, start + 1)
+            assert match is not None
+            self._report(message, start, 'Write plain quotes: "…".')
+        self._at = match.end()
+        return Token("string", text[start : self._at], self._position(start), flawed=True)
+
+    def _number(self) -> Token:
+        text, start = self._text, self._at
+        match = _NUMBER.match(text, start)
+        assert match is not None
+        found, end = match[0], match.end()
+        kind: TokenKind = "float" if match["float"] is not None else "integer"
+        message, at, remedy = "", end, "Write one number."
+        if match["hex"] is not None and len(found) == 2:
+            message, remedy = '"0x" must be followed by hex digits.', "Write the digits, or a decimal number."
+        elif kind == "integer" and found[0] == "0" and (wrong := re.search("^0[0-7]*[89]", found)) is not None:
+            message, at = "Numbers starting with leading zero must be in octal.", start + wrong.end() - 1
+            remedy = f"Write {found.lstrip('0')}."
+        elif kind == "float" and re.search("[eE][+-]?[fF]?$", found):
+            message, remedy = '"e" must be followed by exponent.', "Write the exponent."
+        elif text[end : end + 1] == "." and kind == "float":
+            message = "Already saw decimal point or exponent; can't have another one."
+        elif text[end : end + 1] == ".":
+            message = "Hex and octal numbers must be integers."
+        elif _IDENTIFIER.match(text, end) is not None:
+            # Both words are whole, so they stand for what they would with the space between them.
+            self._report("Need space between number and identifier.", end, f"Write a space after {found}.")
+        if message:
+            self._report(message, at, remedy)
+            tail = _TAIL.match(text, end)
+            assert tail is not None
+            end = tail.end()
+        self._at = end
+        return Token(kind, text[start:end], self._position(start), flawed=bool(message))
+
+    def _string(self) -> Token:
+        text, start = self._text, self._at
+        quote, at = text[start], start + 1
+        value = bytearray()
+        before = len(self.mistakes)
+        while (character := text[at : at + 1]) not in (quote, "", "\n"):
+            if character == "\\":
+                at = self._escape(at, value)
+            else:
+                value += character.encode("utf-8", "surrogatepass")
+                at += 1
+        if character == quote:
+            at += 1
+        else:
+            message = "String literals cannot cross line boundaries." if character else "Unexpected end of string."
+            self._report(message, at, f"Close the string with {quote}.")
+        self._at = at
+        decoded = value.decode("utf-8", "replace")
+        if decoded.encode() != value:
+            self._report("String field contains invalid UTF-8.", start, "Write the text itself, in UTF-8.")
+        return Token("string", text[start:at], self._position(start), decoded, len(self.mistakes) > before)
+
+    def _escape(self, at: int, value: bytearray) -> int:
+        """Resolve the escape at ``at`` into ``value``; return where the text goes on."""
+        match = _ESCAPE.match(self._text, at)
+        if match is None:
+            remedy = "Write \\\\ for a backslash."
+            self._report("Invalid escape sequence in string literal.", at + 1, remedy)
+            return at + 1
+        body = match[0][1:]
+        if body[0] in _SIMPLE:
+            value.append(_SIMPLE[body[0]])
+        elif body[0] in "01234567":
+            value.append(int(body, 8) & 0xFF)
+        elif body[0] in "xX":
+            value.append(int(body[1:], 16))
+        elif body[0] in "uU":
+            value += chr(int(body[1:], 16)).encode("utf-8", "surrogatepass")
+        else:
+            value += body.encode()
+        return match.end()
+
+
+def _first_byte(character: str) -> int:
+    """Return the first byte of ``character`` in the file; a byte that is no UTF-8 was decoded to a surrogate."""
+    code = ord(character)
+    return code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else character.encode("utf-8", "surrogatepass")[0]

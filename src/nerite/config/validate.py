@@ -1,0 +1,224 @@
+"""What has to hold for a configuration, in Triton's words and order, and every breach of it rather than the first.
+
+The checks come in the three groups in which Triton makes them: of the configuration as such, before anything is loaded
+(``check_config``); of the tensors, which a backend may have completed by then (``check_tensors``); and of the instance
+groups, against the machine (``check_instances``). A check is left out where the text of a field that it reads was wrong
+already, because what it would say then may not be true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Final, NamedTuple
+
+from nerite.config.backend_choice import ENSEMBLE, PLATFORMS, TENSORRT
+from nerite.config.mistake import Mistake
+from nerite.config.model_config import ModelConfig, ModelInstanceGroup
+from nerite.config.near import nearest
+from nerite.config.parsed import Parsed
+from nerite.config.validate_batching import check_dynamic_batching, check_sequence_batching
+from nerite.config.validate_ensemble import check_ensemble
+from nerite.config.validate_tensors import check_batch_tensors, check_inputs, check_outputs
+from nerite.core.errors import Internal
+
+MINIMUM_COMPUTE_CAPABILITY: Final = 6.0
+CUSTOMIZABLE_METRICS: Final = frozenset({"nv_inference_first_response_histogram_ms"})
+
+
+class Check(NamedTuple):
+    """A check and the fields that it looks at."""
+
+    reads: frozenset[str]
+    find: Callable[[ModelConfig], Iterator[Mistake]]
+
+
+def check_config(config: ModelConfig, text: Parsed) -> list[Mistake]:
+    """Return what is wrong with ``config`` as such; ``text`` is what it was read from."""
+    return _run(_CONFIG_CHECKS, config, text)
+
+
+def check_tensors(config: ModelConfig, text: Parsed) -> list[Mistake]:
+    """Return what is wrong with the inputs and outputs of ``config``."""
+    return _run(_TENSOR_CHECKS, config, text)
+
+
+def check_instances(config: ModelConfig, text: Parsed, gpus: Collection[int]) -> list[Mistake]:
+    """Return what is wrong with the instance groups of ``config`` on a machine that has ``gpus``."""
+    if config.ensemble_scheduling is not None or not text.trusts(("instance_group",)):
+        return []
+    return [
+        mistake
+        for index, group in enumerate(config.instance_group)
+        for mistake in _check_group(config, index, group, gpus)
+    ]
+
+
+def metric_warnings(config: ModelConfig) -> list[str]:
+    """Return Triton's log lines about metrics that ``config`` wants to shape and that have no shape."""
+    if config.model_metrics is None:
+        return []
+    return [
+        f"Metric family '{control.metric_identifier.family}' in 'metric_identifier' is not a customizable metric in "
+        "Triton core."
+        for control in config.model_metrics.metric_control
+        if control.metric_identifier is not None and control.metric_identifier.family not in CUSTOMIZABLE_METRICS
+    ]
+
+
+def _run(checks: Collection[Check], config: ModelConfig, text: Parsed) -> list[Mistake]:
+    return [mistake for check in checks if text.trusts(check.reads) for mistake in check.find(config)]
+
+
+def _check_backend(config: ModelConfig) -> Iterator[Mistake]:
+    name, platform, backend = config.name, config.platform, config.backend
+    if not backend:
+        if platform != ENSEMBLE:
+            meant = nearest(platform, [*PLATFORMS, ENSEMBLE]) if platform else ""
+            yield Mistake(
+                message=f"unexpected platform type '{platform}' for {name}",
+                path=("platform",),
+                remedy=f'Did you mean platform: "{meant}"?'
+                if meant
+                else 'Say which backend it is, as in: backend: "python"',
+            )
+    elif platform == ENSEMBLE:
+        yield Mistake(
+            message=f"Ensemble model '{name}' must have platform type '{platform}' and empty backend type",
+            path=("backend",),
+            remedy="Remove 'backend'.",
+        )
+    elif backend in PLATFORMS.values() and PLATFORMS.get(platform) != backend:
+        allowed = [other for other, owner in PLATFORMS.items() if owner == backend]
+        yield Mistake(
+            message=f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}",
+            path=("platform",),
+            remedy=f'Write platform: "{allowed[0]}"' + "".join(f' or "{other}"' for other in allowed[1:]) + "."
+            if backend == "tensorflow"
+            else f"Keep backend: \"{backend}\" and remove 'platform', or the other way round.",
+        )
+
+
+def _check_batch_size(config: ModelConfig) -> Iterator[Mistake]:
+    if config.max_batch_size < 0:
+        yield Mistake(
+            message=f"'max_batch_size' must be non-negative value for {config.name}",
+            path=("max_batch_size",),
+            remedy="Write the largest batch, or 0 for a model whose tensors have no batch dimension.",
+        )
+
+
+def _check_decoupled_cache(config: ModelConfig) -> Iterator[Mistake]:
+    policy, cache = config.model_transaction_policy, config.response_cache
+    if policy is not None and policy.decoupled and cache is not None and cache.enable:
+        yield Mistake(
+            message=f"Response Cache does not currently support model {config.name} with 'decoupled' transaction "
+            "policy. Please disable the response cache.",
+            path=("response_cache", "enable"),
+            remedy="Remove 'response_cache'.",
+        )
+
+
+def _check_metrics(config: ModelConfig) -> Iterator[Mistake]:
+    if config.model_metrics is None:
+        return
+    for index, control in enumerate(config.model_metrics.metric_control):
+        path = ("model_metrics", "metric_control", index)
+        if control.metric_identifier is None:
+            yield Mistake(
+                message="metric control must specify 'metric_identifier'",
+                path=path,
+                remedy='Write metric_identifier { family: "…" }.',
+            )
+        elif not control.metric_identifier.family:
+            yield Mistake(
+                message="metric identifier must specify non-empty 'family'",
+                path=(*path, "metric_identifier"),
+                remedy=f'Write family: "…", for instance "{next(iter(CUSTOMIZABLE_METRICS))}".',
+            )
+        if control.histogram_options is None:
+            yield Mistake(
+                message="metric control must specify 'histogram_options'",
+                path=path,
+                remedy="Write histogram_options { buckets: [ 100, 1000 ] }.",
+            )
+        elif not control.histogram_options.buckets:
+            yield Mistake(
+                message="histogram options must specify non-empty 'buckets'",
+                path=(*path, "histogram_options"),
+                remedy="Write the upper bounds of the buckets, as in: buckets: [ 100, 1000 ]",
+            )
+
+
+def _check_group(
+    config: ModelConfig, index: int, group: ModelInstanceGroup, gpus: Collection[int]
+) -> Iterator[Mistake]:
+    path = ("instance_group", index)
+    head = f"instance group {group.name} of model {config.name}"
+    if group.kind in ("KIND_MODEL", "KIND_CPU") and group.gpus:
+        yield Mistake(
+            message=f"{head} has kind {group.kind} but specifies one or more GPUs",
+            path=(*path, "gpus"),
+            remedy="Write kind: KIND_GPU, or remove 'gpus'."
+            if gpus
+            else "Remove 'gpus': this machine has no GPU that could be used.",
+        )
+    elif group.kind == "KIND_GPU" and not group.gpus:
+        yield Mistake(
+            message=f"{head} has kind KIND_GPU but no GPUs are available",
+            path=(*path, "kind"),
+            remedy="Write kind: KIND_CPU, or kind: KIND_AUTO for a GPU where there is one.",
+            elsewhere=True,
+        )
+    elif group.kind == "KIND_GPU":
+        there = ", ".join(map(str, sorted(gpus)))
+        for place, gpu in enumerate(group.gpus):
+            if gpu not in gpus:
+                yield Mistake(
+                    message=f"{head} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum "
+                    f"required CUDA compute compatibility of {MINIMUM_COMPUTE_CAPABILITY:.6f} are: {there}",
+                    path=(*path, "gpus", place),
+                    remedy="Write the number of a GPU that is there."
+                    if gpus
+                    else "Write kind: KIND_CPU and remove 'gpus': this machine has no GPU that could be used.",
+                    elsewhere=True,
+                )
+    elif group.kind == "KIND_AUTO":
+        yield Mistake(message=f"{head} has unexpected kind KIND_AUTO", path=(*path, "kind"), error=Internal)
+    if group.profile and config.platform != TENSORRT:
+        yield Mistake(
+            message=f"{head} and platform {config.platform}specifies profile field which is only supported for "
+            "TensorRT models",
+            path=(*path, "profile"),
+            remedy="Remove 'profile'.",
+        )
+
+
+def _reads(*fields: str) -> frozenset[str]:
+    return frozenset(fields)
+
+
+_CONFIG_CHECKS: Final = (
+    Check(_reads("backend", "platform", "default_model_filename"), _check_backend),
+    Check(_reads("max_batch_size"), _check_batch_size),
+    Check(_reads("dynamic_batching", "max_batch_size"), check_dynamic_batching),
+    Check(_reads("sequence_batching", "max_batch_size", "response_cache"), check_sequence_batching),
+    Check(
+        _reads(
+            "ensemble_scheduling",
+            "platform",
+            "input",
+            "output",
+            "instance_group",
+            "optimization",
+            "model_warmup",
+        ),
+        check_ensemble,
+    ),
+    Check(_reads("model_transaction_policy", "response_cache"), _check_decoupled_cache),
+    Check(_reads("model_metrics"), _check_metrics),
+)
+_TENSOR_CHECKS: Final = (
+    Check(_reads("input", "max_batch_size", "platform"), check_inputs),
+    Check(_reads("output", "max_batch_size", "platform"), check_outputs),
+    Check(_reads("batch_input", "batch_output", "input", "output"), check_batch_tensors),
+)

@@ -1,0 +1,112 @@
+"""Every refusal, on one page.
+
+Each class knows the status it has on each protocol, so a transport maps an error by reading two attributes.
+The message is Triton's own text, because clients match on it; what we add stands after it.
+Nothing here carries a traceback to a client: an unexpected exception becomes ``Internal`` at the edge where it
+was caught, and the traceback goes to the log.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class NeriteError(Exception):
+    """A refusal with a status. Raised anywhere, answered by the transport that brought the request."""
+
+    code: ClassVar[str] = "UNKNOWN"
+    """Triton's error code, as models and the C API spell it."""
+    http_status: ClassVar[int] = 400
+    grpc_status: ClassVar[int] = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def prefixed(self, prefix: str) -> NeriteError:
+        """Return the same kind of error with ``prefix`` before its text."""
+        return type(self)(prefix + self.message)
+
+
+class Unknown(NeriteError):
+    """Triton's UNKNOWN: the cause has no better name."""
+
+
+class InvalidArgument(NeriteError):
+    """The caller's mistake: wrong input, wrong shape, wrong parameter."""
+
+    code = "INVALID_ARG"
+    http_status = 400
+    grpc_status = 3
+
+
+class NotFound(NeriteError):
+    """A model, version or region that does not exist."""
+
+    code = "NOT_FOUND"
+    http_status = 404
+    grpc_status = 5
+
+
+class AlreadyExists(NeriteError):
+    """A name that is taken."""
+
+    code = "ALREADY_EXISTS"
+    http_status = 400
+    grpc_status = 6
+
+
+class Internal(NeriteError):
+    """The server's or the model's fault."""
+
+    code = "INTERNAL"
+    http_status = 500
+    grpc_status = 13
+
+
+class Unsupported(NeriteError):
+    """Understood, and not offered."""
+
+    code = "UNSUPPORTED"
+    http_status = 501
+    grpc_status = 12
+
+
+class Unavailable(NeriteError):
+    """Not now: queue full, deadline passed in the queue, model not ready, server stopping."""
+
+    code = "UNAVAILABLE"
+    http_status = 503
+    grpc_status = 14
+
+
+class Cancelled(NeriteError):
+    """The caller went away or gave up. Usually nobody reads this."""
+
+    code = "CANCELLED"
+    http_status = 400
+    grpc_status = 1
+
+
+class Restricted(NeriteError):
+    """The endpoint needs a key (``--http-restricted-api``, ``--grpc-restricted-protocol``)."""
+
+    code = "UNAVAILABLE"
+    http_status = 403
+    grpc_status = 14
+
+
+BY_CODE: dict[str, type[NeriteError]] = {
+    kind.code: kind
+    for kind in (
+        Unknown,
+        InvalidArgument,
+        NotFound,
+        AlreadyExists,
+        Internal,
+        Unsupported,
+        Unavailable,
+        Cancelled,
+    )
+}
+"""From the code a model (or a worker) names to the class."""

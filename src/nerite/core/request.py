@@ -1,0 +1,190 @@
+"""An inference request, in two parts: a header that repeats from call to call, and the data that does not.
+
+Clients send the same header again and again (same model, tensor names, types, shapes), so a header is an immutable
+object that transports cache by its encoded bytes, and on which each layer leaves what it worked out once: the model
+it resolves to, the outcome of validation, the bytes of a reply. A request proper is small: header, id, buffers, and
+where the answer goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from nerite.core.tensor import Buffer, TensorSpec
+
+if TYPE_CHECKING:
+    from nerite.core.errors import NeriteError
+    from nerite.core.response import InferenceResponse
+
+MAX_CORRELATION_ID = 128
+"""Characters of a correlation id that is text."""
+
+Parameter: TypeAlias = bool | int | float | str
+"""The value of a request or response parameter."""
+
+
+class RequestedOutput:
+    """One entry of the request's ``outputs``: which tensor, and how the caller wants it."""
+
+    __slots__ = ("binary", "classification", "name")
+
+    def __init__(self, name: str, *, binary: bool = False, classification: int = 0) -> None:
+        self.name = name
+        self.binary = binary
+        """HTTP only: as bytes behind the JSON, instead of in it."""
+        self.classification = classification
+        """More than zero: the top that many classes as strings, instead of the tensor."""
+
+
+class RequestHeader:
+    """Everything a request says but its id and its tensor bytes. Never changed after construction.
+
+    ``route`` is the server's memo (see ``server.py``): where requests with this header go, as long as that is so.
+    ``replies`` is the transport's: the encoded head of a reply, by response header.
+    """
+
+    __slots__ = (
+        "batch_key",
+        "batch_size",
+        "binary_by_default",
+        "inputs",
+        "model_name",
+        "model_version",
+        "outputs",
+        "parameters",
+        "priority",
+        "replies",
+        "route",
+        "sequence_end",
+        "sequence_id",
+        "sequence_start",
+        "timeout_us",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[RequestedOutput] = (),
+        *,
+        parameters: dict[str, Parameter] | None = None,
+        priority: int = 0,
+        timeout_us: int = 0,
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        binary_by_default: bool = False,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        """As the caller wrote it; empty for whatever version the policy serves."""
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        """Empty means: every output of the model."""
+        self.parameters = parameters or {}
+        """Custom parameters; the ones with a meaning of their own are attributes."""
+        self.priority = priority
+        self.timeout_us = timeout_us
+        self.sequence_id = sequence_id
+        self.sequence_start = sequence_start
+        self.sequence_end = sequence_end
+        self.binary_by_default = binary_by_default
+        """HTTP: send outputs that ``outputs`` does not list as bytes."""
+        self.route: Any = None
+        self.replies: dict[Any, Any] = {}
+        self.batch_size = 1
+        """Rows this request brings; set by validation, 1 for a model without a batch dimension."""
+        self.batch_key: object = None
+        """Two requests may share a batch only if these are equal; set by validation."""
+
+    def identity(self) -> tuple[object, ...]:
+        """Return a hashable value that is equal for headers that say the same."""
+        # Values by their ``repr``: Python calls 1, 1.0 and True equal, a model need not.
+        return (
+            self.model_name,
+            self.model_version,
+            self.inputs,
+            tuple((output.name, output.binary, output.classification) for output in self.outputs),
+            tuple(sorted((key, repr(value)) for key, value in self.parameters.items())),
+            self.priority,
+            self.timeout_us,
+            (repr(self.sequence_id), self.sequence_start, self.sequence_end),
+            self.binary_by_default,
+        )
+
+
+class ReplySink(Protocol):
+    """Where answers go: a connection, a stream, a waiting caller."""
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take one answer. Called on the loop's thread. ``final``: no other comes for this request."""
+
+
+class InferenceRequest:
+    """One call. Created by a transport, answered exactly once with ``final`` through ``respond``.
+
+    Cancellation: ``cancel`` marks the request and tells whoever holds it (a queue, a worker). The holder then either
+    answers ``Cancelled`` or, where work cannot be stopped, lets it finish; in both cases ``respond`` is called once.
+    """
+
+    __slots__ = (
+        "arrived_ns",
+        "cancelled",
+        "data",
+        "finished",
+        "header",
+        "id",
+        "on_cancel",
+        "queue",
+        "queued_ns",
+        "sink",
+    )
+
+    def __init__(
+        self, header: RequestHeader, data: Sequence[Buffer], sink: ReplySink, arrived_ns: int, id: str = ""
+    ) -> None:
+        self.header = header
+        self.data = data
+        """Wire form of each input, in the order of ``header.inputs``."""
+        self.sink = sink
+        self.arrived_ns = arrived_ns
+        """``time.monotonic_ns`` when the request was complete."""
+        self.id = id
+        self.cancelled = False
+        self.finished = False
+        self.on_cancel: Callable[[InferenceRequest], None] | None = None
+        """Set by whoever holds the request; called at most once, on the loop's thread."""
+        self.queue: Any = None
+        """The queue level that the request waits in, None when it waits in none."""
+        self.queued_ns = arrived_ns
+        """When it began to wait there."""
+
+    def respond(self, response: InferenceResponse, final: bool = True) -> None:
+        """Pass one answer to the caller. The only door out; ignored once a final answer has left."""
+        if self.finished:
+            return
+        if final:
+            self.finished = True
+            self.on_cancel = None
+        self.sink.respond(self, response, final)
+
+    def cancel(self) -> None:
+        """Say that nobody waits for the answer any more. Idempotent; does nothing to a finished request."""
+        if self.cancelled or self.finished:
+            return
+        self.cancelled = True
+        if self.on_cancel is not None:
+            holder, self.on_cancel = self.on_cancel, None
+            holder(self)
+
+    @property
+    def label(self) -> str:
+        """The prefix of Triton's input errors."""
+        return f"[request id: {self.id or '<id_unknown>'}] "
+
+
+def labelled(error: NeriteError, request_id: str) -> NeriteError:
+    """Return ``error`` with Triton's ``[request id: …]`` in front, for the errors that carry it."""
+    return error.prefixed(f"[request id: {request_id or '<id_unknown>'}] ")

@@ -1,0 +1,210 @@
+"""What a model takes and gives, and the check of a request header against it.
+
+The check runs once for each distinct header, not once a request (see ``RequestHeader.route``); what depends on the
+bytes themselves is ``check_data``, which runs for every request and does nothing for tensors of fixed-size elements
+whose length the transport has already matched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from nerite.core.dtype import DataType
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.request import InferenceRequest, RequestHeader, labelled
+from nerite.core.tensor import Buffer, TensorSpec
+
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
+    "setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+class Input(NamedTuple):
+    """A declared input. ``dims`` is without the batch dimension; -1 is any size."""
+
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    optional: bool = False
+    ragged: bool = False
+
+
+class Output(NamedTuple):
+    """A declared output. ``labels`` names the classes, for the classification extension."""
+
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    labels: tuple[str, ...] = ()
+
+
+def show(values: Iterable[object]) -> str:
+    """Print a shape as Triton does: ``[1,16]``."""
+    return "[" + ",".join(map(str, values)) + "]"
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Print a list of names as Triton does: ``['A','B']``."""
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
+
+
+class Signature:
+    """Inputs and outputs of one model version, and whether dimension 0 of each is the batch."""
+
+    __slots__ = ("inputs", "max_batch_size", "model_name", "outputs", "required", "uniform")
+
+    def __init__(
+        self, model_name: str, max_batch_size: int, inputs: Sequence[Input], outputs: Sequence[Output]
+    ) -> None:
+        self.model_name = model_name
+        self.max_batch_size = max_batch_size
+        self.inputs = {declared.name: declared for declared in inputs}
+        self.outputs = {declared.name: declared for declared in outputs}
+        self.required = frozenset(declared.name for declared in inputs if not declared.optional)
+        self.uniform = all(
+            not declared.optional and (declared.ragged or -1 not in declared.dims) for declared in inputs
+        )
+        """Any two requests may share a batch: no variable shapes to compare, no optional inputs."""
+
+    def bind(self, header: RequestHeader, request_id: str = "") -> None:
+        """Check ``header`` and set its ``batch_size`` and ``batch_key``.
+
+        Raises ``InvalidArgument`` with Triton's text for the first mistake, in Triton's order.
+        """
+        for output in header.outputs:
+            if output.name not in self.outputs:
+                raise InvalidArgument(f"unexpected inference output '{output.name}' for model '{self.model_name}'")
+        for spec in reversed(header.inputs):
+            if spec.name not in self.inputs:
+                raise InvalidArgument(f"unexpected inference input '{spec.name}' for model '{self.model_name}'")
+        try:
+            self._check_inputs(header)
+        except InvalidArgument as error:
+            raise labelled(error, request_id) from None
+
+    def _check_inputs(self, header: RequestHeader) -> None:
+        seen = {spec.name: spec for spec in header.inputs}
+        if len(seen) != len(header.inputs):
+            names = [spec.name for spec in header.inputs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidArgument(f"input '{twice}' already exists in request")
+        if not self.required <= seen.keys():
+            raise self._missing(seen)
+        header.batch_size = self._batch_size(header) if self.max_batch_size > 0 else 1
+        for spec in header.inputs:
+            declared = self.inputs[spec.name]
+            self._check_type(spec, declared)
+            self._check_shape(spec, declared)
+        header.batch_key = None if self.uniform else self._batch_key(header)
+
+    def _batch_size(self, header: RequestHeader) -> int:
+        """Return the size of dimension 0, which all inputs must share. From the last to the first, as in Triton."""
+        batch_size: int | None = None
+        for spec in reversed(header.inputs):
+            if not spec.shape:
+                raise InvalidArgument(
+                    f"input '{spec.name}' has no shape but model requires batch dimension for '{self.model_name}'"
+                )
+            if batch_size is None:
+                batch_size = spec.shape[0]
+            elif batch_size != spec.shape[0]:
+                raise InvalidArgument(
+                    f"input '{spec.name}' batch size does not match other inputs for '{self.model_name}'"
+                )
+        if batch_size is None:
+            return 1
+        if batch_size > self.max_batch_size:
+            raise InvalidArgument(
+                f"inference request batch-size must be <= {self.max_batch_size} for '{self.model_name}'"
+            )
+        return batch_size
+
+    def _missing(self, seen: Mapping[str, TensorSpec]) -> InvalidArgument:
+        given = list(seen)
+        missing = [name for name in self.inputs if name in self.required and name not in seen]
+        count = (
+            f"expected {len(self.inputs)} inputs"
+            if len(self.required) == len(self.inputs)
+            else f"expected number of inputs between {len(self.required)} and {len(self.inputs)}"
+        )
+        return InvalidArgument(
+            f"{count} but got {len(given)} inputs for model '{self.model_name}'. Got input(s) {quoted(given)}, "
+            f"but missing required input(s) {quoted(missing)}. Please provide all required input(s)."
+        )
+
+    def _check_type(self, spec: TensorSpec, declared: Input) -> None:
+        if spec.datatype is not declared.datatype:
+            raise InvalidArgument(
+                f"inference input '{spec.name}' data-type is '{spec.datatype.name}', "
+                f"but model '{self.model_name}' expects '{declared.datatype.name}'"
+            )
+
+    def _check_shape(self, spec: TensorSpec, declared: Input) -> None:
+        shape = spec.shape[1:] if self.max_batch_size > 0 else spec.shape
+        if len(shape) == len(declared.dims) and all(
+            expected in (-1, size) for size, expected in zip(shape, declared.dims, strict=True)
+        ):
+            return
+        expected = (-1, *declared.dims) if self.max_batch_size > 0 else declared.dims
+        note = _BATCH_NOTE if self.max_batch_size > 0 else ""
+        raise InvalidArgument(
+            f"unexpected shape for input '{spec.name}' for model '{self.model_name}'. "
+            f"Expected {show(expected)}, got {show(spec.shape)}. {note}"
+        )
+
+    def _batch_key(self, header: RequestHeader) -> object:
+        """Return what two requests must agree on to share a batch: optional inputs, and shapes that may vary."""
+        return tuple(
+            sorted(
+                (spec.name, () if declared.ragged else spec.shape[1:])
+                for spec in header.inputs
+                if (declared := self.inputs[spec.name]).optional or (not declared.ragged and -1 in declared.dims)
+            )
+        )
+
+    def check_data(self, request: InferenceRequest) -> NeriteError | None:
+        """Check the bytes of ``request`` against its header; return what is wrong, or None."""
+        for spec, data in zip(request.header.inputs, request.data, strict=True):
+            if spec.byte_size >= 0:
+                if len(data) != spec.byte_size:
+                    return labelled(
+                        InvalidArgument(
+                            f"input byte size mismatch for input '{spec.name}' for model '{self.model_name}'. "
+                            f"Expected {spec.byte_size}, got {len(data)}"
+                        ),
+                        request.id,
+                    )
+            elif (error := self._check_strings(spec, data)) is not None:
+                return labelled(error, request.id)
+        return None
+
+    def _check_strings(self, spec: TensorSpec, data: Buffer) -> NeriteError | None:
+        """Walk the elements of a BYTES tensor: each length in place, and as many as the shape says."""
+        where = f"for inference input '{spec.name}' for model '{self.model_name}'"
+        size = len(data)
+        at = found = 0
+        while at < size:
+            if found == spec.elements:
+                return InvalidArgument(
+                    f"unexpected number of string elements {found + 1} {where}, expecting {spec.elements}"
+                )
+            if size - at < 4:
+                return InvalidArgument(
+                    f"incomplete string length indicator {where}, expecting 4 bytes but only {size - at} bytes "
+                    "available. Please make sure the string length indicator is in one buffer."
+                )
+            length = int.from_bytes(data[at : at + 4], "little")
+            at += 4
+            if length > size - at:
+                return InvalidArgument(
+                    f"incomplete string data {where}, expecting string of length {length} but only "
+                    f"{size - at} bytes available"
+                )
+            at += length
+            found += 1
+        if found != spec.elements:
+            return InvalidArgument(f"expected {spec.elements} string elements {where}, got {found}")
+        return None

@@ -1,0 +1,113 @@
+"""Tensors as the server sees them: a specification and a buffer of bytes in wire form.
+
+The server never holds an array where a buffer will do. Numbers are little-endian and row-major; a BYTES tensor is
+its elements one after another, each behind its length in four little-endian bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nerite.core import dtype as dtypes
+from nerite.core.dtype import DataType
+
+ALIGNMENT = 64
+"""Where the first tensor of a large request begins: at a multiple of this."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Array: TypeAlias = NDArray[Any]
+
+
+class TensorSpec:
+    """Name, type and shape of one tensor: all of it but the bytes. Immutable; compared by value."""
+
+    __slots__ = ("byte_size", "datatype", "elements", "name", "shape")
+
+    def __init__(self, name: str, datatype: DataType, shape: tuple[int, ...]) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self.elements = math.prod(shape)
+        self.byte_size = self.elements * datatype.size if datatype.size else -1
+        """Bytes the data takes, or -1 where only the data tells (BYTES)."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorSpec):
+            return NotImplemented
+        return (self.name, self.datatype, self.shape) == (other.name, other.datatype, other.shape)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.datatype.name, self.shape))
+
+    def __repr__(self) -> str:
+        return f"TensorSpec({self.name!r}, {self.datatype.name}, {list(self.shape)})"
+
+
+def to_array(spec: TensorSpec, data: Buffer) -> Array:
+    """View ``data`` as an array: no copy for numbers; an object array of ``bytes`` for BYTES.
+
+    The view is as writable as the buffer, and keeps it alive. ``data`` must have been checked against ``spec``.
+    """
+    if spec.datatype is dtypes.BYTES:
+        return decode_bytes(data, spec.elements).reshape(spec.shape)
+    return np.ndarray(spec.shape, spec.datatype.numpy, data)
+
+
+def from_array(name: str, array: Array) -> tuple[TensorSpec, Buffer]:
+    """Return the specification and the wire form of ``array``: a view where its memory allows, else one copy.
+
+    Raises ``TypeError`` for an element type that the protocol has no name for.
+    """
+    datatype = dtypes.from_numpy(array.dtype)
+    if datatype is None:
+        raise TypeError(f"tensor '{name}' has data type {array.dtype}, which has no equivalent in the protocol")
+    spec = TensorSpec(name, datatype, array.shape)
+    if datatype is dtypes.BYTES:
+        return spec, encode_bytes(array)
+    return spec, buffer_of(array, datatype)
+
+
+def buffer_of(array: Array, datatype: DataType) -> Buffer:
+    """Return the bytes of a numeric array as a flat view, copied only if not contiguous or of foreign byte order."""
+    if array.dtype != datatype.numpy or not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array, datatype.numpy)
+    # A memoryview with a zero in its shape cannot be cast.
+    return array.data.cast("B") if array.size else b""
+
+
+def decode_bytes(data: Buffer, count: int) -> Array:
+    """Take the wire form of a BYTES tensor apart into a flat object array of ``count`` elements."""
+    elements = np.empty(count, object)
+    raw = bytes(data)
+    at = 0
+    for index in range(count):
+        length = int.from_bytes(raw[at : at + 4], "little")
+        at += 4
+        elements[index] = raw[at : at + length]
+        at += length
+    return elements
+
+
+def encode_bytes(array: Array) -> bytes:
+    """Put an array of strings into wire form. ``str`` is UTF-8; any other object is its ``str()``."""
+    return join_bytes(array.reshape(-1).tolist() if array.dtype.kind != "S" else _fixed_width(array))
+
+
+def _fixed_width(array: Array) -> list[bytes]:
+    # numpy's "S" type drops trailing zero bytes when an element is read; that is numpy's rule and users know it.
+    return [bytes(element) for element in array.reshape(-1)]
+
+
+def join_bytes(elements: Iterable[object]) -> bytes:
+    """Put single elements into the wire form of a BYTES tensor."""
+    parts: list[bytes] = []
+    for element in elements:
+        raw = element if isinstance(element, bytes) else str(element).encode()
+        parts.append(len(raw).to_bytes(4, "little"))
+        parts.append(raw)
+    return b"".join(parts)

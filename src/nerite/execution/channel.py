@@ -1,0 +1,196 @@
+"""The server's end of the channel to a worker.
+
+It lives in two phases. First a loader thread talks to the worker and waits for each answer (``ask``): complete the
+configuration, load the model. Then the channel is given to the loop (``attach``), and from there on nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.tensor import Buffer
+from nerite.execution import messages
+from nerite.execution.arena import Arena, Borrower, Loans, Segment
+from nerite.execution.nursery import WorkerProcess
+
+Log = Callable[[str, str, str, str, int], None]
+"""Called with worker name, level, text, and the file and line that it was said in."""
+
+
+class Channel:
+    """Packs what goes to one worker, unpacks what comes from it."""
+
+    def __init__(self, process: WorkerProcess, arena: Arena, log: Log) -> None:
+        self._process = process
+        self._socket = process.channel
+        self._log = log
+        self._frames = messages.Frames()
+        self._arena = arena
+        self._loans = Loans()
+        self._borrower = Borrower()
+        self._packer: messages.Packer[RequestHeader] = messages.Packer(arena, self._loans, self._borrower)
+        self._unpacker: messages.Unpacker[ResponseHeader] = messages.Unpacker(self._loans, self._borrower)
+        self._answers: deque[Callable[[Any, NeriteError | None], None]] = deque()
+        self._unsent: deque[memoryview] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_result: Callable[[int, list[InferenceResponse], Marks], None] | None = None
+        self._on_end: Callable[[], None] | None = None
+
+    def ask(self, kind: int, value: object) -> Any:
+        """Ask and wait for the answer. Only before ``attach``. Raises what the worker answers, or ``Unavailable``."""
+        answers: list[tuple[Any, NeriteError | None]] = []
+        self._answers.append(lambda answer, error: answers.append((answer, error)))
+        try:
+            self._socket.sendall(messages.json_frame(kind, value))
+            while not answers:
+                size = self._socket.recv_into(self._frames.space())
+                if size == 0:
+                    raise ConnectionError
+                for frame in self._frames.received(size):
+                    self._handle(*frame)
+        except ConnectionError:
+            raise Unavailable(f"the worker process of '{self._process.name}' ended while loading") from None
+        answer, error = answers[0]
+        if error is not None:
+            raise error
+        return answer
+
+    def attach(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_result: Callable[[int, list[InferenceResponse], Marks], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Give the channel to the loop. ``on_end`` is called once, when the worker's side is closed."""
+        self._loop = loop
+        self._on_result = on_result
+        self._on_end = on_end
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket, self._readable)
+        for segment in self._arena.segments:
+            self._announce(segment)
+        self._arena.on_segment.append(self._announce)
+
+    def request(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> None:
+        """Ask, and have the answer passed to ``answered``. Only after ``attach``."""
+        self._answers.append(answered)
+        self._send(messages.json_frame(kind, value))
+
+    def execute(self, batch: int, requests: Sequence[InferenceRequest]) -> None:
+        """Send a batch."""
+        introductions: list[Buffer] = []
+        records: list[Buffer] = []
+        packer = self._packer
+        for request in requests:
+            packer.record(packer.entry(request.header, introductions), request.id, request.data, records)
+        tokens = self._borrower.take_released()
+        message = messages.batch_message(messages.EXECUTE, batch, len(requests), tokens, None, records)
+        if introductions:
+            message = b"".join((*introductions, message))
+        self._send(message)
+
+    def close(self) -> None:
+        """Drop the connection. The worker, if it is still there, ends."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+        self._on_end = None
+        self._socket.close()
+        self._process.descriptors.close()
+        self._unsent.clear()
+        if self._announce in self._arena.on_segment:
+            self._arena.on_segment.remove(self._announce)
+        self._loans = Loans()
+
+    def _readable(self) -> None:
+        try:
+            size = self._socket.recv_into(self._frames.space())
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            size = 0
+        if size == 0:
+            assert self._loop is not None
+            self._loop.remove_reader(self._socket)
+            if self._on_end is not None:
+                self._on_end()
+            return
+        for kind, count, body in self._frames.received(size):
+            self._handle(kind, count, body)
+
+    def _handle(self, kind: int, count: int, body: memoryview) -> None:
+        if kind == messages.RESULT:
+            self._result(count, body)
+        elif kind == messages.HEADER:
+            self._unpacker.introduce(messages.read_response_header(messages.read_json(body)))
+        elif kind == messages.RETURN:
+            for token in messages.read_tokens(body, count):
+                self._loans.returned(token)
+        elif kind == messages.SEGMENT:
+            _, descriptors, _, _ = socket.recv_fds(self._process.descriptors, 1, 1)
+            self._borrower.add(descriptors[0], messages.read_json(body))
+        elif kind == messages.LOG:
+            self._log(self._process.name, *messages.read_json(body))
+        elif kind == messages.DONE:
+            self._answers.popleft()(messages.read_json(body), None)
+        elif kind == messages.FAILED:
+            self._answers.popleft()(None, messages.read_error(body))
+
+    def _result(self, count: int, body: memoryview) -> None:
+        batch, tokens, at = messages.read_batch(body)
+        marks, at = messages.read_marks(body, at)
+        responses: list[InferenceResponse] = []
+        record = self._unpacker.record
+        for _ in range(count):
+            header, _, data, at = record(body, at)
+            if isinstance(header, NeriteError):
+                responses.append(InferenceResponse.failed(header))
+            else:
+                responses.append(InferenceResponse(header, data))
+        # After the records: an output may be a part of an input that is given back with this very message.
+        for token in tokens:
+            self._loans.returned(token)
+        assert self._on_result is not None
+        self._on_result(batch, responses, marks)
+
+    def _send(self, message: bytes) -> None:
+        if not self._unsent:
+            try:
+                sent = self._socket.send(message)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                return  # the worker is gone; the end of the channel is reported by ``_readable``
+            if sent == len(message):
+                return
+            assert self._loop is not None
+            self._loop.add_writer(self._socket, self._writable)
+            self._unsent.append(memoryview(message)[sent:])
+        else:
+            self._unsent.append(memoryview(message))
+
+    def _writable(self) -> None:
+        unsent = self._unsent
+        with contextlib.suppress(BlockingIOError, InterruptedError, OSError):
+            while unsent:
+                sent = self._socket.send(unsent[0])
+                if sent < len(unsent[0]):
+                    unsent[0] = unsent[0][sent:]
+                    return
+                unsent.popleft()
+        if not unsent:
+            assert self._loop is not None
+            self._loop.remove_writer(self._socket)
+
+    def _announce(self, segment: Segment) -> None:
+        socket.send_fds(self._process.descriptors, [b"."], [segment.descriptor])
+        self._send(messages.json_frame(messages.SEGMENT, segment.size))

@@ -1,0 +1,196 @@
+"""Between the queue of a model and its instances: what the decider decides is done here.
+
+Requests that arrive together run together: the first of them schedules one look at the queue after everything that the
+sockets had for this turn of the loop was read. An instance that finishes gets its next batch before the answers of the
+last one are sent, so that it works while we write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from nerite.core.errors import Cancelled, NeriteError, Unavailable
+from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.execution.runner import Batch, Runner
+from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.scheduling.decider import Decider
+from nerite.scheduling.release_order import ReleaseOrder
+
+_now = time.monotonic_ns
+
+
+class Dispatcher:
+    """One model version's queue, instances and timers. For the loop's thread only."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        runners: Sequence[Runner],
+        statistics: VersionStatistics,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        preserve_ordering: bool = False,
+    ) -> None:
+        self._decider = decider
+        self._runners = tuple(runners)
+        self._statistics = statistics
+        self._loop = loop
+        self._idle: deque[Runner] = deque(runners)
+        self._busy = 0
+        self._looking = False
+        self._timed = decider.timed
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._order: ReleaseOrder[tuple[InferenceRequest, InferenceResponse]] | None = (
+            ReleaseOrder() if preserve_ordering else None
+        )
+        self._places: dict[InferenceRequest, int] = {}
+        self._on_cancel = self._cancelled
+        self._on_drained: list[Callable[[], None]] = []
+        for runner in runners:
+            runner.done = self._done
+            runner.on_usable = self._usable
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for an instance."""
+        return self._decider.size
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait or run."""
+        return self._decider.size + self._busy
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Queue a request; its answer comes through ``request.respond``."""
+        refusal = self._decider.offer(request, _now())
+        if refusal is not None:
+            self._statistics.failed(Outcome.REJECTED, request.arrived_ns)
+            request.respond(InferenceResponse.failed(refusal))
+            return
+        request.on_cancel = self._on_cancel
+        if self._idle and not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._turn)
+        elif not self._idle and not self._busy:
+            self._fail_hopeless()
+        if self._timed:
+            self._arm()
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call once nothing waits or runs any more: at once, if so now."""
+        if self.in_flight:
+            self._on_drained.append(call)
+        else:
+            call()
+
+    def abandon(self, error: NeriteError) -> None:
+        """Answer everything that waits with ``error``. What runs, runs on."""
+        for request in self._decider.drain():
+            self._refuse(request, error, Outcome.OTHER)
+        self._check_drained()
+
+    def _turn(self) -> None:
+        """Look at the queue, as was arranged."""
+        self._look()
+        self._check_drained()
+
+    def _look(self) -> None:
+        """Give batches to idle instances while there are both."""
+        self._looking = True
+        decider = self._decider
+        idle = self._idle
+        while idle and decider.size:
+            now = _now()
+            self._expire(now)
+            batch = decider.take(now)
+            if batch is None:
+                break
+            if self._order is not None:
+                for request in batch:
+                    self._places[request] = self._order.begin()
+            self._busy += len(batch)
+            idle.popleft().run(batch)
+        self._looking = False
+        self._arm()
+
+    def _done(self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse], marks: Marks | None) -> None:
+        """An instance has finished: start its next batch, then pass the answers on."""
+        self._busy -= len(batch)
+        if runner.usable:
+            self._idle.append(runner)
+            if not self._looking:
+                self._look()
+        if self._order is None:
+            for request, response in zip(batch, responses, strict=True):
+                request.respond(response)
+        else:
+            for request, response in zip(batch, responses, strict=True):
+                for earlier, answer in self._order.finish(self._places.pop(request), (request, response)):
+                    earlier.respond(answer)
+        self._statistics.executed(batch, marks, _now())
+        self._check_drained()
+
+    def _usable(self, runner: Runner) -> None:
+        """An instance went down, came up, or failed to come up."""
+        if runner.usable:
+            self._idle.append(runner)
+            self._turn()
+        elif runner in self._idle:
+            self._idle.remove(runner)
+        if not self._idle and not self._busy:
+            self._fail_hopeless()
+
+    def _fail_hopeless(self) -> None:
+        """Answer everything that waits, if no instance can be brought up: nobody may wait for ever."""
+        failures = [failure for runner in self._runners if (failure := runner.failure) is not None]
+        if len(failures) == len(self._runners):
+            self.abandon(Unavailable(f"no instance of the model can be started: {failures[0].message}"))
+
+    def _expire(self, now: int) -> None:
+        for request in self._decider.expire(now):
+            self._refuse(request, Unavailable("Request timeout expired"), Outcome.REJECTED)
+
+    def _cancelled(self, request: InferenceRequest) -> None:
+        if not self._decider.withdraw(request):
+            return
+        self._refuse(request, Cancelled(""), Outcome.CANCELED)
+        self._check_drained()
+        if self._idle and not self._looking:
+            # What is left may be a batch that need not wait.
+            self._looking = True
+            self._loop.call_soon(self._turn)
+
+    def _refuse(self, request: InferenceRequest, error: NeriteError, outcome: Outcome) -> None:
+        self._statistics.failed(outcome, request.arrived_ns)
+        request.respond(InferenceResponse.failed(error))
+
+    def _check_drained(self) -> None:
+        """Tell those who wait for the end, if it has come. Only where every answer due by now has left."""
+        if self._on_drained and not self.in_flight:
+            waiting, self._on_drained = self._on_drained, []
+            for call in waiting:
+                call()
+
+    def _arm(self) -> None:
+        """Set the timer to when the decider wants to be asked again."""
+        at = self._decider.wake_at(bool(self._idle))
+        if self._timer is not None:
+            if at == self._timer_at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer_at = at
+            # The loop counts milliseconds. Rounded down, and asked again until it is due, the timer is exact.
+            self._timer = self._loop.call_later(max(0, at - _now()) // 1_000_000 / 1000, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._expire(_now())
+        self._turn()

@@ -1,0 +1,35 @@
+"""The one place where a model's code is called, and where what it raises becomes an answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from nerite.backends.interface import Instance
+from nerite.core.errors import Internal, NeriteError
+from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+
+_log = logging.getLogger("nerite.execution")
+
+
+def run(instance: Instance, name: str, requests: Sequence[InferenceRequest], marks: Marks) -> list[InferenceResponse]:
+    """Execute a batch; always returns one answer for each request, whatever the model does.
+
+    An exception fails the whole batch: a ``NeriteError`` with its own text, anything else as ``Internal``, with the
+    traceback in the log only.
+    """
+    try:
+        responses = list(instance.execute(requests, marks))
+        if len(responses) != len(requests):
+            raise Internal(f"instance '{name}' gave {len(responses)} responses to {len(requests)} requests")
+    except NeriteError as error:
+        marks.failed = True
+        responses = [InferenceResponse.failed(error)] * len(requests)
+    except Exception as error:
+        _log.exception("instance '%s' failed", name)
+        marks.failed = True
+        responses = [InferenceResponse.failed(Internal(f"{type(error).__name__}: {error}"))] * len(requests)
+    marks.end()
+    return responses

@@ -1,0 +1,196 @@
+"""Makes model versions run: decides where instances live, starts them, and puts a queue before them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from nerite.backends import registry
+from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.python.environment import find_interpreter
+from nerite.config.json_form import to_json
+from nerite.config.model_config import ModelConfig
+from nerite.config.scheduling_choice import ModelQueuePolicy
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.signature import Signature
+from nerite.execution import messages
+from nerite.execution.arena import Arena
+from nerite.execution.channel import Channel, Log
+from nerite.execution.loop_runner import LoopRunner
+from nerite.execution.nursery import Nursery, WorkerProcess
+from nerite.execution.runner import Runner
+from nerite.execution.running_version import RunningVersion
+from nerite.execution.thread_runner import ThreadRunner
+from nerite.execution.worker import write_context
+from nerite.execution.worker_runner import WorkerPlan, WorkerRunner
+from nerite.scheduling.decider import Decider
+from nerite.scheduling.dynamic_batcher import DynamicBatcher
+from nerite.scheduling.one_by_one import OneByOne
+from nerite.scheduling.policy import BatchingRules, QueuePolicy
+
+IN_WORKERS = frozenset(("python",))
+"""Backends whose instances get a process each, unless the model asks for ``EXECUTION_MODE: in_process``."""
+
+
+class Launcher:
+    """One for the server. Its coroutines are for the loop; the blocking work is done by ``loader``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, loader: Executor, nursery: Nursery, log: Log) -> None:
+        self._loop = loop
+        self._loader = loader
+        self._nursery = nursery
+        self._log = log
+
+    def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
+        """Have a backend complete a configuration. Blocks. Raises ``NeriteError``."""
+        if backend not in IN_WORKERS or _in_process(context):
+            return registry.backend(backend).complete(context)
+        instance = InstanceContext(f"{context.name}_auto_complete")
+        plan = self._plan(backend, context, instance, Arena(), find_interpreter(context))
+        process, channel = plan.start()
+        try:
+            completed: Mapping[str, Any] = channel.ask(messages.COMPLETE, write_context(backend, context))
+        finally:
+            channel.close()
+            process.kill()
+        return completed
+
+    async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
+        """Load a model version and all its instances. Raises ``NeriteError``; nothing is left behind then."""
+        began = time.monotonic()
+        decider = _decider(config)
+        instances = _instances(config)
+        arena = Arena()
+        if config.backend in IN_WORKERS and not _in_process(context):
+            runners: list[Runner] = await self._start_workers(config.backend, context, instances, arena)
+            release = _nothing
+        else:
+            backend = registry.backend(config.backend)
+            model = await self._loop.run_in_executor(self._loader, backend.open, context)
+            made = [await self._loop.run_in_executor(self._loader, model.instance, item) for item in instances]
+            release = model.close
+            pairs = list(zip(instances, made, strict=True))
+            if _in_process(context):
+                runners = [LoopRunner(item.name, instance) for item, instance in pairs]
+            else:
+                runners = [ThreadRunner(item.name, instance, self._loop) for item, instance in pairs]
+        running = RunningVersion(
+            context.name,
+            context.version,
+            config,
+            to_json(config),
+            signature,
+            decider,
+            runners,
+            arena,
+            self._loop,
+            release,
+        )
+        running.load_seconds = time.monotonic() - began
+        return running
+
+    async def _start_workers(
+        self, backend: str, context: ModelContext, instances: list[InstanceContext], arena: Arena
+    ) -> list[Runner]:
+        # Not on the loop: an environment may have to be unpacked.
+        interpreter = await self._loop.run_in_executor(self._loader, find_interpreter, context)
+        plans = [self._plan(backend, context, instance, arena, interpreter) for instance in instances]
+
+        def make(plan: WorkerPlan) -> tuple[WorkerProcess, Channel]:
+            process, channel = plan.start()
+            plan.load(process, channel)
+            return process, channel
+
+        made = await asyncio.gather(
+            *(self._loop.run_in_executor(self._loader, make, plan) for plan in plans), return_exceptions=True
+        )
+        workers = [item for item in made if not isinstance(item, BaseException)]
+        if len(workers) < len(made):
+            for process, channel in workers:
+                channel.close()
+                process.kill()
+            raise next(item for item in made if isinstance(item, BaseException))
+        return [
+            WorkerRunner(plan, process, channel, self._loop, self._loader)
+            for plan, (process, channel) in zip(plans, workers, strict=True)
+        ]
+
+    def _plan(
+        self,
+        backend: str,
+        context: ModelContext,
+        instance: InstanceContext,
+        arena: Arena,
+        interpreter: Path | None,
+    ) -> WorkerPlan:
+        return WorkerPlan(backend, context, instance, interpreter, {}, self._nursery, arena, self._log)
+
+
+def _nothing() -> None:
+    """Do what a model without a shared part needs in the end."""
+
+
+def _in_process(context: ModelContext) -> bool:
+    mode = context.parameter("EXECUTION_MODE", "worker")
+    if mode not in ("worker", "in_process"):
+        raise InvalidArgument(
+            f"parameter 'EXECUTION_MODE' of model '{context.name}' is '{mode}'; it may be 'worker' or 'in_process'"
+        )
+    return mode == "in_process"
+
+
+def _instances(config: ModelConfig) -> list[InstanceContext]:
+    """Return the instances that the instance groups ask for."""
+    instances = []
+    for group in config.instance_group:
+        kind = group.kind.removeprefix("KIND_")
+        devices = group.gpus or (0,)
+        number = 0
+        for device in devices:
+            for _ in range(max(group.count, 1)):
+                if not group.passive:
+                    instances.append(InstanceContext(f"{group.name}_{number}", kind, device))
+                number += 1
+    return instances
+
+
+def _decider(config: ModelConfig) -> Decider:
+    """Return the scheduler that a configuration chooses. Raises ``NeriteError`` for one there is no code for yet."""
+    hold = int(os.environ.get("TRITONSERVER_DELAY_SCHEDULER", "0") or 0)
+    if config.sequence_batching is not None or config.ensemble_scheduling is not None:
+        raise _not_yet(config)
+    batching = config.dynamic_batching
+    if batching is None:
+        return OneByOne(hold)
+    default = batching.default_queue_policy
+    return DynamicBatcher(
+        BatchingRules(
+            max_batch_size=config.max_batch_size,
+            preferred_sizes=tuple(batching.preferred_batch_size),
+            max_delay_us=batching.max_queue_delay_microseconds,
+            levels=batching.priority_levels,
+            default_level=batching.default_priority_level,
+            default_policy=_policy(default) if default else QueuePolicy(),
+            policies={level: _policy(policy) for level, policy in batching.priority_queue_policy.items()},
+            hold_until=hold,
+        )
+    )
+
+
+def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        timeout_us=policy.default_timeout_microseconds,
+        allow_override=policy.allow_timeout_override,
+        delay_on_timeout=policy.timeout_action == "DELAY",
+        max_size=policy.max_queue_size,
+    )
+
+
+def _not_yet(config: ModelConfig) -> NeriteError:
+    choice = "sequence_batching" if config.sequence_batching is not None else "ensemble_scheduling"
+    return InvalidArgument(f"model '{config.name}' uses '{choice}', which this version of the server does not offer")

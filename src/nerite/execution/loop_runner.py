@@ -1,0 +1,37 @@
+"""An instance that runs on the loop itself: no isolation, no hand-over, for steps of a few microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nerite.backends.interface import Instance
+from nerite.core.errors import NeriteError
+from nerite.core.marks import Marks
+from nerite.execution import guard
+from nerite.execution.runner import Batch, Done, Runner
+
+
+class LoopRunner:
+    """``EXECUTION_MODE: in_process``. While a batch runs, the whole server waits for it."""
+
+    def __init__(self, name: str, instance: Instance) -> None:
+        self.name = name
+        self.usable = True
+        self.failure: NeriteError | None = None
+        self.done: Done
+        self.on_usable: Callable[[Runner], None]
+        self._instance = instance
+
+    def run(self, batch: Batch) -> None:
+        """Execute a batch at once; ``done`` is called before this returns."""
+        marks = Marks()
+        self.done(self, batch, guard.run(self._instance, self.name, batch, marks), marks)
+
+    def is_ready(self, answered: Callable[[bool], None]) -> None:
+        """Ask the model."""
+        answered(self._instance.is_ready())
+
+    def close(self, closed: Callable[[], None]) -> None:
+        """Finalize the model."""
+        self._instance.close()
+        closed()

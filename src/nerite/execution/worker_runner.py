@@ -1,0 +1,211 @@
+"""An instance in a worker process of its own, and its supervision.
+
+States: up (idle or busy), down (the worker died; a new one is being made, or waited for), closed. A death fails the
+batch that was running and nothing else. The first death is answered by a new worker at once, the following ones after
+a growing pause; the model is not ready meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.core.errors import Internal, NeriteError
+from nerite.core.marks import Marks
+from nerite.core.response import InferenceResponse
+from nerite.execution import messages
+from nerite.execution.arena import Arena
+from nerite.execution.backoff import Backoff
+from nerite.execution.channel import Channel, Log
+from nerite.execution.nursery import Nursery, WorkerProcess
+from nerite.execution.runner import Batch, Done, Runner
+from nerite.execution.worker import write_context
+
+_log = logging.getLogger("nerite.execution")
+
+CLOSE_PATIENCE = 10.0
+"""Seconds that a model has for ``finalize`` before its worker is killed."""
+EXIT_PATIENCE = 1.0
+"""Seconds to wait for the news of how a worker ended, after its channel closed."""
+READY_PATIENCE = 5.0
+"""Seconds that a model has for ``is_ready``."""
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """Everything it takes to make the worker of one instance, again and again."""
+
+    backend: str
+    context: ModelContext
+    instance: InstanceContext
+    interpreter: Path | None
+    environment: Mapping[str, str]
+    nursery: Nursery
+    arena: Arena
+    log: Log
+
+    def start(self) -> tuple[WorkerProcess, Channel]:
+        """Make a worker, without a model yet. Blocks; not for the loop's thread. Raises ``NeriteError``."""
+        process = self.nursery.spawn(self.instance.name, self.interpreter, self.environment)
+        return process, Channel(process, self.arena, self.log)
+
+    def load(self, process: WorkerProcess, channel: Channel) -> None:
+        """Open the model in a worker. Blocks. Raises ``NeriteError``, and the worker is gone then."""
+        instance = {"name": self.instance.name, "kind": self.instance.kind, "device": self.instance.device}
+        try:
+            channel.ask(messages.LOAD, write_context(self.backend, self.context, instance=instance))
+        except NeriteError:
+            channel.close()
+            process.kill()
+            raise
+
+
+class WorkerRunner:
+    """One instance, in whatever worker it has at the moment."""
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        process: WorkerProcess,
+        channel: Channel,
+        loop: asyncio.AbstractEventLoop,
+        loader: Executor,
+    ) -> None:
+        """Take over a worker in which the model is loaded. For the loop's thread."""
+        self.name = plan.instance.name
+        self.usable = True
+        self.done: Done
+        self.on_usable: Callable[[Runner], None]
+        self.restarts = 0
+        self.failure: NeriteError | None = None
+        """Why the last attempt to make a new worker failed; None if it did not."""
+        self._plan = plan
+        self._loop = loop
+        self._loader = loader
+        self._backoff = Backoff()
+        self._batch: Batch | None = None
+        self._number = 0
+        self._closed: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._install(process, channel)
+
+    @property
+    def pid(self) -> int:
+        """The number of the worker's process."""
+        return self._process.pid
+
+    def run(self, batch: Batch) -> None:
+        """Send a batch to the worker."""
+        self._batch = batch
+        self._number = (self._number + 1) & 0xFFFFFFFF
+        self._channel.execute(self._number, batch)
+
+    def is_ready(self, answered: Callable[[bool], None]) -> None:
+        """Ask the model in the worker, for a limited time."""
+        if not self.usable:
+            answered(False)
+            return
+        pending = [answered]
+
+        def answer(ready: bool) -> None:
+            if pending:
+                timer.cancel()
+                pending.pop()(ready)
+
+        timer = self._loop.call_later(READY_PATIENCE, answer, False)
+        self._channel.request(messages.IS_READY, None, lambda value, error: answer(error is None and bool(value)))
+
+    def close(self, closed: Callable[[], None]) -> None:
+        """Have the model finalized and the process ended; kill it if that takes too long."""
+        self._closed = closed
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.usable:
+            self._finish_closing()
+            return
+        self._timer = self._loop.call_later(CLOSE_PATIENCE, self._process.kill)
+        self._channel.request(messages.CLOSE, None, lambda _value, _error: None)
+
+    def _install(self, process: WorkerProcess, channel: Channel) -> None:
+        self._process = process
+        self._channel = channel
+        channel.attach(self._loop, self._result, self._ended)
+
+    def _result(self, number: int, responses: Sequence[InferenceResponse], marks: Marks) -> None:
+        batch = self._batch
+        assert batch is not None and number == self._number
+        self._batch = None
+        self.done(self, batch, responses, marks)
+
+    def _ended(self) -> None:
+        """The channel is closed. Wait a moment for the news of how the process ended, then draw the conclusions."""
+        self.usable = False
+        if self._process.exit_status is not None:
+            self._bury()
+            return
+        self._process.on_exit = self._bury
+        self._timer = self._loop.call_later(EXIT_PATIENCE, self._bury)
+
+    def _bury(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._process.on_exit = None
+        self._process.kill()
+        self._channel.close()
+        if self._closed is not None:
+            self._finish_closing()
+            return
+        ending = self._process.ending
+        _log.error("worker '%s' (pid %d) died: %s; starting another", self.name, self._process.pid, ending)
+        self.on_usable(self)
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            error = Internal(
+                f"Stub process '{self.name}' is not healthy. The worker died while it ran this request: {ending}."
+            )
+            self.done(self, batch, [InferenceResponse.failed(error)] * len(batch), None)
+        self._timer = self._loop.call_later(self._backoff.failed(self._loop.time()), self._revive)
+
+    def _revive(self) -> None:
+        self._timer = None
+        attempt = self._loop.run_in_executor(self._loader, self._make)
+        attempt.add_done_callback(self._revived)
+
+    def _make(self) -> tuple[WorkerProcess, Channel]:
+        process, channel = self._plan.start()
+        self._plan.load(process, channel)
+        return process, channel
+
+    def _revived(self, attempt: asyncio.Future[tuple[WorkerProcess, Channel]]) -> None:
+        error: Any = attempt.exception()
+        if error is not None:
+            self.failure = error if isinstance(error, NeriteError) else Internal(str(error))
+            if self._closed is not None:
+                return
+            pause = self._backoff.failed(self._loop.time())
+            _log.error("no new worker for '%s': %s; next try in %.1f s", self.name, self.failure.message, pause)
+            self.on_usable(self)
+            self._timer = self._loop.call_later(pause, self._revive)
+            return
+        process, channel = attempt.result()
+        if self._closed is not None:
+            channel.close()
+            process.kill()
+            return
+        self._install(process, channel)
+        self.restarts += 1
+        self.failure = None
+        self.usable = True
+        _log.warning("worker '%s' runs again (pid %d)", self.name, process.pid)
+        self.on_usable(self)
+
+    def _finish_closing(self) -> None:
+        closed, self._closed = self._closed, lambda: None
+        if closed is not None:
+            closed()

@@ -1,0 +1,116 @@
+"""HTTP/2 on the wire: the numbers of RFC 9113 and the bytes of the frames that we send."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""What we send. A memoryview must be one-dimensional and of bytes: its ``len`` is taken as its size."""
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+
+ACK: Final = 0x1
+END_STREAM: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+PRIORITISED: Final = 0x20
+"""The PRIORITY flag of a HEADERS frame."""
+
+HEADER_SIZE: Final = 9
+MAX_STREAM_ID: Final = 0x7FFFFFFF
+MAX_WINDOW: Final = 0x7FFFFFFF
+DEFAULT_WINDOW: Final = 65_535
+MIN_MAX_FRAME_SIZE: Final = 16_384
+"""What every peer accepts, whatever it has said so far."""
+MAX_MAX_FRAME_SIZE: Final = 16_777_215
+
+
+class ErrorCode(IntEnum):
+    """Why a stream or a connection ended. A peer may send numbers that are not in here."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+class ProtocolError(Exception):
+    """The peer broke a rule in a way that ends the connection. Never leaves ``Connection.receive``."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+# A frame header is read and written as three numbers: length and type share the first word, so that one call of
+# struct does what would otherwise be two and a shift. The first word is ``length << 8 | type``.
+_HEADER = struct.Struct(">IBI")
+unpack_header = _HEADER.unpack_from
+pack_header = _HEADER.pack
+_pack_with_word = struct.Struct(">IBII").pack
+
+SETTINGS_ACK: Final = pack_header(SETTINGS, ACK, 0)
+
+
+def rst_stream(stream_id: int, code: int) -> bytes:
+    """Return a RST_STREAM frame."""
+    return _pack_with_word(4 << 8 | RST_STREAM, 0, stream_id, code)
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
+    return _pack_with_word(4 << 8 | WINDOW_UPDATE, 0, stream_id, increment)
+
+
+def ping(payload: bytes, flags: int = 0) -> bytes:
+    """Return a PING frame. ``payload`` is eight bytes."""
+    return pack_header(8 << 8 | PING, flags, 0) + payload
+
+
+def goaway(last_stream_id: int, code: int, reason: bytes) -> bytes:
+    """Return a GOAWAY frame with ``reason`` as its debug data."""
+    return _pack_with_word((8 + len(reason)) << 8 | GOAWAY, 0, 0, last_stream_id) + code.to_bytes(4) + reason
+
+
+def settings(values: Iterable[tuple[int, int]]) -> bytes:
+    """Return a SETTINGS frame with ``values`` in their order."""
+    payload = b"".join(struct.pack(">HI", identifier, value) for identifier, value in values)
+    return pack_header(len(payload) << 8 | SETTINGS, 0, 0) + payload
+
+
+def header_block(stream_id: int, block: bytes, flags: int, max_frame_size: int) -> bytes:
+    """Return HEADERS, and as many CONTINUATION frames as ``block`` needs. ``flags`` are those of the HEADERS."""
+    if len(block) <= max_frame_size:
+        return pack_header(len(block) << 8 | HEADERS, flags | END_HEADERS, stream_id) + block
+    frames = [pack_header(max_frame_size << 8 | HEADERS, flags, stream_id), block[:max_frame_size]]
+    for start in range(max_frame_size, len(block), max_frame_size):
+        fragment = block[start : start + max_frame_size]
+        last = END_HEADERS if start + max_frame_size >= len(block) else 0
+        frames.append(pack_header(len(fragment) << 8 | CONTINUATION, last, stream_id))
+        frames.append(fragment)
+    return b"".join(frames)

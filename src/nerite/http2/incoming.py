@@ -1,0 +1,432 @@
+"""The receiving half of a connection: frames out of a stream of bytes, requests out of HEADERS and DATA."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Final
+
+from nerite.http2 import frames
+from nerite.http2.abuse import Floods
+from nerite.http2.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADER_SIZE,
+    HEADERS,
+    MAX_STREAM_ID,
+    PADDED,
+    PRIORITISED,
+    ErrorCode,
+    ProtocolError,
+    unpack_header,
+)
+from nerite.http2.handler import Handler
+from nerite.http2.headers import HeaderReader, Malformed, PartialBlock
+from nerite.http2.limits import Limits
+from nerite.http2.outgoing import Outgoing
+from nerite.http2.stream import MEASURED, PAUSED, REMOTE_CLOSED, Stream
+
+# What the next frame may be.
+ANY: Final = 0
+ONLY_SETTINGS: Final = 1
+ONLY_CONTINUATION: Final = 2
+NOTHING: Final = 3
+
+_PLAIN_HEADERS: Final = END_HEADERS | PADDED | PRIORITISED
+
+
+class Incoming(Outgoing, ABC):
+    """What the peer sends. Methods raise ``ProtocolError`` where the connection has to end."""
+
+    __slots__ = (
+        "_block",
+        "_cut_ends",
+        "_cut_left",
+        "_cut_stream",
+        "_cut_stream_id",
+        "_data_received",
+        "_expected",
+        "_floods",
+        "_headers",
+        "_held",
+        "_last_stream_id",
+        "_limits",
+        "_now",
+        "_processed_stream_id",
+        "_request_started",
+        "_return_at",
+        "_room",
+        "_skipped",
+        "_stream_return_at",
+        "_stream_window",
+        "_unreturned",
+        "_wanted",
+    )
+
+    def __init__(self, handler: Handler, limits: Limits, now: float) -> None:
+        super().__init__(handler)
+        self._request_started = handler.request_started
+        self._data_received = handler.data_received
+        self._limits = limits
+        self._now = now
+        self._floods = Floods(limits, now)
+        self._headers = HeaderReader(limits)
+        self._expected = ONLY_SETTINGS
+
+        self._held = bytearray()
+        """The beginning of a frame of which a part is missing."""
+        self._wanted = 0
+        """How long ``_held`` has to be before another look at it is worth it."""
+
+        # A DATA frame is passed on while it arrives: this is the rest of the one under way.
+        self._cut_stream: Stream | None = None
+        self._cut_stream_id = 0
+        self._cut_left = 0
+        self._cut_ends = False
+        self._skipped = 0
+        """Bytes after that which nobody wants: padding, frames of unknown types."""
+
+        self._block: PartialBlock | None = None
+        """What goes on in CONTINUATION frames."""
+
+        # What we let the peer send. Credit goes back when half of a window is used.
+        self._unreturned = 0
+        """Bytes received for which the connection has not given credit back."""
+        self._return_at = limits.connection_window // 2
+        self._stream_window = max(limits.stream_window, frames.DEFAULT_WINDOW)
+        """What a stream may have ``unreturned``: the default counts until the peer acknowledges our SETTINGS."""
+        self._stream_return_at = max(1, limits.stream_window // 2)
+
+        self._last_stream_id = 0
+        """The highest that the peer has used."""
+        self._processed_stream_id = MAX_STREAM_ID
+        """The last that we said we would serve."""
+        self._room = limits.max_concurrent_streams
+        """How many streams may be open; 0 once we have said which is the last."""
+
+    @abstractmethod
+    def _take_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Act on a complete frame that is none of DATA, HEADERS, CONTINUATION."""
+
+    # -- back-pressure
+
+    def pause(self, stream_id: int) -> None:
+        """Give no credit back for this stream: the peer may send what is left of the stream's window, and no more."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.state |= PAUSED
+
+    def resume(self, stream_id: int) -> None:
+        """Give credit again, including what was held back."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.state &= ~PAUSED
+            self._return_stream_credit(stream_id, stream)
+
+    # -- frames
+
+    def _take_frames(self, data: bytes | memoryview) -> None:
+        """Act on each frame in ``data``, and keep the beginning of one that is incomplete.
+
+        This is where the time goes. The two frames of a plain request are handled here, in line, because a call costs
+        as much as all of their checks together; whatever is unusual goes to a method that does it all again, slowly.
+        A callback may change anything, so nothing but ``data`` and the constants is remembered across one.
+        """
+        size = len(data)
+        position = self._take_payload(data, 0) if self._cut_left or self._skipped else 0
+        streams = self._streams
+        kept_headers = self._headers.kept.get
+        max_frame_size = self._limits.max_frame_size
+        while size - position >= HEADER_SIZE:
+            word, flags, stream_id = unpack_header(data, position)
+            kind = word & 0xFF
+            length = word >> 8
+            stream_id &= MAX_STREAM_ID
+            body = position + HEADER_SIZE
+            end = body + length
+            if self._expected:
+                if self._expected == NOTHING:
+                    return
+                self._check_expected(kind, stream_id)
+            if length > max_frame_size:
+                raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "a frame is larger than MAX_FRAME_SIZE")
+
+            if kind == DATA:
+                stream = streams.get(stream_id)
+                if (
+                    stream is not None
+                    and (
+                        not stream.state
+                        # All of the body that the request announced.
+                        or (stream.state == MEASURED and stream.missing == length and flags & END_STREAM)
+                    )
+                    and end <= size
+                    and length
+                    and not flags & PADDED
+                    and self._unreturned + length < self._return_at
+                    and stream.unreturned + length < self._stream_return_at
+                ):
+                    self._unreturned += length
+                    stream.unreturned += length
+                    if flags & END_STREAM:
+                        stream.state = REMOTE_CLOSED
+                        self._data_received(stream_id, data[body:end], True)
+                    else:
+                        self._data_received(stream_id, data[body:end], False)
+                    position = end
+                    continue
+            elif (
+                kind == HEADERS
+                and end <= size
+                and stream_id > self._last_stream_id
+                and flags & _PLAIN_HEADERS == END_HEADERS
+                and len(streams) < self._room
+            ):
+                headers = kept_headers(bytes(data[body:end]))
+                if headers is not None and stream_id & 1 and not flags & END_STREAM:
+                    self._last_stream_id = stream_id
+                    stream = streams[stream_id] = Stream()
+                    if headers.content_length >= 0:
+                        stream.state = MEASURED
+                        stream.missing = headers.content_length
+                    self._request_started(stream_id, headers, False)
+                    position = end
+                    continue
+            position = self._take_frame(data, position, kind, flags, stream_id, length)
+        if position < size:
+            self._hold(data, position, HEADER_SIZE)
+
+    def _take_frame(
+        self, data: bytes | memoryview, position: int, kind: int, flags: int, stream_id: int, length: int
+    ) -> int:
+        """Act on any one frame, or keep what there is of it. Returns the position behind it."""
+        size = len(data)
+        body = position + HEADER_SIZE
+        if kind == DATA:
+            if flags & PADDED and length and body == size:
+                return self._hold(data, position, HEADER_SIZE + 1)
+            padding = data[body] if flags & PADDED and length else 0
+            self._take_data(flags, stream_id, length, padding)
+            return self._take_payload(data, body + 1 if flags & PADDED else body)
+        if kind > CONTINUATION:
+            self._count_idle_frame()
+            self._skipped = length
+            return self._take_payload(data, body)
+        if length > self._limits.max_header_block:
+            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "a frame is too large")
+        if body + length > size:
+            return self._hold(data, position, HEADER_SIZE + length)
+        payload = bytes(data[body : body + length])
+        if kind == HEADERS:
+            self._take_headers(flags, stream_id, payload)
+        elif kind == CONTINUATION:
+            self._take_continuation(flags, payload)
+        else:
+            self._take_control(kind, flags, stream_id, payload)
+        return body + length
+
+    def _hold(self, data: bytes | memoryview, position: int, wanted: int) -> int:
+        """Keep the rest of ``data`` until there are ``wanted`` bytes of it. Returns the end of ``data``."""
+        self._held += data[position:]
+        self._wanted = wanted
+        return len(data)
+
+    def _check_expected(self, kind: int, stream_id: int) -> None:
+        if self._expected == ONLY_SETTINGS:
+            if kind != frames.SETTINGS:
+                raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        elif kind != CONTINUATION or self._block is None or stream_id != self._block.stream_id:
+            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
+
+    # -- DATA
+
+    def _take_data(self, flags: int, stream_id: int, length: int, padding: int) -> None:
+        """Account for a DATA frame, and say in ``_cut_left`` and ``_skipped`` what is to be done with its payload."""
+        content = length
+        if flags & PADDED:
+            content = length - 1 - padding
+            if not length:
+                raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "a padded frame has no room for its padding")
+            if content < 0:
+                raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "the padding is larger than its frame")
+        self._return_credit(length)
+        # Until the checks below are through, nobody wants the payload.
+        self._cut_left = 0
+        self._skipped = content + padding
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._check_stray(stream_id)
+            # What has content was on its way, as much as the stream's window held, and is nobody's fault.
+            if not content:
+                self._count_idle_frame()
+            return
+        if stream.state & REMOTE_CLOSED:
+            self._fail_stream(stream_id, ErrorCode.STREAM_CLOSED)
+            return
+        stream.unreturned += length
+        if stream.unreturned > self._stream_window:
+            self._fail_stream(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        ends = bool(flags & END_STREAM)
+        if stream.state & MEASURED:
+            stream.missing -= content
+            if stream.missing < 0 or (ends and stream.missing):
+                self._fail_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
+                return
+        if ends:
+            stream.state |= REMOTE_CLOSED
+        else:
+            self._return_stream_credit(stream_id, stream)
+        if content:
+            self._cut_stream = stream
+            self._cut_stream_id = stream_id
+            self._cut_left = content
+            self._cut_ends = ends
+            self._skipped = padding
+        elif ends:
+            self._data_received(stream_id, b"", True)
+        else:
+            self._count_idle_frame()
+
+    def _take_payload(self, data: bytes | memoryview, position: int) -> int:
+        """Pass on what ``data`` brings of the DATA frame under way, and skip what is to be skipped."""
+        if self._cut_left:
+            piece = data[position : position + self._cut_left]
+            position += len(piece)
+            self._cut_left -= len(piece)
+            # The stream may have been reset since the frame began.
+            if len(piece) and self._streams.get(self._cut_stream_id) is self._cut_stream:
+                self._data_received(self._cut_stream_id, piece, self._cut_ends and not self._cut_left)
+        if not self._cut_left:
+            self._cut_stream = None
+            skipped = min(self._skipped, len(data) - position)
+            self._skipped -= skipped
+            position += skipped
+        return position
+
+    def _return_credit(self, length: int) -> None:
+        """Count what came on the connection, and give credit back once half of the window is used."""
+        self._unreturned += length
+        if self._unreturned > self._limits.connection_window:
+            raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "more than the window of the connection was sent")
+        if self._unreturned >= self._return_at:
+            self.outbound.append(frames.window_update(0, self._unreturned))
+            self._unreturned = 0
+
+    def _return_stream_credit(self, stream_id: int, stream: Stream) -> None:
+        """Give credit back once half of the window is used, if there is more to come and it is wanted."""
+        if stream.unreturned >= self._stream_return_at and not stream.state & (PAUSED | REMOTE_CLOSED):
+            self.outbound.append(frames.window_update(stream_id, stream.unreturned))
+            stream.unreturned = 0
+
+    # -- HEADERS and CONTINUATION
+
+    def _take_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if not stream_id & 1:
+            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that is not a client's")
+        start = (1 if flags & PADDED else 0) + (5 if flags & PRIORITISED else 0)
+        if len(payload) < start:
+            raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its flags")
+        end = len(payload) - (payload[0] if flags & PADDED else 0)
+        if end < start:
+            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "the padding is larger than its frame")
+        block = payload[start:end]
+        if flags & END_HEADERS:
+            self._take_block(flags, stream_id, block)
+            return
+        self._block = PartialBlock(self._limits, flags, stream_id, block, self._now)
+        self._expected = ONLY_CONTINUATION
+
+    def _take_continuation(self, flags: int, payload: bytes) -> None:
+        partial = self._block
+        if partial is None:
+            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        partial.add(payload, self._now)
+        if flags & END_HEADERS:
+            self._block = None
+            self._expected = ANY
+            self._take_block(partial.flags, partial.stream_id, bytes(partial.block))
+
+    def _take_block(self, flags: int, stream_id: int, block: bytes) -> None:
+        """Act on a complete header block: a request, or the trailers of one."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._take_trailers(flags, stream_id, stream, block)
+            return
+        if stream_id <= self._last_stream_id:
+            if not self._is_forgiven(stream_id):
+                raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that was used before")
+            self._count_idle_frame()
+            self._headers.discard(block)
+            return
+        self._last_stream_id = stream_id
+        if stream_id > self._processed_stream_id:
+            self._headers.discard(block)
+            return
+        try:
+            headers = self._headers.kept.get(block) or self._headers.request(block)
+        except Malformed as error:
+            self._fail_stream(stream_id, error.code)
+            return
+        if len(self._streams) >= self._room:
+            self._fail_stream(stream_id, ErrorCode.REFUSED_STREAM)
+            return
+        ends = bool(flags & END_STREAM)
+        if ends and headers.content_length > 0:
+            self._fail_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream = self._streams[stream_id] = Stream()
+        if ends:
+            stream.state = REMOTE_CLOSED
+        elif headers.content_length >= 0:
+            stream.state = MEASURED
+            stream.missing = headers.content_length
+        self._request_started(stream_id, headers, ends)
+
+    def _take_trailers(self, flags: int, stream_id: int, stream: Stream, block: bytes) -> None:
+        try:
+            self._headers.trailers(block)
+        except Malformed as error:
+            self._fail_stream(stream_id, error.code)
+            return
+        if stream.state & REMOTE_CLOSED:
+            self._fail_stream(stream_id, ErrorCode.STREAM_CLOSED)
+        elif not flags & END_STREAM or (stream.state & MEASURED and stream.missing):
+            self._fail_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            stream.state |= REMOTE_CLOSED
+            self._data_received(stream_id, b"", True)
+
+    # -- trouble
+
+    def _fail_stream(self, stream_id: int, code: ErrorCode) -> None:
+        """Reset a stream because of what the peer did, which is counted; tell the handler if it knows the stream."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._forget(stream_id, stream)
+        self._write_reset(stream_id, code)
+        if stream is not None:
+            self._handler.stream_closed(stream_id, code)
+        self._count_reset()
+
+    def _is_forgiven(self, stream_id: int) -> bool:
+        """Whether frames for this closed stream only come because the peer did not know yet that we had ended it."""
+        return stream_id in self._resets or stream_id > self._processed_stream_id
+
+    def _check_stray(self, stream_id: int) -> None:
+        self._check_not_idle(stream_id)
+        if not self._is_forgiven(stream_id):
+            raise ProtocolError(ErrorCode.STREAM_CLOSED, "DATA on a closed stream")
+
+    def _check_not_idle(self, stream_id: int) -> None:
+        if stream_id > self._last_stream_id or not stream_id & 1:
+            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "a frame for a stream that was never opened")
+
+    def _count_idle_frame(self) -> None:
+        if not self._floods.allows_idle_frame(self._now, self._progress):
+            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do nothing")
+
+    def _count_reset(self) -> None:
+        if not self._floods.allows_reset(self._now):
+            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")

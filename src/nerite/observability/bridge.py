@@ -1,0 +1,72 @@
+"""Brings into the log what is said elsewhere: through the standard ``logging`` module, by warnings, by workers.
+
+The rooms of the server below this one, and the libraries they use, say ``logging.getLogger(__name__).info(…)``; the
+record that comes out is the same as if they had used ``log``, with the place they said it at.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from nerite.observability.log import Log
+from nerite.observability.record import Level, Record
+
+_OURS = "nerite"
+
+
+class LogHandler(logging.Handler):
+    """Passes records on. DEBUG is verbose 1; a traceback follows its message."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write ``record``. One that cannot be formatted is reported as ``logging`` does, not raised."""
+        level = level_of(record.levelno)
+        if not self._log.wants(level):
+            return
+        try:
+            message = self.format(record)
+        except Exception:  # the arguments of a library's message are anybody's
+            self.handleError(record)
+            return
+        if record.name.partition(".")[0] != _OURS:
+            message = f"{record.name}: {message}"
+        pid, time_ns = record.process or os.getpid(), int(record.created * 1e9)
+        self._log.relay(Record(level, message, record.filename, record.lineno, pid, time_ns))
+
+
+def install(log: Log) -> None:
+    """Make ``log`` the one destination of the standard ``logging`` module and of warnings in this process.
+
+    Of libraries only warnings and errors are taken; of our own rooms what the settings of ``log`` let through.
+    """
+    logging.basicConfig(handlers=[LogHandler(log)], level=logging.WARNING, force=True)
+    logging.getLogger(_OURS).setLevel(logging.DEBUG)
+    logging.captureWarnings(True)
+
+
+def level_of(number: int) -> Level:
+    """Return our level for a level of the standard ``logging`` module."""
+    if number >= logging.ERROR:
+        return Level.ERROR
+    if number >= logging.WARNING:
+        return Level.WARNING
+    return Level.INFO if number >= logging.INFO else Level.VERBOSE
+
+
+class WorkerLines:
+    """Called with what workers send: writes it under the name of the instance."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def __call__(self, instance: str, level: str, text: str, file: str = "worker", line: int = 0) -> None:
+        """Write ``text``. ``level`` is a name of the ``logging`` module; any other counts as INFO."""
+        number = logging.getLevelNamesMapping().get(level, logging.INFO)
+        extras = {"instance": instance}
+        self._log.relay(Record(level_of(number), text, file, line, os.getpid(), time.time_ns(), extras=extras))

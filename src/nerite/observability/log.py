@@ -1,0 +1,130 @@
+"""The log: ``log.info("…")`` from anywhere in the server, in Triton's record format or as JSON.
+
+There is one, ``log``, because its settings belong to the process: flags set them at start and clients change them
+through the logging extension. A call whose level is off costs a method call and a comparison. Where even building the
+message would cost, ask first: ``if log.verbose_level >= 1``.
+
+Worker processes do not write. They send text, level and place to the server, which passes them to ``relay``, so all
+lines have one form and arrive whole.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import get_args
+
+from nerite.config.options import LogFormat, LogOptions
+from nerite.observability.record import Formatter, JsonFormatter, Level, Record, Table, TextFormatter
+from nerite.observability.sink import Sink
+from nerite.observability.table import terminal_width
+
+_FORMATS: dict[str, LogFormat] = {name: name for name in get_args(LogFormat)}
+_NO_ESCAPE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
+
+
+class Log:
+    """Levels that can be switched while the server runs, one form, and two streams or one file."""
+
+    def __init__(self, out: Sink, err: Sink) -> None:
+        self.info_enabled = True
+        self.warning_enabled = True
+        self.error_enabled = True
+        self.verbose_level = 0
+        self._streams = (out, err)
+        self._file: Sink | None = None
+        self._file_name = ""
+        self._format: LogFormat = "default"
+        self._formatter: Formatter = _formatter("default")
+
+    def configure(self, options: LogOptions) -> None:
+        """Take over all settings. Raises ``OSError`` if the log file cannot be opened; nothing is changed then."""
+        file = Sink.to_file(options.file) if options.file else None
+        self.info_enabled = options.info
+        self.warning_enabled = options.warning
+        self.error_enabled = options.error
+        self.verbose_level = options.verbose
+        self.set_format(options.format)
+        before, self._file, self._file_name = self._file, file, options.file
+        if before is not None:
+            before.close()
+
+    @property
+    def format(self) -> LogFormat:
+        """The form of records."""
+        return self._format
+
+    @property
+    def file(self) -> str:
+        """The path of the log file; empty where records go to the standard streams."""
+        return self._file_name
+
+    def set_format(self, name: str) -> None:
+        """Change the form of the records from the next one on. Raises ``ValueError`` for a name that is none."""
+        if name not in _FORMATS:
+            raise ValueError(name)
+        self._format = _FORMATS[name]
+        self._formatter = _formatter(self._format)
+
+    def info(self, message: str, **extras: object) -> None:
+        """Log what happens. ``extras`` become keys of a JSON record."""
+        if self.info_enabled:
+            self._here(Level.INFO, message, extras)
+
+    def warning(self, message: str, **extras: object) -> None:
+        """Log what looks wrong."""
+        if self.warning_enabled:
+            self._here(Level.WARNING, message, extras)
+
+    def error(self, message: str, **extras: object) -> None:
+        """Log what went wrong."""
+        if self.error_enabled:
+            self._here(Level.ERROR, message, extras)
+
+    def verbose(self, level: int, message: str, **extras: object) -> None:
+        """Log a detail that is wanted from verbosity ``level`` on."""
+        if self.verbose_level >= level:
+            self._here(Level.VERBOSE, message, extras)
+
+    def table(self, table: Table, heading: str = "", *, verbose: int = 0) -> None:
+        """Log a table below ``heading``, as information, or as a detail of level ``verbose`` if that is not zero."""
+        if self.verbose_level >= verbose if verbose else self.info_enabled:
+            self._here(Level.VERBOSE if verbose else Level.INFO, heading, {}, table)
+
+    def wants(self, level: Level, verbose: int = 1) -> bool:
+        """Return whether an event of this level, and for VERBOSE of this degree, would be written."""
+        match level:
+            case Level.ERROR:
+                return self.error_enabled
+            case Level.WARNING:
+                return self.warning_enabled
+            case Level.INFO:
+                return self.info_enabled
+        return self.verbose_level >= verbose
+
+    def relay(self, record: Record, verbose: int = 1) -> None:
+        """Write an event that happened elsewhere, in a worker or a library, if its level is on."""
+        if self.wants(record.level, verbose):
+            self._write(record)
+
+    def _here(self, level: Level, message: str, extras: dict[str, object], table: Table | None = None) -> None:
+        caller = sys._getframe(2)
+        file = caller.f_code.co_filename.rpartition("/")[2]
+        self._write(
+            Record(level, message, file, caller.f_lineno, os.getpid(), time.time_ns(), table=table, extras=extras)
+        )
+
+    def _write(self, record: Record) -> None:
+        to_stderr = record.level in (Level.ERROR, Level.WARNING)
+        (self._file or self._streams[to_stderr]).write(self._formatter.format(record))
+
+
+def _formatter(name: LogFormat) -> Formatter:
+    if name == "json":
+        return JsonFormatter()
+    escape = os.environ.get(_NO_ESCAPE) != "0"
+    return TextFormatter(iso8601=name == "ISO8601", escape=escape, width=terminal_width())
+
+
+log = Log(Sink(1), Sink(2))

@@ -1,0 +1,57 @@
+"""The processor and memory of the machine, as Linux tells them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nerite.observability.exposition import Family
+
+_STAT = Path("/proc/stat")
+_MEMINFO = Path("/proc/meminfo")
+
+
+class Machine:
+    """Reads the machine's state when asked; the load is that since the last time it was asked."""
+
+    def __init__(self) -> None:
+        self._busy, self._total = _ticks()
+        self._utilization = 0.0
+
+    def families(self) -> list[Family]:
+        """Return the metrics of the machine; none where there is no /proc."""
+        if not _STAT.exists():
+            return []
+        busy, total = _ticks()
+        if total > self._total:
+            self._utilization = (busy - self._busy) / (total - self._total)
+            self._busy, self._total = busy, total
+        memory = _memory()
+        used = memory["MemTotal"] - memory["MemAvailable"]
+        return [
+            Family("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", "gauge", [({}, self._utilization)]),
+            Family(
+                "nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", "gauge", [({}, memory["MemTotal"])]
+            ),
+            Family("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", "gauge", [({}, used)]),
+        ]
+
+
+def _ticks() -> tuple[int, int]:
+    """Return the ticks that all processors worked, and all ticks there were."""
+    try:
+        with _STAT.open() as file:
+            fields = [int(field) for field in file.readline().split()[1:9]]
+    except OSError:
+        return 0, os.cpu_count() or 1
+    idle = fields[3] + fields[4]
+    return sum(fields) - idle, sum(fields)
+
+
+def _memory() -> dict[str, int]:
+    """Return the sizes of /proc/meminfo in bytes."""
+    sizes = {}
+    for line in _MEMINFO.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        sizes[name] = int(rest.split()[0]) * 1024
+    return sizes

@@ -1,0 +1,104 @@
+"""The core metrics of each model version, read from its statistics when the page is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from nerite.observability.exposition import Family
+from nerite.observability.statistics import VersionStatistics
+
+
+class Version(NamedTuple):
+    """A model version as the metrics see it."""
+
+    model: str
+    version: str
+    tags: dict[str, str]
+    statistics: VersionStatistics
+    pending: int
+    load_seconds: float
+
+
+_COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
+    (
+        "nv_inference_count",
+        "Number of inferences performed (does not include cached requests)",
+        lambda s: s.inference_count,
+    ),
+    (
+        "nv_inference_exec_count",
+        "Number of model executions performed (does not include cached requests)",
+        lambda s: s.execution_count,
+    ),
+    (
+        "nv_inference_request_duration_us",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        lambda s: s.success.ns // 1000,
+    ),
+    (
+        "nv_inference_queue_duration_us",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        lambda s: s.queue.ns // 1000,
+    ),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        lambda s: s.compute_input.ns // 1000,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        lambda s: s.compute_infer.ns // 1000,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        lambda s: s.compute_output.ns // 1000,
+    ),
+)
+
+
+def families(versions: Iterable[Version], *, counters: bool = True) -> list[Family]:
+    """Return the metrics of all versions. Without ``counters`` nothing that counts requests has values."""
+    all_versions = [(_labels(item), item) for item in versions]
+    listed = all_versions if counters else []
+    success = Family(
+        "nv_inference_request_success",
+        "Number of successful inference requests, all batch sizes",
+        "counter",
+        [(labels, item.statistics.success.count) for labels, item in listed],
+    )
+    failure = Family(
+        "nv_inference_request_failure",
+        "Number of failed inference requests, all batch sizes",
+        "counter",
+        [
+            ({**labels, "reason": outcome.value}, count)
+            for labels, item in listed
+            for outcome, count in item.statistics.failures.items()
+        ],
+    )
+    counted = [
+        Family(name, text, "counter", [(labels, read(item.statistics)) for labels, item in listed])
+        for name, text, read in _COUNTERS
+    ]
+    pending = Family(
+        "nv_inference_pending_request_count",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        "gauge",
+        [(labels, item.pending) for labels, item in all_versions],
+    )
+    load = Family(
+        "nv_model_load_duration_secs",
+        "Model load time in seconds",
+        "gauge",
+        [(labels, item.load_seconds) for labels, item in all_versions],
+    )
+    return [success, failure, *counted, pending, load]
+
+
+def _labels(version: Version) -> dict[str, str]:
+    labels = {"model": version.model, "version": version.version}
+    labels.update((f"_{name}", value) for name, value in version.tags.items())
+    return labels

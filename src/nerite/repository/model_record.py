@@ -1,0 +1,81 @@
+"""What the server knows of one model: each version's state, and the ones that run."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from nerite.config.loading import PolledModel
+from nerite.core.errors import InvalidArgument, NotFound, Unavailable
+from nerite.execution.running_version import RunningVersion
+from nerite.repository.fingerprint import ModelFingerprint
+
+
+class State(enum.Enum):
+    """Where a version is in its life."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass
+class VersionState:
+    """State, and what led to it where that needs saying."""
+
+    state: State
+    reason: str = ""
+
+
+@dataclass
+class ModelRecord:
+    """One model. Changed by the ``ModelManager`` only."""
+
+    name: str
+    states: dict[int, VersionState] = field(default_factory=dict)
+    running: dict[int, RunningVersion] = field(default_factory=dict)
+    """The versions that take requests."""
+    latest: int = -1
+    """The version a request without one goes to."""
+    loaded: tuple[PolledModel, ModelFingerprint] | None = None
+    """What the files said, and how they looked, from which ``running`` was made."""
+    seen: ModelFingerprint | None = None
+    """How the files looked when they were last loaded, or failed to load."""
+    unreadable: str = ""
+    """What is wrong with the files, where it is so wrong that no load was tried."""
+
+    def find(self, version: str) -> RunningVersion:
+        """Return the running version that ``version`` means; empty means the latest. Raises Triton's refusals."""
+        if not version:
+            if self.latest < 0:
+                raise NotFound(f"Request for unknown model: '{self.name}' has no available versions")
+            return self.running[self.latest]
+        number = version_number(version)
+        running = self.running.get(number)
+        if running is not None:
+            return running
+        if number in self.states:
+            raise Unavailable(f"Request for unknown model: '{self.name}' version {number} is not at ready state")
+        raise NotFound(f"Request for unknown model: '{self.name}' version {number} is not found")
+
+    @property
+    def known(self) -> bool:
+        """The model was loaded, or tried, at some time."""
+        return bool(self.states)
+
+
+def version_number(text: str) -> int:
+    """Return the number that a version in a request is. Raises ``InvalidArgument``."""
+    try:
+        number = int(text)
+        if number >= 1 << 63:
+            raise ValueError
+    except ValueError:
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        ) from None
+    if number < 0:
+        raise InvalidArgument(f"invalid model version specified '{text}' , version should be an integral value > 0")
+    return number

@@ -1,0 +1,148 @@
+"""The dynamic batcher: gathers requests into batches of preferred sizes, and never keeps one longer than agreed.
+
+Theory of operation. ``take`` is asked when an instance is free. It pulls requests from the queue one by one into
+``_gathered``, as long as they fit the batch (rows, and shapes where those vary), and notes the longest beginning whose
+size is preferred. Then, in this order:
+
+1. A preferred size was met, and the oldest request has not waited ``max_delay``: that beginning runs.
+2. The batch cannot grow (the next request does not fit, or the largest preferred size is reached), or there is no
+   delay, or the oldest has waited it out: everything gathered runs, preferred or not.
+3. Otherwise the batch waits, gathered, for more requests or for ``wake_at``.
+
+What was gathered stays gathered between calls, so that a request is looked at once however long the batch waits. Any
+event that may change the front of the queue puts it back first: a request that overtakes, expires or is withdrawn.
+"""
+
+from __future__ import annotations
+
+from nerite.core.errors import NeriteError
+from nerite.core.request import InferenceRequest
+from nerite.scheduling.policy import BatchingRules
+from nerite.scheduling.request_queue import RequestQueue
+
+
+class DynamicBatcher:
+    """A model with ``dynamic_batching``."""
+
+    __slots__ = (
+        "_best",
+        "_delay",
+        "_full",
+        "_gathered",
+        "_hold",
+        "_largest",
+        "_limit",
+        "_oldest",
+        "_preferred",
+        "_queue",
+        "_rows",
+        "timed",
+    )
+
+    def __init__(self, rules: BatchingRules) -> None:
+        self.timed = any(policy.timeout_us for policy in (rules.default_policy, *rules.policies.values()))
+        self._queue = RequestQueue(rules)
+        self._limit = max(rules.max_batch_size, 1)
+        self._preferred = frozenset(rules.preferred_sizes)
+        self._largest = max(rules.preferred_sizes, default=self._limit)
+        self._delay = rules.max_delay_us * 1000
+        self._hold = rules.hold_until
+        self._forget()
+
+    @property
+    def size(self) -> int:
+        """Requests that wait."""
+        return self._queue.size
+
+    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
+        """Let ``request`` wait, or return why its queue refuses it."""
+        refusal = self._queue.offer(request, now)
+        if refusal is None and self._gathered and request.queue.rank < self._gathered[-1].queue.rank:
+            self._put_back()
+        return refusal
+
+    def take(self, now: int) -> list[InferenceRequest] | None:
+        """Return the batch that a free instance should run now; None if it should wait."""
+        if self._queue.size < self._hold:
+            return None
+        self._hold = 0
+        if not self._full:
+            self._gather()
+        gathered = self._gathered
+        if not gathered:
+            return None
+        overdue = self._delay and now - self._oldest >= self._delay
+        if self._best and not overdue:
+            return self._release(self._best)
+        if self._full or overdue or not self._delay or self._rows >= self._largest:
+            return self._release(len(gathered))
+        return None
+
+    def wake_at(self, free: bool) -> int | None:
+        """Return when the gathered batch has waited enough, or the next request expires."""
+        deadline = self._queue.next_deadline()
+        if not free or not self._gathered or not self._delay:
+            return deadline
+        due = self._oldest + self._delay
+        return due if deadline is None or due < deadline else deadline
+
+    def expire(self, now: int) -> list[InferenceRequest]:
+        """Drop and return the requests whose queue policy refuses them for their age."""
+        deadline = self._queue.next_deadline()
+        if deadline is None or deadline > now:
+            return []
+        self._put_back()
+        return self._queue.expire(now)
+
+    def withdraw(self, request: InferenceRequest) -> bool:
+        """Drop ``request``; False if it does not wait any more."""
+        self._put_back()
+        return self._queue.withdraw(request)
+
+    def drain(self) -> list[InferenceRequest]:
+        """Drop and return everything that waits."""
+        self._put_back()
+        return self._queue.drain()
+
+    def _forget(self) -> None:
+        self._gathered: list[InferenceRequest] = []
+        self._rows = 0
+        self._best = 0
+        self._oldest = 0
+        self._full = False
+
+    def _put_back(self) -> None:
+        if self._gathered:
+            self._queue.put_back(self._gathered)
+            self._forget()
+
+    def _gather(self) -> None:
+        queue = self._queue
+        gathered = self._gathered
+        while (request := queue.pull()) is not None:
+            header = request.header
+            rows = self._rows + (header.batch_size or 1)
+            if gathered:
+                if rows > self._largest and not self._best and rows <= self._limit:
+                    self._best = len(gathered)
+                if rows > self._limit or header.batch_key != gathered[0].header.batch_key:
+                    queue.put_back((request,))
+                    self._full = True
+                    return
+            if not gathered or request.queued_ns < self._oldest:
+                self._oldest = request.queued_ns
+            gathered.append(request)
+            self._rows = rows
+            if rows in self._preferred:
+                self._best = len(gathered)
+
+    def _release(self, count: int) -> list[InferenceRequest]:
+        batch = self._gathered[:count]
+        rest = self._gathered[count:]
+        if rest:
+            self._queue.put_back(rest)
+        self._forget()
+        leave = self._queue.leave
+        for request in batch:
+            leave(request)
+        return batch

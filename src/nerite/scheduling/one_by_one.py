@@ -1,0 +1,55 @@
+"""The default scheduler: each request runs alone, in order of arrival."""
+
+from __future__ import annotations
+
+from nerite.core.errors import NeriteError
+from nerite.core.request import InferenceRequest
+from nerite.scheduling.policy import BatchingRules
+from nerite.scheduling.request_queue import RequestQueue
+
+
+class OneByOne:
+    """A model without batching. Has no timeouts and no priorities; ``hold_until`` is the tests' hook."""
+
+    __slots__ = ("_hold", "_queue", "timed")
+
+    def __init__(self, hold_until: int = 0) -> None:
+        self.timed = False
+        self._queue = RequestQueue(BatchingRules(max_batch_size=0))
+        self._hold = hold_until
+
+    @property
+    def size(self) -> int:
+        """Requests that wait."""
+        return self._queue.size
+
+    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
+        """Let ``request`` wait. Never refuses."""
+        return self._queue.offer(request, now)
+
+    def take(self, now: int) -> list[InferenceRequest] | None:
+        """Return the oldest request, as a batch of its own."""
+        if self._queue.size < self._hold:
+            return None
+        self._hold = 0
+        request = self._queue.pull()
+        if request is None:
+            return None
+        self._queue.leave(request)
+        return [request]
+
+    def wake_at(self, free: bool) -> int | None:
+        """Return None: time changes nothing here."""
+        return None
+
+    def expire(self, now: int) -> list[InferenceRequest]:
+        """Return nothing: no request waits too long."""
+        return []
+
+    def withdraw(self, request: InferenceRequest) -> bool:
+        """Drop ``request``; False if it does not wait any more."""
+        return self._queue.withdraw(request)
+
+    def drain(self) -> list[InferenceRequest]:
+        """Drop and return everything that waits."""
+        return self._queue.drain()

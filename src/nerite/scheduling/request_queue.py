@@ -1,0 +1,166 @@
+"""Where requests wait: by priority, in order of arrival, for a limited time.
+
+Theory of operation. A queue has a level for each priority in use, a level has two lanes: requests in time, and behind
+them those whose time ran out under a policy that delays instead of refusing. ``request.queue`` names the lane that the
+request waits in, and is None as soon as it waits no more. A request that leaves from the middle (expired, withdrawn) is
+not searched for: its entry stays behind as a husk, recognised by ``request.queue`` and dropped when the front reaches
+it, or with all others when half of a lane is husks. So every operation costs the same however long the queue is, and
+what left is not kept.
+
+``pull`` lends the front of the queue to a batcher that gathers a batch: a request that was pulled still waits, and
+still counts, until ``leave`` says that it runs. ``put_back`` undoes ``pull``, and must be called before anything that
+drops requests from the middle (``withdraw``, ``expire``, ``drain``).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.request import InferenceRequest, labelled
+from nerite.scheduling.policy import BatchingRules, QueuePolicy
+
+
+class Lane:
+    """Requests of one rank, in order of arrival. Ranks compare: the smaller one goes first."""
+
+    __slots__ = ("entries", "husks", "level", "rank")
+
+    def __init__(self, level: Level, rank: tuple[int, int]) -> None:
+        self.level = level
+        self.rank = rank
+        self.entries: deque[InferenceRequest] = deque()
+        self.husks = 0
+
+    def add_husk(self) -> None:
+        """Note that a request in the middle is no more of this lane."""
+        self.husks += 1
+        if self.husks > len(self.entries) // 2 + 32:
+            self.entries = deque(request for request in self.entries if request.queue is self)
+            self.husks = 0
+
+
+class Level:
+    """The requests of one priority."""
+
+    __slots__ = ("delayed", "in_time", "policy", "size")
+
+    def __init__(self, number: int, policy: QueuePolicy) -> None:
+        self.policy = policy
+        self.in_time = Lane(self, (number, 0))
+        self.delayed = Lane(self, (number, 1))
+        self.size = 0
+
+
+class RequestQueue:
+    """Requests by priority and arrival."""
+
+    __slots__ = ("_deadlines", "_lanes", "_levels", "_rules", "_sequence", "size")
+
+    def __init__(self, rules: BatchingRules) -> None:
+        self._rules = rules
+        self._levels: dict[int, Level] = {}
+        self._lanes: list[Lane] = []
+        self._deadlines: list[tuple[int, int, InferenceRequest]] = []
+        self._sequence = 0
+        self.size = 0
+        """Requests that wait."""
+
+    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
+        """Let ``request`` wait, or return why it may not."""
+        number = self._rules.level_of(request.header.priority)
+        level = self._levels.get(number) or self._open(number)
+        policy = level.policy
+        if policy.max_size and level.size >= policy.max_size:
+            return labelled(Unavailable("Exceeds maximum queue size"), request.id)
+        lane = level.in_time
+        if policy.timeout_us:
+            self._limit(request, now + policy.timeout_for(request.header.timeout_us) * 1000)
+        request.queue = lane
+        request.queued_ns = now
+        lane.entries.append(request)
+        level.size += 1
+        self.size += 1
+        return None
+
+    def _limit(self, request: InferenceRequest, deadline: int) -> None:
+        self._sequence += 1
+        heapq.heappush(self._deadlines, (deadline, self._sequence, request))
+        # Requests that run leave their entry behind; it must not keep their tensors alive until the deadline.
+        if len(self._deadlines) > 2 * self.size + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].queue is not None or entry[2] is request]
+            heapq.heapify(self._deadlines)
+
+    def _open(self, number: int) -> Level:
+        level = self._levels[number] = Level(number, self._rules.policy_of(number))
+        self._lanes = sorted((*self._lanes, level.in_time, level.delayed), key=lambda lane: lane.rank)
+        return level
+
+    def pull(self) -> InferenceRequest | None:
+        """Take out the request whose turn it is, or None; it still waits, and still counts."""
+        for lane in self._lanes:
+            entries = lane.entries
+            while entries:
+                request = entries.popleft()
+                if request.queue is lane:
+                    return request
+                lane.husks -= 1
+        return None
+
+    def put_back(self, requests: Sequence[InferenceRequest]) -> None:
+        """Return what was pulled to where it stood. ``requests`` is in the order of the pulling."""
+        for request in reversed(requests):
+            request.queue.entries.appendleft(request)
+
+    def leave(self, request: InferenceRequest) -> None:
+        """Say that ``request``, which was pulled, waits no more."""
+        request.queue.level.size -= 1
+        request.queue = None
+        self.size -= 1
+
+    def withdraw(self, request: InferenceRequest) -> bool:
+        """Drop a request from wherever it waits; False if it does not wait here any more."""
+        lane = request.queue
+        if lane is None:
+            return False
+        self.leave(request)
+        lane.add_husk()
+        return True
+
+    def expire(self, now: int) -> list[InferenceRequest]:
+        """Drop and return the requests whose time is over; those of a delaying level move back instead."""
+        refused: list[InferenceRequest] = []
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            request = heapq.heappop(deadlines)[2]
+            lane = request.queue
+            if lane is None:
+                continue
+            if lane.level.policy.delay_on_timeout:
+                request.queue = lane.level.delayed
+                request.queue.entries.append(request)
+            else:
+                self.leave(request)
+                refused.append(request)
+            lane.add_husk()
+        return refused
+
+    def next_deadline(self) -> int | None:
+        """Return when ``expire`` has something to do next."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].queue is None:
+            heapq.heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def drain(self) -> list[InferenceRequest]:
+        """Drop and return everything that waits, in order."""
+        waiting = [request for lane in self._lanes for request in lane.entries if request.queue is lane]
+        for request in waiting:
+            self.leave(request)
+        for lane in self._lanes:
+            lane.entries.clear()
+            lane.husks = 0
+        self._deadlines.clear()
+        return waiting

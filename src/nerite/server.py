@@ -1,0 +1,332 @@
+"""The one door: everything that can be asked of the server, whichever protocol asks.
+
+Transports call it, and so can a program that embeds it. Inference is a plain call with a reply sink; what touches files
+is a coroutine. All of it belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nerite import __version__
+from nerite.config.options import ServerOptions
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.core.signature import Signature
+from nerite.core.tensor import ALIGNMENT
+from nerite.execution.running_version import RunningVersion
+from nerite.observability.metrics import Version
+from nerite.observability.statistics import Duration, VersionStatistics
+from nerite.repository.manager import ModelManager
+from nerite.repository.model_record import ModelRecord, State, version_number
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+class InferenceServer:
+    """Loads models and answers for them."""
+
+    def __init__(self, options: ServerOptions, manager_of: Callable[[Callable[[], None]], ModelManager]) -> None:
+        """``manager_of`` makes the model manager, given what to call when models come and go."""
+        self._options = options
+        self._epoch = object()
+        self._manager = manager_of(self._changed)
+        self._starting = True
+        self._stopping = False
+
+    @property
+    def manager(self) -> ModelManager:
+        """The models."""
+        return self._manager
+
+    def _changed(self) -> None:
+        """Forget where headers led: a version came or went."""
+        self._epoch = object()
+
+    # Inference
+
+    def infer(self, request: InferenceRequest) -> None:
+        """Answer a request through ``request.respond``: always, and with ``final`` once."""
+        route = request.header.route
+        if route is None or route[0] is not self._epoch:
+            try:
+                route = self._resolve(request)
+            except NeriteError as error:
+                request.respond(InferenceResponse.failed(error))
+                return
+        route[1].submit(request)
+
+    def _resolve(self, request: InferenceRequest) -> tuple[object, RunningVersion]:
+        header = request.header
+        if self._stopping:
+            raise Unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        version = self.find(header.model_name, header.model_version)
+        version.signature.bind(header, request.id)
+        header.route = (self._epoch, version)
+        return self._epoch, version
+
+    def find(self, model: str, version: str) -> RunningVersion:
+        """Return where a request for a model goes. Raises Triton's refusals."""
+        running = self._manager.find(model, version)
+        if running.decoupled:
+            raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+        return running
+
+    def signature(self, model: str, version: str) -> Signature:
+        """Return the signature of what a request would go to. Raises Triton's refusals."""
+        return self._manager.find(model, version).signature
+
+    def signature_of(self, request: InferenceRequest) -> Signature:
+        """Return the signature of the version that a request went to."""
+        running: RunningVersion = request.header.route[1]
+        return running.signature
+
+    def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
+        """Return memory for a large request that the model's instances can read in place, or None.
+
+        ``data_at`` is where in the request the tensors begin; they will be aligned.
+        """
+        try:
+            running = self._manager.find(model, version)
+        except NeriteError:
+            return None  # the request will be refused when it is complete, with the reason
+        padding = -data_at % ALIGNMENT
+        buffer = running.receive_buffer(size + padding)
+        return None if buffer is None else buffer[padding:]
+
+    # Health
+
+    @property
+    def live(self) -> bool:
+        """The server runs."""
+        return not self._stopping
+
+    def started(self) -> None:
+        """Note that the models that are loaded at start-up are."""
+        self._starting = False
+
+    def ask_ready(self, answered: Callable[[bool], None]) -> None:
+        """Tell whether requests can be served: with strict readiness, by every model."""
+        if self._starting or self._stopping:
+            answered(False)
+            return
+        if not self._options.repository.strict_readiness:
+            answered(True)
+            return
+        running: list[RunningVersion] = []
+        for record in self._manager.records:
+            if record.unreadable:
+                answered(False)
+                return
+            for state in record.states.values():
+                if state.state is not State.READY and state.reason != "unloaded":
+                    answered(False)
+                    return
+            running += record.running.values()
+        _ask_all(running, answered)
+
+    def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
+        """Tell whether one model can be served. Raises Triton's refusals for one that does not run."""
+        self._manager.find(model, version).ask_ready(answered)
+
+    # Description
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the server's name, version and extensions."""
+        return {"name": self._options.id, "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def model_metadata(self, model: str, version: str) -> dict[str, Any]:
+        """Return a model's versions and signature."""
+        running = self._manager.find(model, version)
+        record = self._manager.record(model)
+        assert record is not None
+        batch = [-1] if running.config.max_batch_size > 0 else []
+
+        def tensors(declared: Any) -> list[dict[str, Any]]:
+            return [
+                {"name": item.name, "datatype": item.datatype.name, "shape": [*batch, *item.dims]} for item in declared
+            ]
+
+        return {
+            "name": model,
+            "versions": [running.label] if version else [str(number) for number in sorted(record.running)],
+            "platform": running.config.platform or running.config.backend,
+            "inputs": tensors(running.signature.inputs.values()),
+            "outputs": tensors(running.signature.outputs.values()),
+        }
+
+    def model_config(self, model: str, version: str) -> dict[str, Any]:
+        """Return a model's complete configuration in Triton's JSON form."""
+        return self._manager.find(model, version).config_json
+
+    def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
+        """Return the statistics of a model's ready versions; of all models if ``model`` is empty."""
+        if not model:
+            running = [version for record in self._manager.records for version in _ascending(record)]
+        else:
+            record = self._manager.record(model)
+            if record is None or not record.running:
+                raise InvalidArgument(f"requested model '{model}' is not available")
+            running = _ascending(record)
+            if version:
+                number = version_number(version)
+                running = [item for item in running if item.version == number]
+                if not running:
+                    raise InvalidArgument(f"requested model version is not available for model '{model}'")
+        return [_statistics(item) for item in running]
+
+    def metrics(self) -> list[Version]:
+        """Return every running version as the metrics page reads it."""
+        return [
+            Version(
+                running.name,
+                running.label,
+                running.config.metric_tags,
+                running.statistics,
+                running.pending,
+                running.load_seconds,
+            )
+            for record in self._manager.records
+            for running in _ascending(record)
+        ]
+
+    # Repository
+
+    def repository_index(self, ready_only: bool) -> list[dict[str, str]]:
+        """Return every model of the repositories with the state of its versions."""
+        entries: list[dict[str, str]] = []
+        names = set(self._manager.directories()) | {record.name for record in self._manager.records if record.running}
+        for name in sorted(names):
+            record = self._manager.record(name)
+            if record is None or not record.states:
+                if not ready_only:
+                    entry = {"name": name}
+                    if record is not None and record.unreadable:
+                        entry |= {"state": State.UNAVAILABLE.value, "reason": record.unreadable}
+                    entries.append(entry)
+                continue
+            for version, state in sorted(record.states.items()):
+                if ready_only and state.state is not State.READY:
+                    continue
+                entry = {"name": name}
+                if version >= 0:
+                    entry["version"] = str(version)
+                entry["state"] = state.state.value
+                if state.reason:
+                    entry["reason"] = state.reason
+                entries.append(entry)
+        return entries
+
+    async def load(self, model: str, parameters: Mapping[str, Any]) -> None:
+        """Load or reload a model by hand."""
+        self._require_explicit()
+        if not model:
+            raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
+        if "/" in model or ".." in model:
+            raise InvalidArgument(
+                f"invalid model name '{model}', model name must not contain path traversal characters"
+            )
+        for name in parameters:
+            raise Unsupported(f"load parameter '{name}' is not offered by this version of the server")
+        await self._manager.load(model)
+
+    async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
+        """Unload a model by hand."""
+        self._require_explicit()
+        await self._manager.unload(model)
+
+    def _require_explicit(self) -> None:
+        if self._options.repository.control_mode != "explicit":
+            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    # Stopping
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests from now on."""
+        self._stopping = True
+        self._changed()
+
+    @property
+    def in_flight(self) -> list[tuple[str, str, int]]:
+        """Model, version and number of requests for each version that holds any."""
+        return [
+            (running.name, running.label, running.in_flight)
+            for record in self._manager.records
+            for running in _ascending(record)
+            if running.in_flight
+        ]
+
+
+def _ascending(record: ModelRecord) -> list[RunningVersion]:
+    return [record.running[number] for number in sorted(record.running)]
+
+
+def _ask_all(running: list[RunningVersion], answered: Callable[[bool], None]) -> None:
+    """Ask versions side by side, and answer once."""
+    waiting = len(running)
+    ready = True
+
+    def one(answer: bool) -> None:
+        nonlocal waiting, ready
+        waiting -= 1
+        ready = ready and answer
+        if waiting == 0:
+            answered(ready)
+
+    if not running:
+        answered(True)
+    for version in running:
+        version.ask_ready(one)
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}
+
+
+def _statistics(running: RunningVersion) -> dict[str, Any]:
+    counted: VersionStatistics = running.statistics
+    nothing = {"count": 0, "ns": 0}
+    return {
+        "name": running.name,
+        "version": running.label,
+        "last_inference": counted.last_inference_ms,
+        "inference_count": counted.inference_count,
+        "execution_count": counted.execution_count,
+        "inference_stats": {
+            "success": _duration(counted.success),
+            "fail": _duration(counted.fail),
+            "queue": _duration(counted.queue),
+            "compute_input": _duration(counted.compute_input),
+            "compute_infer": _duration(counted.compute_infer),
+            "compute_output": _duration(counted.compute_output),
+            "cache_hit": nothing,
+            "cache_miss": nothing,
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": _duration(batch.compute_input),
+                "compute_infer": _duration(batch.compute_infer),
+                "compute_output": _duration(batch.compute_output),
+            }
+            for size, batch in sorted(counted.batches.items())
+        ],
+        "memory_usage": [],
+    }

@@ -1,0 +1,226 @@
+"""A server as a process: the loop, the ports, the signals, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import uvloop
+
+from nerite import welcome
+from nerite.config.options import ServerOptions
+from nerite.core.errors import NeriteError
+from nerite.execution.launcher import Launcher
+from nerite.execution.nursery import Nursery
+from nerite.observability.bridge import WorkerLines
+from nerite.observability.log import log
+from nerite.observability.record import Table
+from nerite.repository.manager import ModelManager
+from nerite.server import InferenceServer
+from nerite.transports.http.listener import HttpListener
+from nerite.transports.http.metrics_service import MetricsService
+from nerite.transports.http.service import HttpService
+from nerite.transports.tls import context_of
+
+_MAX_METRICS_BODY = 64 * 1024
+
+
+class Listener(Protocol):
+    """A port that is open."""
+
+    def stop_accepting(self) -> None:
+        """Close the port, and every connection as soon as it has nothing under way."""
+
+    def abort(self) -> None:
+        """Close what is left, at once."""
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open."""
+
+
+def run(options: ServerOptions) -> int:
+    """Serve until a signal ends it; return the exit status."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(ServerProcess(options).serve())
+
+
+class ServerProcess:
+    """Puts the rooms together, and takes them apart again."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._loader = ThreadPoolExecutor(max(options.repository.load_threads, 1) * 2, "load")
+        self._listeners: list[Listener] = []
+        self._ports: dict[str, int] = {}
+        self._stop_asked = asyncio.Event()
+
+    async def serve(self) -> int:
+        """Start, wait for a signal, stop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._asked_to_stop)
+        lines = WorkerLines(log)
+        nursery = Nursery(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
+        launcher = Launcher(loop, self._loader, nursery, lines)
+        server = InferenceServer(self._options, self._manager_of(launcher))
+        try:
+            start = loop.create_task(self._start(server))
+            stop = loop.create_task(self._stop_asked.wait())
+            await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not start.done():
+                start.cancel()
+                return 0
+            if not start.result():
+                return 1
+            poll = self._poll(server)
+            await stop
+            if poll is not None:
+                poll.cancel()
+            await self._stop(server)
+            return 0
+        finally:
+            for listener in self._listeners:
+                listener.abort()
+            await server.manager.close()
+            nursery.close()
+            self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _asked_to_stop(self) -> None:
+        """Stop in good order; asked again, stop at once."""
+        if self._stop_asked.is_set():
+            os._exit(1)
+        self._stop_asked.set()
+
+    def _manager_of(self, launcher: Launcher) -> Callable[[Callable[[], None]], ModelManager]:
+        def make(on_change: Callable[[], None]) -> ModelManager:
+            return ModelManager(self._options.repository, self._options.settings_of, launcher, self._loader, on_change)
+
+        return make
+
+    async def _start(self, server: InferenceServer) -> bool:
+        """Load the models and open the ports; False, and the reason in the log, if that failed."""
+        try:
+            failures = await self._load_models(server)
+            log.table(_model_table(server))
+            if failures and self._options.repository.exit_on_error:
+                log.error("error: creating server: Internal - failed to load all models")
+                return False
+            await self._open_ports(server)
+        except NeriteError as error:
+            log.error(error.message)
+            return False
+        server.started()
+        self._welcome(server)
+        # What lives from here on lives long: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        return True
+
+    async def _load_models(self, server: InferenceServer) -> list[tuple[str, NeriteError]]:
+        """Load what is to be served from the start; return the failures."""
+        options = self._options.repository
+        names = list(server.manager.directories())
+        if options.control_mode == "explicit" and options.startup_models != ("*",):
+            names = list(options.startup_models)
+        return await server.manager.load_all(names)
+
+    async def _open_ports(self, server: InferenceServer) -> None:
+        http, grpc, metrics = self._options.http, self._options.grpc, self._options.metrics
+        if grpc.enabled:
+            await self._open_grpc(server)
+        if http.enabled:
+            service = HttpService(
+                server,
+                max_input_size=http.max_input_size,
+                restricted=http.restricted,
+                forward_pattern=http.header_forward_pattern,
+            )
+            listener = HttpListener("HTTP", service, http.max_input_size)
+            self._listeners.append(listener)
+            tls = context_of(http.tls, ["http/1.1"])
+            port = await listener.open(http.address, http.port, reuse_port=http.reuse_port, tls=tls)
+            self._ports["HTTP"] = port
+            log.info(f"Started HTTPService at {http.address}:{port}")
+        if metrics.enabled:
+            listener = HttpListener("Metrics", MetricsService(server, metrics), _MAX_METRICS_BODY)
+            self._listeners.append(listener)
+            port = await listener.open(metrics.address, metrics.port)
+            self._ports["metrics"] = port
+            log.info(f"Started Metrics Service at {metrics.address}:{port}")
+
+    async def _open_grpc(self, server: InferenceServer) -> None:
+        # Here, because a server without gRPC need not load protobuf.
+        from nerite.transports.grpc.listener import GrpcListener
+        from nerite.transports.grpc.service import GrpcService
+
+        options = self._options.grpc
+        service = GrpcService(
+            server,
+            restricted=options.restricted,
+            forward_pattern=options.header_forward_pattern,
+            compression=options.response_compression,
+        )
+        listener = GrpcListener(service, options.keepalive)
+        self._listeners.append(listener)
+        tls = context_of(options.tls, ["h2"])
+        port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
+        self._ports["gRPC"] = port
+        log.info(f"Started GRPCInferenceService at {options.address}:{port}")
+
+    def _welcome(self, server: InferenceServer) -> None:
+        """Say what is served and how to try it: to a person as it is, so that it can be pasted; else as log lines."""
+        lines = welcome.lines(server, self._ports, self._options.http.address)
+        if sys.stdout.isatty() and not log.file:
+            print("", *lines, "", sep="\n", flush=True)
+        else:
+            for line in lines:
+                log.info(line)
+
+    def _poll(self, server: InferenceServer) -> asyncio.Task[None] | None:
+        if self._options.repository.control_mode != "poll":
+            return None
+        return asyncio.get_running_loop().create_task(server.manager.poll())
+
+    async def _stop(self, server: InferenceServer) -> None:
+        """Stop accepting, wait for what is in flight, and say what it is that is waited for."""
+        patience = self._options.exit_timeout_secs
+        deadline = time.monotonic() + patience
+        log.info("Waiting for in-flight requests to complete.")
+        for listener in self._listeners:
+            listener.stop_accepting()
+        said = patience + 1
+        while True:
+            held = server.in_flight
+            if not held and not any(listener.open_connections for listener in self._listeners):
+                break
+            left = deadline - time.monotonic()
+            if left <= 0:
+                log.error("Exit timeout expired. Exiting immediately.")
+                logging.shutdown()
+                os._exit(1)
+            if int(left) < said:
+                said = int(left)
+                log.info(f"Timeout {said}: Found {len(held)} model versions that have in-flight inferences")
+                for model, version, count in held:
+                    log.info(f"Model '{model}' (version {version}) has {count} in-flight inferences")
+            await asyncio.sleep(min(0.02, left))
+        server.stop_accepting()
+
+
+def _model_table(server: InferenceServer) -> Table:
+    """Return which models there are, and why some of them do not run."""
+    rows = []
+    for entry in server.repository_index(False):
+        state = entry.get("state", "")
+        reason = entry.get("reason", "")
+        rows.append((entry["name"], entry.get("version", "-"), f"{state}: {reason}" if reason else state))
+    return Table(("Model", "Version", "Status"), rows)

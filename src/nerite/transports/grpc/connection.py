@@ -1,0 +1,305 @@
+"""One gRPC connection: a socket, an ``http2.Connection``, and the calls that are under way on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from nerite.core.tensor import Buffer
+from nerite.http2 import Connection, Headers, Limits
+from nerite.transports.grpc import status
+from nerite.transports.grpc.keepalive import Keepalive, Rules, Verdict
+
+if TYPE_CHECKING:
+    from nerite.core.request import InferenceRequest
+    from nerite.core.response import InferenceResponse
+
+READ_SIZE = 256 * 1024
+_HIGH_WATER = 1024 * 1024
+_PREFIX = 5
+_MAX_MESSAGE = 2**31 - 1
+_NOT_HTTP2 = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    b"This is the gRPC port, which speaks HTTP/2. The HTTP port is 8000 unless it was set otherwise.\n"
+)
+
+
+class Target(Protocol):
+    """What a path leads to, worked out once for each distinct header block."""
+
+    refusal: bytes | None
+    """The whole reply, if the call is refused whatever it says."""
+
+    def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
+        """Return where a large message of ``size`` bytes, which begins with ``beginning``, is to be collected."""
+
+    def start(self, call: Call, message: memoryview) -> None:
+        """Answer a call, now or later, through the call."""
+
+    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Send the answer of an inference that ``start`` began."""
+
+
+class Service(Protocol):
+    """What connections ask where a call goes."""
+
+    def target(self, headers: Headers) -> Target:
+        """Return the target of a call. The same for the same headers."""
+
+
+class Shared:
+    """What all connections of a listener have in common."""
+
+    __slots__ = ("connections", "limits", "rules", "scratch", "service")
+
+    def __init__(self, service: Service, limits: Limits, rules: Rules) -> None:
+        self.service = service
+        self.limits = limits
+        self.rules = rules
+        self.connections: set[GrpcConnection] = set()
+        # One read buffer for all: a read and its handling are one step of the loop.
+        self.scratch = memoryview(bytearray(READ_SIZE))
+
+
+class Call:
+    """One unary call: collects its message, then waits for its answer."""
+
+    __slots__ = (
+        "_filled",
+        "_message",
+        "_missing",
+        "connection",
+        "deadline",
+        "headers",
+        "request",
+        "stream_id",
+        "target",
+    )
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, headers: Headers, target: Target) -> None:
+        self.connection = connection
+        self.stream_id = stream_id
+        self.headers = headers
+        self.target = target
+        self.request: InferenceRequest | None = None
+        """The inference that this call is; cancelled when the client gives up."""
+        self.deadline: asyncio.TimerHandle | None = None
+        self._message: memoryview | None = None
+        self._filled = 0
+        self._missing = b""
+
+    def receive(self, data: bytes | memoryview, end: bool) -> None:
+        """Take a piece of the body."""
+        if self._message is None:
+            if self._missing:
+                data = self._missing + data
+                self._missing = b""
+            if len(data) < _PREFIX:
+                self._missing = bytes(data)
+                if end:
+                    self._broken()
+                return
+            size = int.from_bytes(data[1:_PREFIX], "big")
+            if end and len(data) == size + _PREFIX:
+                # The usual case: all of it at once. A copy, because models may work in place.
+                self._complete(memoryview(bytearray(data)))
+                return
+            if size > _MAX_MESSAGE or len(data) > size + _PREFIX:
+                self._broken()
+                return
+            self._begin(data, size)
+        else:
+            self._append(data)
+        if end and self.connection.calls.get(self.stream_id) is self:
+            assert self._message is not None
+            if self._filled == len(self._message):
+                self._complete(self._message)
+            else:
+                self._broken()
+
+    def _begin(self, data: bytes | memoryview, size: int) -> None:
+        """Find a place for a message that comes in pieces; keep its five bytes in front of it."""
+        self._message = self.target.receive_buffer(memoryview(data)[_PREFIX:], size + _PREFIX)
+        self._append(data)
+
+    def _append(self, data: bytes | memoryview) -> None:
+        assert self._message is not None
+        stop = self._filled + len(data)
+        if stop > len(self._message):
+            self._broken()
+            return
+        self._message[self._filled : stop] = data
+        self._filled = stop
+
+    def _broken(self) -> None:
+        self.fail(status.trailers_only(status.INTERNAL, "the call does not carry exactly one message"))
+
+    def _complete(self, framed: memoryview) -> None:
+        self._message = None
+        self.target.start(self, framed)
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take the answer of an inference; drop it if its client is gone."""
+        if self.request is request:
+            self.target.answer(self, request, response)
+
+    def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
+        """Send the message of the reply, and OK."""
+        self._end()
+        self.connection.http2.reply(self.stream_id, head, parts, status.TRAILERS_OK)
+        self.connection.flush()
+
+    def fail(self, block: bytes) -> None:
+        """Send the status of a call that failed, ``status.trailers_only``."""
+        self._end()
+        self.connection.http2.send_headers(self.stream_id, block, end_stream=True)
+        self.connection.flush()
+
+    def cancel(self) -> None:
+        """Forget the call: nobody waits for its answer."""
+        request = self.request
+        self._end()
+        if request is not None:
+            request.cancel()
+
+    def _end(self) -> None:
+        self.request = None
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+        self.connection.calls.pop(self.stream_id, None)
+
+    def expire(self) -> None:
+        """Answer DEADLINE_EXCEEDED, and stop the work."""
+        self.deadline = None
+        request = self.request
+        self.fail(status.trailers_only(status.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+        if request is not None:
+            request.cancel()
+
+
+class GrpcConnection(asyncio.BufferedProtocol):
+    """A client's connection. Also the handler of its ``http2.Connection``."""
+
+    def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
+        self._shared = shared
+        self._loop = loop
+        self._transport: asyncio.Transport
+        self._receiving = False
+        self._keepalive = Keepalive(shared.rules, loop.time())
+        self.http2 = Connection(self, shared.limits, loop.time())
+        self.calls: dict[int, Call] = {}
+
+    # The socket's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(_HIGH_WATER)
+        self._shared.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End: nobody waits for any answer."""
+        self._shared.connections.discard(self)
+        self.http2.lost()
+        for call in tuple(self.calls.values()):
+            call.cancel()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        return self._shared.scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes; everything that is answered at once leaves in one write."""
+        self._receiving = True
+        now = self._loop.time()
+        self._keepalive.heard(now)
+        try:
+            self.http2.receive(self._shared.scratch[:nbytes], now)
+        finally:
+            self._receiving = False
+            self.flush()
+
+    def eof_received(self) -> bool:
+        """Close: a client that sends no more cannot even acknowledge."""
+        return False
+
+    def pause_writing(self) -> None:
+        """Read no more until the client has taken what is there: its requests would only make it more."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on reading."""
+        self._transport.resume_reading()
+
+    def flush(self) -> None:
+        """Write what is ready."""
+        if self._receiving:
+            return
+        http2 = self.http2
+        outbound = http2.outbound
+        if outbound:
+            if not self._transport.is_closing():
+                self._transport.writelines(outbound)
+            outbound.clear()
+        if http2.finished and not self._transport.is_closing():
+            if http2.http1:
+                self._transport.write(_NOT_HTTP2)
+            self._transport.close()
+
+    def look(self, now: float) -> None:
+        """Do what keepalive and connection age ask for."""
+        verdict = self._keepalive.look(now, len(self.calls))
+        if verdict is Verdict.PING:
+            self.http2.ping()
+            self.flush()
+        elif verdict is Verdict.SHUT_DOWN:
+            self.http2.shutdown()
+            self.flush()
+        elif verdict is Verdict.ABORT:
+            self.abort()
+
+    def shut_down(self) -> None:
+        """Take no more calls, finish those there are, and close."""
+        self.http2.shutdown()
+        self.http2.goaway()
+        self.flush()
+
+    def abort(self) -> None:
+        """Close without ceremony."""
+        self._transport.abort()
+
+    # The HTTP/2 connection's side
+
+    def request_started(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
+        """Begin a call."""
+        target = self._shared.service.target(headers)
+        if target.refusal is not None:
+            self.http2.send_headers(stream_id, target.refusal, end_stream=True)
+            return
+        call = Call(self, stream_id, headers, target)
+        self.calls[stream_id] = call
+        timeout = headers.get(b"grpc-timeout")
+        if timeout is not None and (seconds := status.timeout_seconds(timeout)) is not None:
+            call.deadline = self._loop.call_later(seconds, call.expire)
+        if end_stream:
+            call.receive(b"", True)
+
+    def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
+        """Pass a piece of a message to its call."""
+        call = self.calls.get(stream_id)
+        if call is not None:
+            call.receive(data, end_stream)
+
+    def stream_closed(self, stream_id: int, error_code: int) -> None:
+        """Cancel a call that its client gave up."""
+        call = self.calls.get(stream_id)
+        if call is not None:
+            call.cancel()
+
+    def writable(self, stream_id: int) -> None:
+        """Nothing waits for this: a unary reply is queued as a whole."""
+
+    def connection_closing(self, error_code: int, reason: str) -> None:
+        """Nothing to do: ``flush`` closes the socket when the connection is finished."""

@@ -1,0 +1,227 @@
+"""Reading a ``ModelInferRequest``: bytes to an ``InferenceRequest``'s header, id and data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from nerite.core import dtype as dtypes
+from nerite.core.dtype import DataType
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unsupported
+from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader
+from nerite.core.tensor import Buffer, TensorSpec, join_bytes
+from nerite.transports.grpc import infer_wire
+from nerite.wire.grpc_service import ModelInferRequest
+
+_MAX_PLANS = 1024
+_MAX_HEADER = 16 * 1024
+_CONTENTS: Mapping[str, str] = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_WIDE: Mapping[str, type[np.integer[Any]]] = {
+    "int_contents": np.int32,
+    "int64_contents": np.int64,
+    "uint_contents": np.uint32,
+    "uint64_contents": np.uint64,
+}
+_UNKNOWN = DataType("<invalid>", "TYPE_INVALID", 0, 1, dtypes.UINT8.numpy)
+
+
+class Plan(NamedTuple):
+    """What a request says besides its id and raw contents."""
+
+    header: RequestHeader
+    typed: list[Buffer] | None
+    """The inputs, where they came as typed contents; None if they are the raw contents."""
+
+
+class InferReader:
+    """Reads the requests of every connection with the same forwarded metadata. Keeps plans by the bytes they were."""
+
+    def __init__(self, forwarded: Mapping[str, Parameter]) -> None:
+        self._forwarded = forwarded
+        self._plans: dict[bytes, Plan] = {}
+        self._headers: dict[tuple[object, ...], RequestHeader] = {}
+        self._beginnings: list[int] = []
+
+    def read(self, message: memoryview) -> tuple[RequestHeader, str, list[Buffer]]:
+        """Return header, id and data of a serialized request. Raises Triton's errors, ``Internal`` for broken bytes."""
+        try:
+            for size in self._beginnings:
+                # A message that begins with the bytes of a known one, up to the raw contents, says the same.
+                if size < len(message) and message[size] == infer_wire.RAW_INPUT:
+                    plan = self._plans.get(bytes(message[:size]))
+                    if plan is not None and (raw := infer_wire.raw_inputs(message, size)) is not None:
+                        if len(raw) != len(plan.header.inputs):
+                            raise _count_error(plan.header, len(raw))
+                        return plan.header, "", raw
+            parts = infer_wire.split(message)
+            known = self._plans.get(parts.header) if parts.raw else None
+            plan = known or self._plan(parts)
+        except (infer_wire.Malformed, DecodeError):
+            raise Internal("Unable to parse request") from None
+        if plan.typed is not None:
+            return plan.header, parts.id, plan.typed
+        if len(parts.raw) != len(plan.header.inputs):
+            raise _count_error(plan.header, len(parts.raw))
+        return plan.header, parts.id, parts.raw
+
+    def _plan(self, parts: infer_wire.Parts) -> Plan:
+        message = ModelInferRequest.FromString(parts.header)
+        plan = self._read(message, bool(parts.raw))
+        if plan.typed is None and len(parts.header) <= _MAX_HEADER:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+                self._beginnings.clear()
+            self._plans[parts.header] = plan
+            if parts.plain and len(parts.header) not in self._beginnings:
+                self._beginnings = [len(parts.header), *self._beginnings[:3]]
+        return plan
+
+    def _read(self, message: ModelInferRequest, raw: bool) -> Plan:
+        fields, custom = _parameters(message.parameters)
+        specs: list[TensorSpec] = []
+        typed: list[Buffer] | None = None if raw else []
+        for tensor in message.inputs:
+            datatype = dtypes.BY_NAME.get(tensor.datatype) or _UNKNOWN
+            for size in tensor.shape:
+                if size < 0:
+                    raise InvalidArgument(
+                        f"All input dimensions should be specified for input '{tensor.name}' for model "
+                        f"'{message.model_name}', got [{','.join(map(str, tensor.shape))}]"
+                    )
+            spec = TensorSpec(tensor.name, datatype, tuple(tensor.shape))
+            if "shared_memory_region" in tensor.parameters:
+                region = tensor.parameters["shared_memory_region"].string_param
+                raise NotFound(f"Unable to find shared memory region: '{region}'")
+            specs.append(spec)
+            if tensor.HasField("contents"):
+                if raw:
+                    raise InvalidArgument(
+                        "contents field must not be specified when using raw_input_contents for "
+                        f"'{tensor.name}' for model '{message.model_name}'"
+                    )
+                assert typed is not None
+                typed.append(_contents(spec, tensor.contents, message.model_name))
+            elif not raw and spec.byte_size != 0:
+                raise InvalidArgument(
+                    f"unable to find data for input tensor '{tensor.name}' for model '{message.model_name}' in request."
+                )
+            elif typed is not None:
+                typed.append(b"")
+        header = RequestHeader(
+            message.model_name,
+            message.model_version,
+            specs,
+            [_output(output) for output in message.outputs],
+            parameters={**custom, **self._forwarded},
+            **fields,
+        )
+        identity = header.identity()
+        known = self._headers.get(identity)
+        if known is None:
+            if len(self._headers) >= _MAX_PLANS:
+                self._headers.clear()
+            known = self._headers[identity] = header
+        return Plan(known, typed)
+
+
+def _count_error(header: RequestHeader, given: int) -> NeriteError:
+    if given > len(header.inputs):
+        return InvalidArgument(
+            f"expected {len(header.inputs)} raw_input_contents entries for model '{header.model_name}', got {given}"
+        )
+    missing = header.inputs[given]
+    return InvalidArgument(
+        f"unable to find data for input tensor '{missing.name}' for model '{header.model_name}' in request."
+    )
+
+
+def _contents(spec: TensorSpec, contents: Any, model: str) -> Buffer:
+    """Return the wire form of typed contents."""
+    expected = _CONTENTS.get(spec.datatype.name)
+    for descriptor, _ in contents.ListFields():
+        if descriptor.name != expected:
+            given = next((name for name, field in _CONTENTS.items() if field == descriptor.name), "")
+            raise InvalidArgument(
+                f"unexpected explicit tensor data for input tensor '{spec.name}' for model '{model}' of type "
+                f"'{given}', expected datatype '{spec.datatype.name}'"
+            )
+    if expected is None:
+        raise InvalidArgument(
+            f"unexpected explicit tensor data for input tensor '{spec.name}' for model '{model}': "
+            f"datatype '{spec.datatype.name}' is raw_input_contents only"
+        )
+    values = getattr(contents, expected)
+    if spec.datatype is dtypes.BYTES:
+        return join_bytes(values)
+    # Narrow integers travel in wider fields; what does not fit wraps, as it does in C.
+    array = np.array(values, dtype=_WIDE.get(expected, spec.datatype.numpy)).astype(spec.datatype.numpy, copy=False)
+    return array.data.cast("B") if array.size else b""
+
+
+def _output(output: Any) -> RequestedOutput:
+    classification = 0
+    for key, parameter in output.parameters.items():
+        if key == "classification":
+            if parameter.WhichOneof("parameter_choice") != "int64_param":
+                raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param")
+            classification = parameter.int64_param
+            if classification <= 0:
+                raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
+        elif key == "shared_memory_region":
+            raise NotFound(f"Unable to find shared memory region: '{parameter.string_param}'")
+    return RequestedOutput(output.name, binary=True, classification=classification)
+
+
+_FIELDS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
+    "sequence_id": ("sequence_id", ("int64_param", "string_param"), "int64_param or string_param"),
+    "sequence_start": ("sequence_start", ("bool_param",), "bool_param"),
+    "sequence_end": ("sequence_end", ("bool_param",), "bool_param"),
+    "priority": ("priority", ("int64_param", "uint64_param"), "int64_param or uint64_param"),
+    "timeout": ("timeout_us", ("int64_param",), "int64_param"),
+}
+
+
+def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
+    """Split request parameters into the ones with a meaning and the custom ones."""
+    fields: dict[str, Any] = {}
+    custom: dict[str, Parameter] = {}
+    for key, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        value = getattr(parameter, choice) if choice else None
+        known = _FIELDS.get(key)
+        if known is not None:
+            name, choices, wording = known
+            if choice not in choices:
+                raise InvalidArgument(f"invalid value type for '{key}' parameter, expected {wording}.")
+            if type(value) is int and value < 0 and key != "sequence_id":
+                raise InvalidArgument(f"invalid value for '{key}', expected value >= 0.")
+            if type(value) is str and len(value) > MAX_CORRELATION_ID:
+                raise Unsupported("string correlation ID cannot be longer than 128 characters")
+            fields[name] = value
+        elif key == "triton_enable_empty_final_response":
+            if choice != "bool_param":
+                raise InvalidArgument(f"invalid value type for '{key}' parameter, expected bool_param.")
+        elif key.startswith("triton_"):
+            raise InvalidArgument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                "starting with 'triton_' are allowed: triton_enable_empty_final_response"
+            )
+        elif value is not None:
+            custom[key] = value
+    return fields, custom

@@ -1,0 +1,76 @@
+"""The gRPC port: opening it, and closing it in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from nerite.config.options import KeepaliveOptions
+from nerite.core.errors import Unavailable
+from nerite.http2 import Limits
+from nerite.transports.grpc.connection import GrpcConnection, Service, Shared
+from nerite.transports.grpc.keepalive import Rules
+
+_BACKLOG = 4096
+
+
+class GrpcListener:
+    """Accepts connections and knows those that are open."""
+
+    def __init__(self, service: Service, keepalive: KeepaliveOptions) -> None:
+        limits = Limits(
+            min_recv_ping_interval_without_data_ms=keepalive.min_recv_ping_interval_without_data_ms,
+            max_ping_strikes=keepalive.max_ping_strikes,
+            permit_pings_without_calls=keepalive.permit_without_calls,
+        )
+        self._shared = Shared(service, limits, Rules(keepalive))
+        self._server: asyncio.Server | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
+
+    async def open(
+        self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
+    ) -> int:
+        """Listen; return the port, which matters if 0 was asked for. Raises ``Unavailable`` if it is taken."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: GrpcConnection(self._shared, loop),
+                address,
+                port,
+                reuse_port=reuse_port,
+                backlog=_BACKLOG,
+                ssl=tls,
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"failed to start GRPC service: Unavailable - Socket '{address}:{port}' already in use"
+            ) from error
+        self._look()
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    def _look(self) -> None:
+        """Look after silent and old connections, all of them, every now and then."""
+        loop = asyncio.get_running_loop()
+        for connection in tuple(self._shared.connections):
+            connection.look(loop.time())
+        self._look_timer = loop.call_later(self._shared.rules.look_every, self._look)
+
+    def stop_accepting(self) -> None:
+        """Close the port, and every connection as soon as it has nothing under way."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._shared.connections):
+            connection.shut_down()
+
+    def abort(self) -> None:
+        """Close what is left, at once."""
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        for connection in tuple(self._shared.connections):
+            connection.abort()
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open."""
+        return len(self._shared.connections)

@@ -1,0 +1,136 @@
+"""The administrative methods of the gRPC service: protobuf in, a call of the server, protobuf out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import Message
+
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.wire import grpc_service as wire
+from nerite.wire.health import HealthCheckResponse
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+_SERVICE = "/inference.GRPCInferenceService/"
+METHODS: Final[Mapping[str, str]] = {
+    f"{_SERVICE}ServerLive": "health",
+    f"{_SERVICE}ServerReady": "health",
+    f"{_SERVICE}ModelReady": "health",
+    "/grpc.health.v1.Health/Check": "health",
+    f"{_SERVICE}ServerMetadata": "metadata",
+    f"{_SERVICE}ModelMetadata": "metadata",
+    f"{_SERVICE}ModelInfer": "inference",
+    f"{_SERVICE}ModelStreamInfer": "inference",
+    f"{_SERVICE}ModelConfig": "model-config",
+    f"{_SERVICE}ModelStatistics": "statistics",
+    f"{_SERVICE}RepositoryIndex": "model-repository",
+    f"{_SERVICE}RepositoryModelLoad": "model-repository",
+    f"{_SERVICE}RepositoryModelUnload": "model-repository",
+}
+"""Every method there is, and the category by which access to it is restricted."""
+
+Answer: TypeAlias = Callable[[Message | NeriteError], None]
+Handler: TypeAlias = Callable[[Any, Answer], Coroutine[Any, Any, None] | None]
+"""Answers now or later; returns what is still to be awaited, if anything."""
+
+
+class Administration:
+    """Everything but inference."""
+
+    def __init__(self, server: InferenceServer) -> None:
+        self._server = server
+        self._handlers: dict[str, Handler] = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ModelReady": self._model_ready,
+            "Check": self._check,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._config,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
+
+    def handler(self, path: str) -> Handler:
+        """Return what answers the method of ``path``."""
+        return self._handlers[path.rpartition("/")[2]]
+
+    def _live(self, request: Any, answer: Answer) -> None:
+        answer(wire.ServerLiveResponse(live=self._server.live))
+
+    def _ready(self, request: Any, answer: Answer) -> None:
+        self._server.ask_ready(lambda ready: answer(wire.ServerReadyResponse(ready=ready)))
+
+    def _model_ready(self, request: Any, answer: Answer) -> None:
+        try:
+            self._server.ask_model_ready(
+                request.name, request.version, lambda ready: answer(wire.ModelReadyResponse(ready=ready))
+            )
+        except InvalidArgument:
+            raise
+        except NeriteError:
+            answer(wire.ModelReadyResponse(ready=False))
+
+    def _check(self, request: Any, answer: Answer) -> None:
+        def ready(serving: bool) -> None:
+            answer(HealthCheckResponse(status="SERVING" if serving else "NOT_SERVING"))
+
+        self._server.ask_ready(ready)
+
+    def _server_metadata(self, request: Any, answer: Answer) -> None:
+        answer(ParseDict(self._server.metadata(), wire.ServerMetadataResponse()))
+
+    def _model_metadata(self, request: Any, answer: Answer) -> None:
+        answer(ParseDict(self._server.model_metadata(request.name, request.version), wire.ModelMetadataResponse()))
+
+    def _config(self, request: Any, answer: Answer) -> None:
+        config = self._server.model_config(request.name, request.version)
+        answer(ParseDict({"config": config}, wire.ModelConfigResponse()))
+
+    def _statistics(self, request: Any, answer: Answer) -> None:
+        answer(
+            ParseDict(
+                {"model_stats": self._server.statistics(request.name, request.version)}, wire.ModelStatisticsResponse()
+            )
+        )
+
+    def _index(self, request: Any, answer: Answer) -> None:
+        _only_repository(request)
+        answer(ParseDict({"models": self._server.repository_index(request.ready)}, wire.RepositoryIndexResponse()))
+
+    async def _load(self, request: Any, answer: Answer) -> None:
+        await self._change(self._server.load, request, wire.RepositoryModelLoadResponse(), answer)
+
+    async def _unload(self, request: Any, answer: Answer) -> None:
+        await self._change(self._server.unload, request, wire.RepositoryModelUnloadResponse(), answer)
+
+    async def _change(
+        self,
+        work: Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, None]],
+        request: Any,
+        done: Message,
+        answer: Answer,
+    ) -> None:
+        try:
+            _only_repository(request)
+            parameters = {
+                key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+                for key, value in request.parameters.items()
+            }
+            await work(request.model_name, parameters)
+        except NeriteError as error:
+            answer(error)
+        else:
+            answer(done)
+
+
+def _only_repository(request: Any) -> None:
+    """Refuse to look at one of several repositories, as Triton does."""
+    if request.repository_name:
+        raise Unsupported("'repository_name' specification is not supported")

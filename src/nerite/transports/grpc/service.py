@@ -1,0 +1,279 @@
+"""What is answered on the gRPC port: calls to calls of the server, results to replies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from nerite.config.options import CompressionLevel, RestrictedKey
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unsupported
+from nerite.core.request import InferenceRequest, Parameter
+from nerite.core.response import InferenceResponse
+from nerite.core.tensor import Buffer
+from nerite.http2 import Headers
+from nerite.transports.grpc import infer_response, infer_wire, status
+from nerite.transports.grpc.connection import Call
+from nerite.transports.grpc.infer_request import InferReader
+from nerite.transports.grpc.methods import METHODS, Administration, Handler
+from nerite.wire.schema import methods
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+_log = logging.getLogger("nerite.grpc")
+_now = time.monotonic_ns
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+_LARGE = 64 * 1024
+_PREFIX = 5
+_LEVELS: Mapping[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
+_WINDOWS = {"gzip": 31, "deflate": 15}
+
+
+class GrpcService:
+    """Finds the target of each call. Targets are kept on the headers, which repeat."""
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        *,
+        restricted: Mapping[str, RestrictedKey],
+        forward_pattern: re.Pattern[str] | None = None,
+        compression: CompressionLevel = "none",
+    ) -> None:
+        self._server = server
+        self._restricted = restricted
+        self._forward = forward_pattern
+        self._level = _LEVELS.get(compression, 0)
+        self._readers: dict[tuple[tuple[str, Parameter], ...], InferReader] = {}
+        self._administration = Administration(server)
+        self._methods = methods()
+
+    def target(self, headers: Headers) -> _Target:
+        """Return the target of a call."""
+        target: _Target | None = headers.memo
+        if target is None:
+            target = headers.memo = self._find(headers)
+        return target
+
+    def _find(self, headers: Headers) -> _Target:
+        path = headers.path.decode("latin-1")
+        content_type = headers.get(b"content-type") or b""
+        if headers.method != b"POST" or not content_type.startswith(b"application/grpc"):
+            return _Refused(status.NOT_GRPC)
+        category = METHODS.get(path)
+        if category is None:
+            return _Refused(status.trailers_only(status.UNIMPLEMENTED, ""))
+        lock = self._restricted.get(category)
+        if lock is not None and headers.get(lock.header.lower().encode()) != lock.value.encode():
+            refusal = Restricted(f"This protocol is restricted, expecting header '{lock.header}'")
+            return _Refused(status.of_error(refusal))
+        encoding = (headers.get(b"grpc-encoding") or b"identity").decode("latin-1")
+        if encoding not in ("identity", *_WINDOWS):
+            return _Refused(
+                status.trailers_only(status.UNIMPLEMENTED, f"Compression algorithm '{encoding}' is not supported")
+            )
+        if path == _STREAM:
+            return _Refused(
+                status.of_error(Unsupported("ModelStreamInfer is not offered by this version of the server"))
+            )
+        if path == _INFER:
+            try:
+                forwarded = self._forwarded(headers)
+            except NeriteError as error:
+                return _Refused(status.of_error(error))
+            key = tuple(sorted(forwarded.items()))
+            reader = self._readers.get(key)
+            if reader is None:
+                if len(self._readers) >= 256:
+                    self._readers.clear()
+                reader = self._readers[key] = InferReader(forwarded)
+            return _Inference(self._server, reader, encoding, self._reply_encoding(headers), self._level)
+        method = self._methods[path]
+        return _Administrative(method.request, self._administration.handler(path), encoding)
+
+    def _forwarded(self, headers: Headers) -> dict[str, Parameter]:
+        """Return the metadata that is passed on to the model as parameters."""
+        forwarded: dict[str, Parameter] = {}
+        if self._forward is None:
+            return forwarded
+        for raw_name, raw_value in headers.fields:
+            name = raw_name.decode("latin-1")
+            if self._forward.search(name):
+                if name.startswith("triton_"):
+                    raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+                forwarded[name] = raw_value.decode("latin-1")
+        return forwarded
+
+    def _reply_encoding(self, headers: Headers) -> str:
+        if not self._level:
+            return ""
+        accepted = (headers.get(b"grpc-accept-encoding") or b"").decode("latin-1").replace(" ", "").split(",")
+        return next((encoding for encoding in ("gzip", "deflate") if encoding in accepted), "")
+
+
+class _Refused:
+    """Answers every call with the same status."""
+
+    __slots__ = ("refusal",)
+
+    def __init__(self, refusal: bytes) -> None:
+        self.refusal: bytes | None = refusal
+
+    def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
+        raise AssertionError("a refused call has no message")
+
+    def start(self, call: Call, message: memoryview) -> None:
+        raise AssertionError("a refused call has no message")
+
+    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
+        raise AssertionError("a refused call has no answer")
+
+
+class _Inference:
+    """``ModelInfer``."""
+
+    __slots__ = ("_encoding", "_level", "_reader", "_reply_encoding", "_server", "refusal")
+
+    def __init__(
+        self, server: InferenceServer, reader: InferReader, encoding: str, reply_encoding: str, level: int
+    ) -> None:
+        self.refusal: bytes | None = None
+        self._server = server
+        self._reader = reader
+        self._encoding = encoding
+        self._reply_encoding = reply_encoding
+        self._level = level
+
+    def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
+        """Return memory of the model's for a large request."""
+        if size >= _LARGE and self._encoding == "identity":
+            name, version, data_at = infer_wire.peek(beginning)
+            if name:
+                buffer = self._server.receive_buffer(name, version, size, data_at + _PREFIX)
+                if buffer is not None:
+                    return buffer
+        return _room(size)
+
+    def start(self, call: Call, message: memoryview) -> None:
+        """Run an inference."""
+        now = _now()
+        try:
+            header, request_id, data = self._reader.read(_unpacked(message, self._encoding))
+        except NeriteError as error:
+            call.fail(status.of_error(error))
+            return
+        except Exception:  # a mistake of ours must not cost the client its answer
+            _log.exception("a request could not be read")
+            call.fail(status.of_error(Internal("internal error, see the server's log")))
+            return
+        request = InferenceRequest(header, data, call, now, request_id)
+        call.request = request
+        self._server.infer(request)
+
+    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Send the answer."""
+        if response.error is not None:
+            call.fail(status.of_error(response.error))
+            return
+        try:
+            parts = infer_response.write(request, response, self._server.signature_of)
+        except NeriteError as error:
+            call.fail(status.of_error(error))
+            return
+        except Exception:  # a mistake of the model's or ours must not cost the client its answer
+            _log.exception("an answer of '%s' could not be written", request.header.model_name)
+            call.fail(status.of_error(Internal("internal error, see the server's log")))
+            return
+        if self._reply_encoding:
+            call.reply(status.head_with_encoding(self._reply_encoding), self._packed(parts))
+        else:
+            call.reply(status.HEAD, status.framed(parts))
+
+    def _packed(self, parts: list[Buffer]) -> list[Buffer]:
+        encoder = zlib.compressobj(self._level, zlib.DEFLATED, _WINDOWS[self._reply_encoding])
+        return status.framed([*map(encoder.compress, parts), encoder.flush()], compressed=True)
+
+
+class _Administrative:
+    """A method that is not an inference."""
+
+    __slots__ = ("_encoding", "_handle", "_request", "_tasks", "refusal")
+
+    def __init__(
+        self,
+        request: type[Message],
+        handle: Handler,
+        encoding: str,
+    ) -> None:
+        self.refusal: bytes | None = None
+        self._request = request
+        self._handle = handle
+        self._encoding = encoding
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
+        """Return memory for a message that comes in pieces."""
+        return _room(size)
+
+    def start(self, call: Call, message: memoryview) -> None:
+        """Run the method; a coroutine goes on by itself."""
+
+        def answer(result: Message | NeriteError) -> None:
+            if call.connection.calls.get(call.stream_id) is not call:
+                return
+            if isinstance(result, NeriteError):
+                call.fail(status.of_error(result))
+            else:
+                call.reply(status.HEAD, status.framed([result.SerializeToString()]))
+
+        try:
+            request = self._request.FromString(bytes(_unpacked(message, self._encoding)))
+            work = self._handle(request, answer)
+        except DecodeError:
+            answer(Internal("Unable to parse request"))
+        except NeriteError as error:
+            answer(error)
+        else:
+            if work is not None:
+                task = asyncio.get_running_loop().create_task(work)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
+        raise AssertionError("only inferences are answered this way")
+
+
+_Target = _Refused | _Inference | _Administrative
+
+
+def _room(size: int) -> memoryview:
+    """Return memory for a message that is only announced so far: it costs nothing before the bytes come."""
+    return np.empty(size, np.uint8).data
+
+
+def _unpacked(framed: memoryview, encoding: str) -> memoryview:
+    """Return the message behind its five bytes, decompressed if they say so. Raises ``NeriteError``."""
+    if not framed[0]:
+        return framed[_PREFIX:]
+    if encoding == "identity":
+        raise Internal("a compressed message came without grpc-encoding")
+    decoder = zlib.decompressobj(_WINDOWS[encoding])
+    try:
+        plain = decoder.decompress(framed[_PREFIX:], _MAX_PLAIN + 1)
+    except zlib.error as error:
+        raise Internal(f"failed to decompress the message: {error}") from None
+    if len(plain) > _MAX_PLAIN or not decoder.eof:
+        raise Internal("failed to decompress the message: it is incomplete or too large")
+    return memoryview(bytearray(plain))
+
+
+_MAX_PLAIN = 2**31 - 1

@@ -1,0 +1,83 @@
+"""gRPC's framing of replies: header blocks, trailers, the five bytes before a message, statuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+from urllib.parse import quote
+
+from nerite.core.errors import NeriteError
+from nerite.core.tensor import Buffer
+from nerite.http2 import encode_headers
+
+OK: Final = 0
+CANCELLED: Final = 1
+DEADLINE_EXCEEDED: Final = 4
+RESOURCE_EXHAUSTED: Final = 8
+UNIMPLEMENTED: Final = 12
+INTERNAL: Final = 13
+UNAVAILABLE: Final = 14
+
+_BEGINNING: Final = [
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+]
+HEAD: Final = encode_headers(_BEGINNING)
+TRAILERS_OK: Final = encode_headers([(b"grpc-status", b"0")])
+NOT_GRPC: Final = encode_headers([(b":status", b"415")])
+_OUTER_BLANKS: Final = re.compile("^ +| +$")
+_MAX_MESSAGE: Final = 4096
+"""Bytes of an error text, before it is encoded: a client limits the headers it takes."""
+
+
+@lru_cache
+def head_with_encoding(encoding: str) -> bytes:
+    """Return the headers of a reply whose message is compressed."""
+    return encode_headers([*_BEGINNING, (b"grpc-encoding", encoding.encode())])
+
+
+def trailers(status: int, message: str) -> bytes:
+    """Return the trailers of a reply that ends with an error after its headers were sent."""
+    return encode_headers(_status_fields(status, message))
+
+
+def trailers_only(status: int, message: str) -> bytes:
+    """Return the whole reply to a call that failed."""
+    return encode_headers([*_BEGINNING[:2], *_status_fields(status, message)])
+
+
+def of_error(error: NeriteError) -> bytes:
+    """Return the whole reply that a refusal is."""
+    return trailers_only(error.grpc_status, error.message)
+
+
+def _status_fields(status: int, message: str) -> list[tuple[bytes, bytes]]:
+    fields = [(b"grpc-status", b"%d" % status)]
+    if message:
+        # Percent-encoded UTF-8; printable ASCII but the percent sign stands for itself, but for blanks at the ends,
+        # which a field's value cannot have.
+        raw = message.encode(errors="replace")[:_MAX_MESSAGE]
+        text = quote(raw, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
+        fields.append((b"grpc-message", _OUTER_BLANKS.sub(lambda found: "%20" * len(found[0]), text).encode()))
+    return fields
+
+
+def framed(parts: Sequence[Buffer], compressed: bool = False) -> list[Buffer]:
+    """Return a message with its length in front."""
+    size = sum(map(len, parts))
+    return [bytes((compressed,)) + size.to_bytes(4, "big"), *parts]
+
+
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+def timeout_seconds(value: bytes) -> float | None:
+    """Return what a ``grpc-timeout`` means, None if it means nothing."""
+    text = value.decode("latin-1")
+    digits, unit = text[:-1], text[-1:]
+    if not digits.isdecimal() or len(digits) > 8 or unit not in _UNITS:
+        return None
+    return int(digits) * _UNITS[unit]

@@ -1,0 +1,1 @@
+"""HTTP/REST: the KServe v2 protocol and Triton's extensions of it."""

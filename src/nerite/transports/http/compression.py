@@ -1,0 +1,72 @@
+"""Content codings: gzip and deflate, both ways."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.core.tensor import Buffer
+
+_WINDOW = {"gzip": 31, "deflate": 15}
+_LEVEL = 1
+
+
+def known(encoding: str) -> bool:
+    """Return whether there is code for a coding; none at all is one."""
+    return not encoding or encoding in _WINDOW
+
+
+def check(encoding: str) -> None:
+    """Raise ``Unsupported`` for a coding that there is no code for."""
+    if not known(encoding):
+        raise Unsupported("Unsupported compression type")
+
+
+def decompress(encoding: str, body: memoryview, limit: int) -> memoryview:
+    """Return the body as it was before compression. Raises ``InvalidArgument`` if it is none, or beyond ``limit``."""
+    decoder = zlib.decompressobj(_WINDOW[encoding])
+    try:
+        plain = decoder.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InvalidArgument(f"failed to decompress request body: {error}") from None
+    if len(plain) > limit:
+        raise InvalidArgument(
+            f"decompressed request body exceeds the maximum allowed input size of {limit} bytes. "
+            "Use --http-max-input-size to increase the limit."
+        )
+    if not decoder.eof:
+        raise InvalidArgument("failed to decompress request body: it is incomplete")
+    return memoryview(bytearray(plain))
+
+
+def accepted(header: str) -> str:
+    """Return the coding to use for a reply, by ``Accept-Encoding``; empty for none."""
+    best, best_weight = "", 0.0
+    identity = 0.0
+    for item in header.split(","):
+        name, _, parameter = item.strip().partition(";")
+        weight = 1.0
+        if parameter.strip().startswith("q="):
+            try:
+                weight = float(parameter.strip()[2:])
+            except ValueError:
+                weight = 0.0
+        name = name.strip()
+        if name == "identity":
+            identity = weight
+        elif name in _WINDOW and weight > best_weight:
+            best, best_weight = name, weight
+    return best if best_weight > 0 and best_weight >= identity else ""
+
+
+def compress_reply(encoding: str, parts: Sequence[Buffer]) -> list[Buffer]:
+    """Return an encoded reply with its body compressed."""
+    whole = b"".join(parts)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    encoder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
+    packed = encoder.compress(body) + encoder.flush()
+    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length:")]
+    lines.append(b"Content-Encoding: " + encoding.encode())
+    lines.append(b"Content-Length: %d" % len(packed))
+    return [b"\r\n".join(lines) + b"\r\n\r\n" + packed]

@@ -1,0 +1,353 @@
+"""One HTTP/1.1 connection: bytes in, one exchange at a time, bytes out. Knows nothing of paths or models.
+
+Theory of operation. The connection is in one of these states:
+
+    HEAD      waits for the empty line that ends a head; bytes so far are in ``_stash``
+    BODY      a sized body arrives, straight into its own buffer (``_missing`` is what is left of that)
+    CHUNKED   a chunked body arrives, through the decoder
+    DISCARD   a body that was refused is read and forgotten (``_discard`` bytes are left)
+    BUSY      an exchange is being answered; whatever the client sends ahead goes to ``_stash``
+
+Small requests never leave HEAD before they are complete. A body is received where it will be used: in memory that the
+model's worker maps, if the handler offers it. Answers leave in the order of requests: there is only one exchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.tensor import Buffer
+from nerite.transports.http import reply
+from nerite.transports.http.chunks import BadChunk, ChunkDecoder
+from nerite.transports.http.head import MAX_HEAD, BadHead, HeadCache, RequestHead
+from nerite.transports.http.reply import Reply
+
+if TYPE_CHECKING:
+    from nerite.core.request import InferenceRequest
+    from nerite.core.response import InferenceResponse
+
+READ_SIZE = 256 * 1024
+_MAX_STASH = 256 * 1024
+
+
+class Handler(Protocol):
+    """What connections give their requests to."""
+
+    def begin(self, head: RequestHead) -> Reply | None:
+        """Look at a head before its body. A reply is sent at once, and the body skipped."""
+
+    def receive_buffer(self, head: RequestHead) -> memoryview | None:
+        """Return writable memory of ``head.content_length`` bytes for a large body, or None for any."""
+
+    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+        """Answer a request, now or later, through ``connection.send``."""
+
+    def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Send the answer of an inference that ``handle`` began."""
+
+
+class Shared:
+    """What all connections of a listener have in common."""
+
+    __slots__ = ("connections", "handler", "heads", "max_body", "scratch", "scratch_view")
+
+    def __init__(self, handler: Handler, max_body: int) -> None:
+        self.handler = handler
+        self.max_body = max_body
+        self.heads = HeadCache()
+        self.connections: set[HttpConnection] = set()
+        # One read buffer for all: a read and its handling are one step of the loop, so nobody else needs it meanwhile,
+        # and an idle connection costs no memory.
+        self.scratch = bytearray(READ_SIZE)
+        self.scratch_view = memoryview(self.scratch)
+
+
+class State(enum.Enum):
+    """What the next bytes are."""
+
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    CHUNKED = enum.auto()
+    DISCARD = enum.auto()
+    BUSY = enum.auto()
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """A client's connection."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._state = State.HEAD
+        self._stash = b""
+        self._head: RequestHead | None = None
+        self._body = memoryview(b"")
+        self._missing = memoryview(b"")
+        self._chunks: ChunkDecoder | None = None
+        self._discard = 0
+        self._transport: asyncio.Transport
+        self._reading = True
+        self._writable = True
+        self._advancing = False
+        self._last = False
+        """The next answer is the last of the connection."""
+        self._closing = False
+        self.request: InferenceRequest | None = None
+        """The inference that this exchange is; cancelled when the client goes."""
+
+    @property
+    def head(self) -> RequestHead:
+        """The head of the exchange that is being answered."""
+        assert self._head is not None
+        return self._head
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._shared.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End: nobody waits for an answer any more."""
+        self._shared.connections.discard(self)
+        self._closing = True
+        self._drop_body()
+        request, self.request = self.request, None
+        if request is not None:
+            request.cancel()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go. Never empty."""
+        return self._missing if self._state is State.BODY else self._shared.scratch_view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take note of bytes received."""
+        if self._state is State.BODY:
+            self._missing = self._missing[nbytes:]
+            if not self._missing:
+                self._complete(self._body)
+            return
+        if self._stash or self._state is not State.HEAD or not self._writable:
+            self._receive(bytes(self._shared.scratch_view[:nbytes]))
+        else:
+            # The usual case: the whole request in one piece, handled where it was received.
+            self._parse(self._shared.scratch, self._shared.scratch_view, nbytes)
+
+    def eof_received(self) -> bool:
+        """Close: a client that stops sending has stopped listening, as far as HTTP is concerned."""
+        return False
+
+    def pause_writing(self) -> None:
+        """Stop answering: the client does not read."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """Go on answering."""
+        self._writable = True
+        if self._state is State.HEAD:
+            self._next()
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take the answer of an inference; drop it if its client is gone."""
+        if self.request is request:
+            self._shared.handler.answer(self, request, response)
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Send the reply to the current exchange, and go on to the next request."""
+        self.request = None
+        head = self._head
+        if self._closing or head is None:
+            return
+        last = self._last or not head.keep_alive
+        if last:
+            first = bytes(parts[0])
+            parts = [reply.with_header(first, b"Connection: close") if head.version == "1.1" else first, *parts[1:]]
+        if head.method == "HEAD":
+            parts = [bytes(parts[0]).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"]
+        self._transport.writelines(parts)
+        self._head = None
+        if last:
+            self._close()
+            return
+        if self._state is State.BUSY:
+            self._state = State.HEAD
+            if self._stash or not self._reading:
+                self._next()
+
+    def abort(self) -> None:
+        """Close without ceremony."""
+        self._transport.abort()
+
+    @property
+    def busy(self) -> bool:
+        """A request is being received or answered."""
+        return self._state is not State.HEAD or bool(self._stash)
+
+    def shut_down(self) -> None:
+        """Close as soon as the current exchange is answered: at once if there is none."""
+        self._last = True
+        if self._head is None and not self._stash:
+            self._close()
+
+    def _close(self) -> None:
+        self._closing = True
+        self._transport.close()
+
+    def _next(self) -> None:
+        """Go on with what the client sent ahead, and with reading."""
+        if not self._writable or self._advancing:
+            return
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        # A loop, and not one call in the other: a client may have sent any number of requests.
+        self._advancing = True
+        while self._stash and self._state is State.HEAD and self._writable and not self._closing:
+            data, self._stash = self._stash, b""
+            self._parse(data, memoryview(data), len(data))
+            if len(self._stash) == len(data):
+                break
+        self._advancing = False
+
+    def _receive(self, data: bytes) -> None:
+        """Take bytes in any state but BODY."""
+        state = self._state
+        if state is State.CHUNKED:
+            self._decode(data)
+        elif state is State.DISCARD:
+            self._skip(data)
+        elif state is State.BUSY or not self._writable:
+            self._stash += data
+            if len(self._stash) > _MAX_STASH and self._reading:
+                self._reading = False
+                self._transport.pause_reading()
+        else:
+            self._stash += data
+            self._next()
+
+    def _parse(self, data: bytes | bytearray, view: memoryview, size: int) -> None:
+        """Read requests from ``data`` while they are complete and can be answered; keep the rest."""
+        at = 0
+        while at < size:
+            found = data.find(b"\r\n\r\n", at, size)
+            end = found + 4 if found >= 0 else size
+            if end - at > MAX_HEAD:
+                self._refuse_bytes()
+                return
+            if found < 0:
+                break
+            try:
+                head = self._shared.heads.get(bytes(view[at:end]))
+            except BadHead:
+                self._refuse_bytes()
+                return
+            self._head = head
+            stop = end + head.content_length
+            refusal = self._shared.handler.begin(head)
+            if refusal is None and head.content_length > self._shared.max_body:
+                refusal = reply.error_reply(too_large(head.content_length, self._shared.max_body), reply.PLAIN)
+            if refusal is not None:
+                self._refuse(refusal, head, view[end:size])
+                return
+            if stop > size or head.chunked:
+                self._open_body(head, view[end:size])
+                return
+            self._state = State.BUSY
+            # A copy, because the read buffer is used again; writable, because models may work in place.
+            self._shared.handler.handle(self, head, memoryview(bytearray(view[end:stop])))
+            at = stop
+            if self._state is not State.HEAD or not self._writable:
+                break
+        if at < size:
+            self._stash = bytes(view[at:size]) + self._stash
+
+    def _open_body(self, head: RequestHead, rest: memoryview) -> None:
+        """Receive the body of ``head``, of which ``rest`` is here."""
+        if head.expects_continue:
+            self._transport.write(reply.CONTINUE)
+        if head.chunked:
+            self._state = State.CHUNKED
+            self._chunks = ChunkDecoder(self._shared.max_body)
+            self._decode(bytes(rest))
+            return
+        body = self._shared.handler.receive_buffer(head)
+        if body is None:
+            body = memoryview(bytearray(head.content_length))
+        body[: len(rest)] = rest
+        self._state = State.BODY
+        self._body = body
+        self._missing = body[len(rest) :]
+
+    def _decode(self, data: bytes) -> None:
+        assert self._chunks is not None and self._head is not None
+        try:
+            rest = self._chunks.feed(data)
+        except BadChunk:
+            self._refuse_bytes()
+            return
+        except InvalidArgument as error:
+            self._last = True
+            self._chunks = None
+            self.send([reply.error_reply(error).encode()])
+            return
+        if self._chunks.complete:
+            body = self._chunks.body
+            self._stash = rest
+            if len(body) > self._shared.max_body:
+                self._state = State.BUSY
+                self.send([reply.error_reply(too_large(len(body), self._shared.max_body)).encode()])
+            else:
+                self._complete(memoryview(body))
+
+    def _skip(self, data: bytes) -> None:
+        """Forget the rest of a refused body."""
+        if len(data) < self._discard:
+            self._discard -= len(data)
+            return
+        rest = data[self._discard :]
+        self._discard = 0
+        self._state = State.HEAD
+        if rest:
+            self._stash = rest
+            self._next()
+
+    def _complete(self, body: memoryview) -> None:
+        """Hand over a request whose body has arrived."""
+        assert self._head is not None
+        self._state = State.BUSY
+        self._drop_body()
+        self._shared.handler.handle(self, self._head, body)
+
+    def _drop_body(self) -> None:
+        self._body = self._missing = memoryview(b"")
+        self._chunks = None
+
+    def _refuse(self, refusal: Reply, head: RequestHead, rest: memoryview) -> None:
+        """Answer before the body has come, and then let it pass by."""
+        if head.chunked:
+            self._last = True  # where a chunked body ends is known only to who decodes it
+            self._state = State.BUSY
+            self.send([refusal.encode()])
+            return
+        self._state = State.DISCARD
+        self._discard = head.content_length
+        self.send([refusal.encode()])
+        if not self._closing:
+            self._skip(bytes(rest))
+
+    def _refuse_bytes(self) -> None:
+        """Answer bytes that are not HTTP, and close: what comes next cannot be known."""
+        self._transport.write(
+            reply.Reply(400, b'{"error":"Bad Request"}', "application/json", b"Connection: close\r\n").encode()
+        )
+        self._close()
+
+
+def too_large(size: int, limit: int) -> NeriteError:
+    """Return the refusal of a body that is larger than the server takes."""
+    return InvalidArgument(
+        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )

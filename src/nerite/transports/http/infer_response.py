@@ -1,0 +1,84 @@
+"""Writing an infer response: the JSON part, and the tensors behind it as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from nerite.core.request import InferenceRequest, RequestedOutput
+from nerite.core.response import InferenceResponse
+from nerite.core.signature import Signature
+from nerite.core.tensor import Buffer, TensorSpec
+from nerite.transports import classification
+from nerite.transports.http import json_tensors
+from nerite.transports.http.reply import head
+
+_PLAIN = RequestedOutput("")
+_BINARY = RequestedOutput("", binary=True)
+_MAX_REPLIES = 64
+
+
+def write(
+    request: InferenceRequest, response: InferenceResponse, signature_of: Callable[[InferenceRequest], Signature]
+) -> list[Buffer]:
+    """Return the whole HTTP reply to a request that succeeded. Raises Triton's errors of formatting.
+
+    Where everything is binary and of known size, the text part depends only on the two headers, and is remembered.
+    """
+    header = response.header
+    assert header is not None
+    replies = request.header.replies
+    known = replies.get(header)
+    if known is not None and not request.id:
+        return [known, *response.data]
+    wanted = {output.name: output for output in request.header.outputs}
+    default = _BINARY if request.header.binary_by_default else _PLAIN
+    entries: list[bytes] = []
+    binary: list[Buffer] = []
+    fixed = not request.id
+    for spec, data in zip(header.outputs, response.data, strict=True):
+        how = wanted.get(spec.name, default)
+        if how.classification:
+            signature = signature_of(request)
+            labels = signature.outputs[spec.name].labels
+            spec, data = classification.top(spec, data, how.classification, labels, signature.max_batch_size > 0)
+        if how.binary:
+            entries.append(_entry(spec, b'"parameters":{"binary_data_size":%d}' % len(data)))
+            binary.append(data)
+            fixed = fixed and spec.byte_size >= 0
+        else:
+            entries.append(_entry(spec, b'"data":' + json_tensors.write(spec, data)))
+            fixed = False
+    parts = [b'"id":' + orjson.dumps(request.id)] if request.id else []
+    parts.append(b'"model_name":' + orjson.dumps(header.model_name))
+    parts.append(b'"model_version":' + orjson.dumps(header.model_version))
+    if header.parameters:
+        parts.append(b'"parameters":' + orjson.dumps(header.parameters))
+    parts.append(b'"outputs":[' + b",".join(entries) + b"]")
+    text = b"{" + b",".join(parts) + b"}"
+    size = sum(map(len, binary))
+    if size:
+        start = head(
+            200, "application/octet-stream", len(text) + size, b"Inference-Header-Content-Length: %d\r\n" % len(text)
+        )
+    else:
+        start = head(200, "application/json", len(text))
+    if fixed and len(binary) == len(response.data):
+        if len(replies) >= _MAX_REPLIES:
+            replies.clear()
+        replies[header] = start + text
+    return [start + text, *binary]
+
+
+def _entry(spec: TensorSpec, rest: bytes) -> bytes:
+    return b'{"name":%b,"datatype":"%b","shape":%b,%b}' % (
+        orjson.dumps(spec.name),
+        spec.datatype.name.encode(),
+        _shape(spec.shape),
+        rest,
+    )
+
+
+def _shape(shape: Sequence[int]) -> bytes:
+    return b"[" + b",".join(b"%d" % size for size in shape) + b"]"

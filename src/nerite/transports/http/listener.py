@@ -1,0 +1,53 @@
+"""The HTTP port: opening it, and closing it in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from nerite.core.errors import Unavailable
+from nerite.transports.http.connection import Handler, HttpConnection, Shared
+
+_BACKLOG = 4096
+
+
+class HttpListener:
+    """Accepts connections and knows those that are open."""
+
+    def __init__(self, name: str, handler: Handler, max_body: int) -> None:
+        self._name = name
+        self._shared = Shared(handler, max_body)
+        self._server: asyncio.Server | None = None
+
+    async def open(
+        self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
+    ) -> int:
+        """Listen; return the port, which matters if 0 was asked for. Raises ``Unavailable`` if it is taken."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: HttpConnection(self._shared), address, port, reuse_port=reuse_port, backlog=_BACKLOG, ssl=tls
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"failed to start {self._name} service: Unavailable - Socket '{address}:{port}' already in use"
+            ) from error
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    def stop_accepting(self) -> None:
+        """Close the port, and every connection as soon as it has nothing under way."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._shared.connections):
+            connection.shut_down()
+
+    def abort(self) -> None:
+        """Close what is left, at once."""
+        for connection in tuple(self._shared.connections):
+            connection.abort()
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open."""
+        return len(self._shared.connections)

@@ -1,0 +1,54 @@
+"""The metrics port: one page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nerite.config.options import MetricsOptions
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.observability import exposition, metrics
+from nerite.observability.machine import Machine
+from nerite.transports.http import reply
+from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.head import RequestHead
+from nerite.transports.http.reply import Reply
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+_TYPE: Final = "text/plain; charset=utf-8"
+
+
+class MetricsService:
+    """Answers ``GET /metrics``."""
+
+    def __init__(self, server: InferenceServer, options: MetricsOptions) -> None:
+        self._server = server
+        self._options = options
+        self._machine = Machine()
+
+    def begin(self, head: RequestHead) -> Reply | None:
+        """Refuse nothing."""
+        return None
+
+    def receive_buffer(self, head: RequestHead) -> memoryview | None:
+        """Offer nothing: no body matters here."""
+        return None
+
+    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+        """Answer at once."""
+        if head.method != "GET":
+            answer = reply.NOT_ALLOWED
+        elif head.path != "/metrics":
+            answer = reply.EMPTY
+        else:
+            families = metrics.families(self._server.metrics(), counters=self._options.counter_latencies)
+            if self._options.cpu:
+                families += self._machine.families()
+            answer = Reply(200, exposition.render(families), _TYPE)
+        connection.send([answer.encode()])
+
+    def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Answer nothing: there are no inferences on this port."""
+        raise AssertionError("no inferences on this port")

@@ -1,0 +1,74 @@
+"""The bytes of replies."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import orjson
+
+from nerite.core.errors import NeriteError
+
+REASONS: Final = {
+    200: b"OK",
+    400: b"Bad Request",
+    403: b"Forbidden",
+    404: b"Not Found",
+    405: b"Not Allowed",
+    413: b"Request Entity Too Large",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+}
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Reply(NamedTuple):
+    """Status, body and headers of an answer that is not an inference."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: bytes = b""
+
+    def encode(self) -> bytes:
+        """Return the reply as bytes."""
+        return head(self.status, self.content_type, len(self.body), self.headers) + self.body
+
+
+def head(status: int, content_type: str, length: int, headers: bytes = b"") -> bytes:
+    """Return status line and headers, for a body of ``length`` bytes."""
+    return b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%bContent-Length: %d\r\n\r\n" % (
+        status,
+        REASONS[status],
+        content_type.encode(),
+        headers,
+        length,
+    )
+
+
+def with_header(encoded: bytes, line: bytes) -> bytes:
+    """Return an encoded reply with one more header line."""
+    at = encoded.index(b"\r\n\r\n")
+    return encoded[:at] + b"\r\n" + line + encoded[at:]
+
+
+def json_reply(value: object, status: int = 200) -> Reply:
+    """Return a reply that is JSON."""
+    return Reply(status, orjson.dumps(value))
+
+
+def error_reply(error: NeriteError, content_type: str = "application/json") -> Reply:
+    """Return the reply that a refusal is."""
+    # What a model raises may have half a character in it, as file names do that are not UTF-8.
+    message = error.message.encode(errors="replace").decode()
+    return Reply(error.http_status, orjson.dumps({"error": message}), content_type)
+
+
+EMPTY: Final = Reply(200, b"", "text/plain")
+NOT_FOUND: Final = Reply(404, b'{"error":"Not Found"}', "text/plain")
+_NOT_ALLOWED: Final = b'{"error":"Method Not Allowed"}'
+NOT_ALLOWED: Final = Reply(405, _NOT_ALLOWED, "text/plain")
+NOT_ALLOWED_JSON: Final = Reply(405, _NOT_ALLOWED)
+MODEL_NOT_READY: Final = Reply(400, b'{"error":"Model version not ready"}', "text/plain")
+PLAIN: Final = "text/plain"

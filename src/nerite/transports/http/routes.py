@@ -1,0 +1,60 @@
+"""Paths to endpoints: the table of what can be asked over HTTP."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+
+class Endpoint(NamedTuple):
+    """A kind of question: its name, the method it takes, and the category by which access is restricted."""
+
+    name: str
+    method: str
+    category: str
+    pattern: re.Pattern[str]
+
+
+class Route(NamedTuple):
+    """An endpoint, and what the path says: model, version, region."""
+
+    endpoint: Endpoint
+    arguments: dict[str, str]
+
+
+_MODEL = r"/v2/models/(?P<model>[^/]+)"
+_VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
+_REPOSITORY = r"/v2/repository(?:/(?P<repository>[^/]+))?"
+
+
+def _endpoint(name: str, method: str, category: str, pattern: str) -> Endpoint:
+    return Endpoint(name, method, category, re.compile(pattern))
+
+
+ENDPOINTS: Final = (
+    _endpoint("infer", "POST", "inference", _MODEL + _VERSION + "/infer"),
+    _endpoint("live", "GET", "health", "/v2/health/live"),
+    _endpoint("ready", "GET", "health", "/v2/health/ready"),
+    _endpoint("model_ready", "GET", "health", _MODEL + _VERSION + "/ready"),
+    _endpoint("server_metadata", "GET", "metadata", "/v2"),
+    _endpoint("model_metadata", "GET", "metadata", _MODEL + _VERSION),
+    _endpoint("config", "GET", "model-config", _MODEL + _VERSION + "/config"),
+    _endpoint("statistics", "GET", "statistics", _MODEL + _VERSION + "/stats"),
+    _endpoint("all_statistics", "GET", "statistics", "/v2/models/stats"),
+    _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
+    _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/load"),
+    _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/unload"),
+)
+_FIRST: Final = {"/v2/models/stats": "all_statistics"}
+
+
+def find(path: str) -> Route | None:
+    """Return the route of a path, None if there is none. The method is not looked at."""
+    special = _FIRST.get(path)
+    for endpoint in ENDPOINTS:
+        if special is not None and endpoint.name != special:
+            continue
+        match = endpoint.pattern.fullmatch(path)
+        if match is not None:
+            return Route(endpoint, {key: value or "" for key, value in match.groupdict().items()})
+    return None

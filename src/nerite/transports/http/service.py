@@ -1,0 +1,326 @@
+"""What is answered on the HTTP port: requests to calls of the server, results to replies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nerite.config.options import RestrictedKey
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unsupported
+from nerite.core.request import InferenceRequest, Parameter
+from nerite.core.response import InferenceResponse
+from nerite.transports.http import compression, infer_response, reply, routes
+from nerite.transports.http.connection import HttpConnection, too_large
+from nerite.transports.http.head import RequestHead
+from nerite.transports.http.infer_request import Plan, Reader, parse
+from nerite.transports.http.reply import Reply
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+_log = logging.getLogger("nerite.http")
+_now = time.monotonic_ns
+_LARGE = 64 * 1024
+
+
+class Target(NamedTuple):
+    """What a head leads to. Worked out once for each distinct head; the head keeps it."""
+
+    answer: Reply | None
+    """Known without asking anybody: not found, not allowed."""
+    refusal: Reply | None
+    reader: Reader | None
+    """For inference."""
+    json_size: int
+    """Bytes of the JSON part of an infer request; -1: all of it; 0: none, the body is the tensor."""
+    encoding: str
+    """How the body is compressed, and empty if it is not."""
+    accepts: str
+    """How the reply is to be compressed."""
+    call: Callable[[HttpConnection, RequestHead, memoryview], None] | None
+    """For everything but inference."""
+
+
+class HttpService:
+    """The handler of every HTTP connection, and the sink of the inferences they bring."""
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        *,
+        max_input_size: int,
+        restricted: Mapping[str, RestrictedKey],
+        forward_pattern: re.Pattern[str] | None = None,
+    ) -> None:
+        """``restricted`` maps a category to what opens it."""
+        self._server = server
+        self._max_input_size = max_input_size
+        self._restricted = restricted
+        self._forward = forward_pattern
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting: Reader | None = None
+        """Set while a request is offered: what is answered then was refused, and never ran."""
+
+    def begin(self, head: RequestHead) -> Reply | None:
+        """Route a head; return the answer that does not depend on the body, if there is one."""
+        target: Target | None = head.route
+        if target is None:
+            target = head.route = self._target(head)
+        return target.refusal
+
+    def receive_buffer(self, head: RequestHead) -> memoryview | None:
+        """Return memory of the model's for a large uncompressed infer request."""
+        target: Target = head.route
+        if target.reader is None or target.encoding or head.content_length < _LARGE:
+            return None
+        reader = target.reader
+        data_at = max(target.json_size, 0)
+        return self._server.receive_buffer(reader.model_name, reader.model_version, head.content_length, data_at)
+
+    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+        """Answer a request."""
+        target: Target = head.route
+        try:
+            if target.encoding and target.reader is not None:
+                body = compression.decompress(target.encoding, body, self._max_input_size)
+            if target.reader is not None:
+                self._infer(connection, target, target.reader, body)
+            elif target.answer is not None:
+                connection.send([target.answer.encode()])
+            else:
+                assert target.call is not None
+                target.call(connection, head, body)
+        except NeriteError as error:
+            connection.send([reply.error_reply(error).encode()])
+        except Exception:  # a mistake of ours must not cost the client its answer
+            _log.exception("a request to %s could not be handled", head.path)
+            connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
+
+    def _infer(self, connection: HttpConnection, target: Target, reader: Reader, body: memoryview) -> None:
+        now = _now()
+        try:
+            plan, start = self._plan(target, reader, body)
+        except NeriteError as error:
+            self._refuse(connection, reader, error)
+            return
+        request = InferenceRequest(plan.header, plan.data(body, start), connection, now, plan.id)
+        connection.request = request
+        self._accepting = reader
+        try:
+            self._server.infer(request)
+        finally:
+            self._accepting = None
+
+    def _refuse(self, connection: HttpConnection, reader: Reader, error: NeriteError) -> None:
+        """Answer a request that is wrong, unless there is nobody to ask: that comes first, and is called text."""
+        content_type = "application/json"
+        try:
+            self._server.find(reader.model_name, reader.model_version)
+        except NeriteError as unknown:
+            error, content_type = unknown, reply.PLAIN
+        connection.send([reply.error_reply(error, content_type).encode()])
+
+    def _plan(self, target: Target, reader: Reader, body: memoryview) -> tuple[Plan, int]:
+        """Return how to read a body, and where in it the tensors begin. Raises Triton's errors."""
+        size = len(body)
+        json_size = target.json_size
+        if json_size > 0:
+            if json_size > size:
+                raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {json_size}")
+            plan = reader.plan(bytes(body[:json_size]))
+        elif json_size < 0 and size:
+            json_size = size
+            if size > self._max_input_size:
+                raise too_large(size, self._max_input_size)
+            plan = reader.plan(bytes(body))
+        else:
+            json_size = 0
+            plan = reader.raw(self._server.signature(reader.model_name, reader.model_version), body)
+        if json_size + plan.size != size:
+            raise self._wrong_size(reader, plan, size - json_size)
+        return plan, json_size
+
+    def _wrong_size(self, reader: Reader, plan: Plan, given: int) -> NeriteError:
+        """Return what is wrong with the bytes behind the JSON part."""
+        for spec, place in zip(plan.header.inputs, plan.places, strict=True):
+            if isinstance(place, tuple) and place[1] > given:
+                return InvalidArgument(
+                    f"unexpected size for input '{spec.name}', expecting {place[1] - given} additional bytes "
+                    f"for model '{reader.model_name}'"
+                )
+        return InvalidArgument(f"unexpected additional input data for model '{reader.model_name}'")
+
+    def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Send the answer of an inference."""
+        if response.error is not None:
+            if self._accepting is not None:
+                self._refuse(connection, self._accepting, response.error)
+            else:
+                connection.send([reply.error_reply(response.error, reply.PLAIN).encode()])
+            return
+        try:
+            parts = infer_response.write(request, response, self._server.signature_of)
+        except NeriteError as error:
+            parts = [reply.error_reply(error, reply.PLAIN).encode()]
+        except Exception:  # a mistake of the model's or ours must not cost the client its answer
+            _log.exception("an answer of '%s' could not be written", request.header.model_name)
+            parts = [reply.error_reply(Internal("internal error, see the server's log"), reply.PLAIN).encode()]
+        target: Target = connection.head.route
+        if target.accepts:
+            parts = compression.compress_reply(target.accepts, parts)
+        connection.send(parts)
+
+    def _target(self, head: RequestHead) -> Target:
+        route = routes.find(head.path)
+        if route is None:
+            return self._plain(answer=reply.NOT_FOUND)
+        endpoint = route.endpoint
+        refusal = self._locked(endpoint.category, head)
+        if refusal is None and head.method != endpoint.method:
+            # Triton looks at the method early for these, and calls its error text.
+            early = endpoint.name in ("infer", "live", "ready", "model_ready")
+            return self._plain(answer=reply.NOT_ALLOWED if early else reply.NOT_ALLOWED_JSON)
+        encoding = head.headers.get("content-encoding", "")
+        if encoding == "identity":
+            encoding = ""
+        if endpoint.name != "infer":
+            call = getattr(self, f"_{endpoint.name}")
+            return self._plain(
+                refusal=refusal,
+                encoding=encoding,
+                call=lambda connection, _head, body: call(connection, body, **route.arguments),
+            )
+        accepts = compression.accepted(head.headers.get("accept-encoding", ""))
+        forwarded: dict[str, Parameter] = {}
+        json_size = -1
+        try:
+            forwarded = self._forwarded(head)
+            json_size = self._json_size(head)
+            compression.check(encoding)
+        except NeriteError as error:
+            # Clients that ask for too much are told what there is.
+            offered = b"" if compression.known(encoding) else b"Accept-Encoding: gzip, deflate\r\n"
+            refusal = refusal or reply.error_reply(error, reply.PLAIN)._replace(headers=offered)
+        reader = Reader(route.arguments["model"], route.arguments["version"], forwarded, self._max_input_size)
+        return Target(None, refusal, reader, json_size, encoding, accepts, None)
+
+    def _plain(
+        self,
+        answer: Reply | None = None,
+        refusal: Reply | None = None,
+        encoding: str = "",
+        call: Callable[[HttpConnection, RequestHead, memoryview], None] | None = None,
+    ) -> Target:
+        return Target(answer, refusal, None, 0, encoding, "", call)
+
+    def _locked(self, category: str, head: RequestHead) -> Reply | None:
+        lock = self._restricted.get(category)
+        if lock is None or head.headers.get(lock.header.lower()) == lock.value:
+            return None
+        refusal = Restricted(f"This API is restricted, expecting header '{lock.header}'")
+        return reply.error_reply(refusal, reply.PLAIN)
+
+    def _forwarded(self, head: RequestHead) -> dict[str, Parameter]:
+        """Return the headers that are passed on to the model as parameters."""
+        if self._forward is None:
+            return {}
+        forwarded: dict[str, Parameter] = {}
+        for name, value in head.fields:
+            if self._forward.search(name):
+                if name.lower().startswith("triton_"):
+                    raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+                forwarded[name] = value
+        return forwarded
+
+    def _json_size(self, head: RequestHead) -> int:
+        text = head.headers.get("inference-header-content-length")
+        if text is None:
+            return -1
+        try:
+            size = int(text)
+        except ValueError:
+            raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {text}") from None
+        if size < 0 or (size > head.content_length > 0 and not head.headers.get("content-encoding")):
+            raise InvalidArgument(f"inference header size should be in range (0, {head.content_length}), got: {text}")
+        return size
+
+    # The administrative calls. Each sends one reply.
+
+    def _live(self, connection: HttpConnection, body: memoryview) -> None:
+        connection.send([_health(self._server.live).encode()])
+
+    def _ready(self, connection: HttpConnection, body: memoryview) -> None:
+        self._server.ask_ready(lambda ready: connection.send([_health(ready).encode()]))
+
+    def _model_ready(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+        def answer(ready: bool) -> None:
+            connection.send([(reply.EMPTY if ready else reply.MODEL_NOT_READY).encode()])
+
+        try:
+            self._server.ask_model_ready(model, version, answer)
+        except NeriteError:
+            answer(False)
+
+    def _server_metadata(self, connection: HttpConnection, body: memoryview) -> None:
+        connection.send([reply.json_reply(self._server.metadata()).encode()])
+
+    def _model_metadata(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+        connection.send([reply.json_reply(self._server.model_metadata(model, version)).encode()])
+
+    def _config(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+        connection.send([reply.json_reply(self._server.model_config(model, version)).encode()])
+
+    def _statistics(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+        connection.send([reply.json_reply({"model_stats": self._server.statistics(model, version)}).encode()])
+
+    def _all_statistics(self, connection: HttpConnection, body: memoryview) -> None:
+        connection.send([reply.json_reply({"model_stats": self._server.statistics("", "")}).encode()])
+
+    def _index(self, connection: HttpConnection, body: memoryview, repository: str) -> None:
+        ready = _object(body).get("ready", False)
+        if type(ready) is not bool:
+            raise InvalidArgument("Invalid value for 'ready': expected a boolean")
+        connection.send([reply.json_reply(self._server.repository_index(ready)).encode()])
+
+    def _load(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
+        if repository:
+            raise Unsupported("'repository_name' specification is not supported")
+        parameters = _object(body).get("parameters", {})
+        self._start(connection, self._server.load(model, parameters))
+
+    def _unload(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
+        if repository:
+            raise Unsupported("'repository_name' specification is not supported")
+        parameters = _object(body).get("parameters", {})
+        self._start(connection, self._server.unload(model, parameters))
+
+    def _start(self, connection: HttpConnection, work: Coroutine[Any, Any, None]) -> None:
+        """Run an administrative coroutine and reply when it is over."""
+
+        async def run() -> None:
+            try:
+                await work
+            except NeriteError as error:
+                connection.send([reply.error_reply(error).encode()])
+            else:
+                connection.send([Reply(200, b"", "application/json").encode()])
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _health(healthy: bool) -> Reply:
+    return reply.EMPTY if healthy else Reply(400, b"", "text/plain")
+
+
+def _object(body: memoryview) -> dict[str, Any]:
+    """Return the JSON object that an administrative body is; an empty body is an empty object."""
+    if not len(body):
+        return {}
+    value = parse(bytes(body))
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,5 @@
+"""The inference service's messages: see grpc_service.proto."""
+
+from nerite.wire.schema import members_of
+
+__getattr__ = members_of("grpc_service")

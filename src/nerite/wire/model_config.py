@@ -1,0 +1,5 @@
+"""A model's configuration: see model_config.proto."""
+
+from nerite.wire.schema import members_of
+
+__getattr__ = members_of("model_config")

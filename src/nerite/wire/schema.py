@@ -1,0 +1,79 @@
+"""Loads the compiled schema into a private pool, and answers for what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+COMPILED = Path(__file__).with_name("descriptors.pb")
+"""A serialized FileDescriptorSet of all ``.proto`` files here; written by ``tools/build_wire.py``."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A remote call: its path, what goes in, what comes out."""
+
+    path: str
+    """As in HTTP/2's ``:path``, for example ``/inference.GRPCInferenceService/ModelInfer``."""
+    request: type[Message]
+    response: type[Message]
+    client_streaming: bool
+    server_streaming: bool
+
+
+@cache
+def pool() -> DescriptorPool:
+    """Return the private pool, filled. Costs a few milliseconds the first time."""
+    private = DescriptorPool()
+    for file in FileDescriptorSet.FromString(COMPILED.read_bytes()).file:
+        private.AddSerializedFile(file.SerializeToString())
+    return private
+
+
+def members_of(file_name: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of the module that stands for one ``.proto`` file.
+
+    It finds message classes, enums and the values of enums; for any other name it raises ``AttributeError``.
+    """
+
+    @cache
+    def member(name: str) -> Any:
+        file = pool().FindFileByName(f"nerite/wire/{file_name}.proto")
+        if message := file.message_types_by_name.get(name):
+            return GetMessageClass(message)
+        if enum := file.enum_types_by_name.get(name):
+            return EnumTypeWrapper(enum)
+        for enum in file.enum_types_by_name.values():
+            if value := enum.values_by_name.get(name):
+                return value.number
+        raise AttributeError(f"{file_name}.proto has no message or enum named {name!r}")
+
+    return member
+
+
+@cache
+def methods() -> dict[str, Method]:
+    """Return every remote call of every service by its path."""
+    found = {}
+    for file_name in ("grpc_service", "health"):
+        file = pool().FindFileByName(f"nerite/wire/{file_name}.proto")
+        for service in file.services_by_name.values():
+            for method in service.methods:
+                path = f"/{service.full_name}/{method.name}"
+                found[path] = Method(
+                    path,
+                    GetMessageClass(method.input_type),
+                    GetMessageClass(method.output_type),
+                    method.client_streaming,
+                    method.server_streaming,
+                )
+    return found

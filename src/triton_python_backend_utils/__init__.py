@@ -1,0 +1,92 @@
+"""What a ``model.py`` written for Triton's Python backend imports.
+
+A real package with types: a model can be checked, completed by an editor and tested without a server. It needs
+numpy and the standard library only. Names, signatures and error texts are those of Triton's own module; the few
+differences are in the documentation, under Python models.
+"""
+
+from triton_python_backend_utils.data_types import (
+    TRITON_STRING_TO_NUMPY,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+from triton_python_backend_utils.errors import TritonError, TritonModelException
+from triton_python_backend_utils.logger import Logger
+from triton_python_backend_utils.lookup import (
+    get_input_config_by_name,
+    get_input_tensor_by_name,
+    get_output_config_by_name,
+    get_output_tensor_by_name,
+    using_decoupled_model_transaction_policy,
+)
+from triton_python_backend_utils.memory import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    MemoryType,
+    PreferredMemory,
+)
+from triton_python_backend_utils.metric_store import MetricKind
+from triton_python_backend_utils.metrics import Metric, MetricFamily
+from triton_python_backend_utils.model_config import ModelConfig
+from triton_python_backend_utils.model_control import is_model_ready, load_model, unload_model
+from triton_python_backend_utils.model_directory import get_model_dir
+from triton_python_backend_utils.request import (
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceRequest,
+)
+from triton_python_backend_utils.response import InferenceResponse, InferenceResponseSender, ResponseIterator
+from triton_python_backend_utils.tensor import Tensor
+from triton_python_backend_utils.trace import InferenceTrace
+
+__all__ = [
+    "Tensor",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "ResponseIterator",
+    "InferenceTrace",
+    "PreferredMemory",
+    "MemoryType",
+    "TritonError",
+    "TritonModelException",
+    "ModelConfig",
+    "Logger",
+    "Metric",
+    "MetricFamily",
+    "MetricKind",
+    "get_input_tensor_by_name",
+    "get_output_tensor_by_name",
+    "get_input_config_by_name",
+    "get_output_config_by_name",
+    "using_decoupled_model_transaction_policy",
+    "get_model_dir",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "deserialize_bytes_tensor",
+    "load_model",
+    "unload_model",
+    "is_model_ready",
+    "TRITON_STRING_TO_NUMPY",
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+]
+
+# In messages the classes go by the name that a model knows them by, not by the file they are written in.
+for _exported in __all__:
+    if isinstance(globals()[_exported], type):
+        globals()[_exported].__module__ = __name__
+del _exported

@@ -1,0 +1,167 @@
+"""The values of custom metrics, kept in the process of the model until the server reads them.
+
+Counting is an addition under a lock. Whoever runs the model calls ``collect`` when somebody asks for the metrics, and
+adds up what the instances of a model report; a model's own ``value()`` tells what its process has counted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeAlias
+
+Labels: TypeAlias = tuple[tuple[str, str], ...]
+
+_FAMILY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+class MetricKind(IntEnum):
+    """What a metric counts, with Triton's numbers."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+class Sample:
+    """One metric of a family: one set of labels. A histogram has buckets, the others a value."""
+
+    __slots__ = ("bounds", "counts", "holders", "labels", "total", "value")
+
+    def __init__(self, labels: Labels, bounds: Sequence[float]) -> None:
+        self.labels = labels
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        """How many observations fell into each bucket; the last one has no upper bound."""
+        self.value = 0.0
+        """Of a counter or gauge; the sum of a histogram's observations."""
+        self.holders = 0
+
+
+class Family:
+    """All metrics of one name."""
+
+    __slots__ = ("description", "kind", "name", "samples")
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        self.name = name
+        self.description = description
+        self.kind = kind
+        self.samples: dict[Labels, Sample] = {}
+
+
+class Reading(NamedTuple):
+    """A family as it was at one moment; plain data that can be sent to another process."""
+
+    name: str
+    description: str
+    kind: int
+    samples: list[tuple[Labels, float, tuple[float, ...], list[int]]]
+    """Labels, value, bucket bounds and bucket counts of each metric."""
+
+
+class MetricStore:
+    """The custom metrics of one process. Every method may be called from any thread.
+
+    Raises ``ValueError`` with Triton's text for what a metric cannot do.
+    """
+
+    def __init__(self) -> None:
+        # Re-entrant, because a collection of garbage inside a method may end a family, which releases its metrics.
+        self._lock = threading.RLock()
+        self._families: dict[str, Family] = {}
+
+    def family(self, name: str, description: str, kind: MetricKind) -> Family:
+        """Return the family called ``name``; make it if there is none."""
+        if _FAMILY_NAME.fullmatch(name) is None:
+            raise ValueError("Invalid metric name")
+        with self._lock:
+            family = self._families.setdefault(name, Family(name, description, kind))
+        if family.kind != kind:
+            raise ValueError("Family name already exists with different type")
+        return family
+
+    def hold(
+        self, family: Family, labels: Mapping[str, str], bounds: Sequence[float], held: dict[Labels, Sample]
+    ) -> Sample:
+        """Return the metric of ``family`` with these labels, and note it in ``held``, the metrics that one holder has.
+
+        A metric stays until each of its holders has released it.
+        """
+        for name, value in labels.items():
+            if not isinstance(value, str):
+                raise ValueError("attempt to access JSON non-string as string")
+            if _LABEL_NAME.fullmatch(name) is None:
+                raise ValueError("Invalid label name")
+        key = tuple(sorted(labels.items()))
+        with self._lock:
+            sample = held.get(key)
+            if sample is None:
+                sample = held[key] = family.samples.setdefault(key, Sample(key, bounds))
+                sample.holders += 1
+        return sample
+
+    def release(self, family: Family, held: Mapping[Labels, Sample]) -> None:
+        """Give metrics up; the last holder of one to do so removes it."""
+        with self._lock:
+            for sample in held.values():
+                sample.holders -= 1
+                if not sample.holders:
+                    del family.samples[sample.labels]
+
+    def increment(self, family: Family, sample: Sample, value: float) -> None:
+        """Add to a counter or a gauge."""
+        if family.kind == MetricKind.HISTOGRAM:
+            raise _cannot(family, "Increment")
+        if family.kind == MetricKind.COUNTER and value < 0:
+            raise ValueError(
+                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
+            )
+        with self._lock:
+            sample.value += value
+
+    def set(self, family: Family, sample: Sample, value: float) -> None:
+        """Set a gauge."""
+        if family.kind != MetricKind.GAUGE:
+            raise _cannot(family, "Set")
+        with self._lock:
+            sample.value = value
+
+    def observe(self, family: Family, sample: Sample, value: float) -> None:
+        """Count an observation in a histogram."""
+        if family.kind != MetricKind.HISTOGRAM:
+            raise _cannot(family, "Observe")
+        with self._lock:
+            sample.value += value
+            sample.counts[bisect.bisect_left(sample.bounds, value)] += 1
+
+    def value(self, family: Family, sample: Sample) -> float:
+        """Return the value of a counter or a gauge."""
+        if family.kind == MetricKind.HISTOGRAM:
+            raise _cannot(family, "Value")
+        return sample.value
+
+    def collect(self) -> list[Reading]:
+        """Return everything, as it is now."""
+        with self._lock:
+            return [
+                Reading(
+                    family.name,
+                    family.description,
+                    int(family.kind),
+                    [(one.labels, one.value, one.bounds, list(one.counts)) for one in list(family.samples.values())],
+                )
+                for family in list(self._families.values())
+            ]
+
+
+def _cannot(family: Family, operation: str) -> ValueError:
+    return ValueError(f"TRITONSERVER_METRIC_KIND_{family.kind.name} does not support {operation}")
+
+
+STORE: Final = MetricStore()
+"""The store of this process."""

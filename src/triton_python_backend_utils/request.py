@@ -1,0 +1,207 @@
+"""A request: as a model receives it, and as a model makes one for another model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Sequence
+
+from nerite.core.request import InferenceRequest as CoreRequest
+from triton_python_backend_utils.errors import TritonModelException, incompatible, not_offered
+from triton_python_backend_utils.memory import TRITONSERVER_MEMORY_CPU, PreferredMemory
+from triton_python_backend_utils.parameters import Parameters, checked
+from triton_python_backend_utils.response import InferenceResponse, InferenceResponseSender, ResponseIterator
+from triton_python_backend_utils.tensor import ReceivedTensor, Tensor
+from triton_python_backend_utils.trace import InferenceTrace
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+_DEFAULT_MEMORY = PreferredMemory(TRITONSERVER_MEMORY_CPU)
+
+
+class InferenceRequest:
+    """Inputs, and what is wanted. Made by models that call other models, and by tests.
+
+    Raises ``TypeError`` for arguments of a wrong type, ``TritonModelException`` for values that cannot be.
+    """
+
+    __slots__ = (
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_model_name",
+        "_model_version",
+        "_parameters",
+        "_preferred_memory",
+        "_request_id",
+        "_requested",
+        "_timeout",
+        "_trace",
+    )
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = _DEFAULT_MEMORY,
+        trace: InferenceTrace | None = None,
+        parameters: Parameters | None = None,
+    ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise _incomplete(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
+        if not isinstance(correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
+        of = f"request with id '{request_id}' and model name '{model_name}'"
+        for tensor in inputs:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(f"Input tensor for {of} should not be empty.")
+        if "" in requested_output_names:
+            raise TritonModelException(f"Requested output name for {of} should not be empty.")
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._inputs: list[Tensor] | None = list(inputs)
+        self._requested: set[str] = set(requested_output_names)
+        self._model_name = model_name
+        self._model_version = model_version
+        self._flags: int | None = flags
+        self._timeout = timeout
+        self._preferred_memory = preferred_memory
+        self._trace = trace or InferenceTrace()
+        self._parameters = checked(parameters)
+
+    def inputs(self) -> list[Tensor]:
+        """Return the input tensors."""
+        assert self._inputs is not None
+        return self._inputs
+
+    def request_id(self) -> str:
+        """Return the id that the caller gave, or an empty string."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """Return the id of the sequence, 0 for a request outside any."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """Return the sequence flags."""
+        return self._flags or 0
+
+    def set_flags(self, flags: int) -> None:
+        """Set the sequence flags."""
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Return the timeout in microseconds, 0 for none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """Return the custom parameters as a JSON object."""
+        return json.dumps(self._parameters)
+
+    def trace(self) -> InferenceTrace:
+        """Return the trace of this request."""
+        return self._trace
+
+    def requested_output_names(self) -> set[str]:
+        """Return the names of the outputs that the caller wants."""
+        return set(self._requested)
+
+    def is_cancelled(self) -> bool:
+        """Return True if nobody waits for the response any more. Then the work may be left."""
+        return False
+
+    def set_release_flags(self, flags: int) -> None:
+        """Say what becomes of the request when ``execute`` returns. Rescheduling is not offered yet."""
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            raise not_offered("Rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """Return the sender for several or late responses. Not offered yet."""
+        raise not_offered("InferenceRequest.get_response_sender()")
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Run the request on another model and wait. Not offered yet."""
+        raise not_offered("InferenceRequest.exec()")
+
+    def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
+        """Run the request on another model. Not offered yet."""
+        raise not_offered("InferenceRequest.async_exec()")
+
+
+class ServedRequest(InferenceRequest):
+    """A request of the server, as ``execute`` receives it. Everything is looked up when it is asked for."""
+
+    __slots__ = ("_core", "_declared")
+
+    def __init__(self, core: CoreRequest, declared_outputs: Sequence[str]) -> None:
+        self._core = core
+        self._declared = declared_outputs
+        self._inputs = None
+        self._flags = None
+
+    def inputs(self) -> list[Tensor]:
+        """Return the input tensors, in the order in which the caller sent them."""
+        inputs = self._inputs
+        if inputs is None:
+            core = self._core
+            inputs = self._inputs = list(map(ReceivedTensor, core.header.inputs, core.data))
+        return inputs
+
+    def request_id(self) -> str:
+        """Return the id that the caller gave, or an empty string."""
+        return self._core.id
+
+    def correlation_id(self) -> int | str:
+        """Return the id of the sequence, 0 for a request outside any."""
+        return self._core.header.sequence_id
+
+    def flags(self) -> int:
+        """Return the sequence flags."""
+        if self._flags is not None:
+            return self._flags
+        header = self._core.header
+        return (
+            header.sequence_start * TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+            | header.sequence_end * TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+        )
+
+    def timeout(self) -> int:
+        """Return the timeout in microseconds, 0 for none."""
+        return self._core.header.timeout_us
+
+    def parameters(self) -> str:
+        """Return the custom parameters as a JSON object."""
+        return json.dumps(self._core.header.parameters, separators=(",", ":"))
+
+    def trace(self) -> InferenceTrace:
+        """Return the trace of this request."""
+        return InferenceTrace()
+
+    def requested_output_names(self) -> set[str]:
+        """Return the names of the outputs that the caller wants: all of the model's if it named none."""
+        requested = self._core.header.outputs
+        return {output.name for output in requested} if requested else set(self._declared)
+
+    def is_cancelled(self) -> bool:
+        """Return True if nobody waits for the response any more. Then the work may be left."""
+        return self._core.cancelled
+
+
+def _incomplete(**given: object) -> TypeError:
+    return incompatible(
+        "InferenceRequest(request_id: str = '', correlation_id: object = 0, "
+        "inputs: List[triton::backend::python::PbTensor], requested_output_names: List[str], model_name: str, "
+        "model_version: int = -1, flags: int = 0, timeout: int = 0, "
+        "preferred_memory: c_python_backend_utils.PreferredMemory = <default>, "
+        "trace: c_python_backend_utils.InferenceTrace = <default>, parameters: object = None)",
+        **{name: value for name, value in given.items() if value is not None},
+    )

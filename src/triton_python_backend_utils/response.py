@@ -1,0 +1,93 @@
+"""What a model answers to one request, and the sender for answers of models that have their own rhythm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from nerite.core.request import Parameter
+from triton_python_backend_utils.errors import TritonError, TritonModelException, incompatible, not_offered
+from triton_python_backend_utils.parameters import Parameters, checked
+from triton_python_backend_utils.tensor import Tensor
+
+
+class InferenceResponse:
+    """Output tensors, or an error. With an error the tensors are ignored."""
+
+    __slots__ = ("_error", "_parameters", "_tensors")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Parameters | None = None,
+    ) -> None:
+        if output_tensors.__class__ is not list:
+            output_tensors = _as_list(output_tensors, error)
+        for tensor in output_tensors:
+            if not isinstance(tensor, Tensor):
+                raise _wrong(output_tensors, error)
+        if error is not None and not isinstance(error, TritonError):
+            raise _wrong(output_tensors, error)
+        self._tensors = output_tensors
+        self._error = error
+        self._parameters: dict[str, Parameter] | None = None if parameters is None else checked(parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        """Return the tensors."""
+        return list(self._tensors)
+
+    def has_error(self) -> bool:
+        """Return True if this is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """Return the error, or None."""
+        return self._error
+
+    def parameters(self) -> str:
+        """Return the parameters as a JSON object."""
+        return json.dumps(self._parameters or {})
+
+
+class InferenceResponseSender:
+    """Sends the responses of a request one by one. Not offered yet: a request gives none."""
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send one response."""
+        raise not_offered("InferenceResponseSender.send()")
+
+    def is_cancelled(self) -> bool:
+        """Return True if nobody waits for the responses any more."""
+        raise not_offered("InferenceResponseSender.is_cancelled()")
+
+
+class ResponseIterator:
+    """The responses of another model to one request. Not offered yet: ``exec`` gives none."""
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        raise not_offered("ResponseIterator")
+
+    def __next__(self) -> InferenceResponse:
+        raise not_offered("ResponseIterator")
+
+    def cancel(self) -> None:
+        """Say that no more responses are wanted."""
+        raise not_offered("ResponseIterator.cancel()")
+
+
+def _as_list(tensors: Sequence[Tensor], error: object) -> list[Tensor]:
+    if isinstance(tensors, Sequence) and not isinstance(tensors, str | bytes):
+        return list(tensors)
+    raise _wrong(tensors, error)
+
+
+def _wrong(tensors: object, error: object) -> Exception:
+    if isinstance(tensors, list) and any(tensor is None for tensor in tensors):
+        return TritonModelException("Output tensor for inference response should not be empty.")
+    return incompatible(
+        "InferenceResponse(output_tensors: List[c_python_backend_utils.Tensor] = [], "
+        "error: c_python_backend_utils.TritonError = None, parameters: object = None)",
+        *([] if tensors == [] else [tensors]),
+        **({} if error is None else {"error": error}),
+    )

@@ -1,0 +1,148 @@
+"""A named tensor: made by a model from an array, or received and turned into one when somebody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nerite.core import dtype as dtypes
+from nerite.core.dtype import DataType
+from nerite.core.tensor import Buffer, TensorSpec, buffer_of, encode_bytes, to_array
+from triton_python_backend_utils import dlpack
+from triton_python_backend_utils.errors import TritonModelException, incompatible
+
+_ndarray = np.ndarray
+_BYTES = dtypes.BYTES
+_BY_NUMPY: dict[np.dtype[Any], DataType] = {
+    datatype.numpy: datatype for datatype in dtypes.ALL if datatype is not dtypes.BF16
+}
+
+
+class Tensor:
+    """Name and value of an input or an output.
+
+    ``Tensor(name, array)`` keeps ``array`` as it is, without a copy, unless it is not contiguous; strings are put into
+    wire form at once. Raises ``TritonModelException`` for an element type that the protocol does not have, and
+    ``TypeError`` for what is not an array.
+    """
+
+    __slots__ = ("_array", "_buffer", "_datatype", "_name", "_shape")
+
+    def __init__(self, name: str, numpy_array: NDArray[Any], /) -> None:
+        if type(numpy_array) is not _ndarray or type(name) is not str or not name:
+            _check(name, numpy_array)
+        if not numpy_array.flags.c_contiguous:
+            numpy_array = np.ascontiguousarray(numpy_array)
+        datatype = _BY_NUMPY.get(numpy_array.dtype)
+        if datatype is None:
+            if numpy_array.dtype.kind != "S":
+                raise TritonModelException("NumPy dtype is not supported.")
+            datatype = _BYTES
+        self._name = name
+        self._datatype = datatype
+        self._shape: tuple[int, ...] = numpy_array.shape
+        self._array: NDArray[Any] | None = numpy_array
+        self._buffer: Buffer | None = encode_bytes(numpy_array) if datatype is _BYTES else None
+
+    def name(self) -> str:
+        """Return the tensor's name."""
+        return self._name
+
+    def as_numpy(self) -> NDArray[Any]:
+        """Return the tensor as an array: the same object each time, BYTES as an object array.
+
+        Raises ``TritonModelException`` for BF16, which numpy does not have.
+        """
+        assert self._array is not None
+        return self._array
+
+    def triton_dtype(self) -> int:
+        """Return the number of the data type: what ``triton_to_numpy_type`` takes."""
+        return self._datatype.number
+
+    def shape(self) -> list[int]:
+        """Return the size of each dimension."""
+        return list(self._shape)
+
+    def is_cpu(self) -> bool:
+        """Return True: this server keeps tensors in host memory."""
+        return True
+
+    def to_dlpack(self) -> object:
+        """Return a DLPack capsule that shares the tensor's memory. Raises ``TritonModelException`` for BYTES."""
+        return dlpack.give(self._datatype, self.as_numpy())
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: object, /) -> Tensor:
+        """Return a tensor that shares the memory of a DLPack capsule, or of an object that gives one.
+
+        Raises ``TritonModelException`` for memory that is not contiguous or not the host's.
+        """
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        datatype, array = dlpack.take(tensor)
+        if datatype is not dtypes.BF16:
+            return Tensor(name, array)
+        return ReceivedTensor(TensorSpec(name, datatype, array.shape), buffer_of(array, datatype))
+
+    def __dlpack__(self, *, stream: object = None, **_: object) -> object:
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU, 0
+
+
+class ReceivedTensor(Tensor):
+    """A tensor over a buffer in wire form. The array is made on first use, and is as writable as the buffer."""
+
+    __slots__ = ("_spec",)
+
+    _buffer: Buffer
+
+    def __init__(self, spec: TensorSpec, buffer: Buffer) -> None:
+        self._spec = spec
+        self._name = spec.name
+        self._datatype = spec.datatype
+        self._shape = spec.shape
+        self._buffer = buffer
+        self._array = None
+
+    def as_numpy(self) -> NDArray[Any]:
+        """Return the tensor as an array, a view on the buffer."""
+        array = self._array
+        if array is None:
+            if self._datatype is dtypes.BF16:
+                raise TritonModelException(
+                    "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+                )
+            array = self._array = to_array(self._spec, self._buffer)
+        return array
+
+    def to_dlpack(self) -> object:
+        """Return a DLPack capsule over the buffer; BF16 too."""
+        return dlpack.give(self._datatype, to_array(self._spec, self._buffer))
+
+
+def wire_form(tensor: Tensor) -> tuple[str, DataType, tuple[int, ...], Buffer]:
+    """Return name, type, shape and bytes of ``tensor``: a view on its memory, never a copy."""
+    buffer = tensor._buffer
+    if buffer is None:
+        array = tensor._array
+        assert array is not None
+        # A memoryview with a zero in its shape cannot be cast.
+        buffer = array.data.cast("B") if array.size else b""
+    return tensor._name, tensor._datatype, tensor._shape, buffer
+
+
+def _check(name: object, value: object) -> None:
+    """Raise for arguments that no tensor can be made of; subclasses of ``str`` and ``ndarray`` pass."""
+    if not isinstance(value, _ndarray) or not isinstance(name, str):
+        raise incompatible("Tensor(arg0: str, arg1: numpy.ndarray)", name, value)
+    if not name:
+        raise TritonModelException("Tensor name cannot be an empty string.")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TritonModelException(
+            f"Tensor '{name}' is a masked array, and a mask cannot be sent. Fill it first: array.filled(value)"
+        )

@@ -1,0 +1,45 @@
+"""The scenes that the exchanges are played in. Each costs the start of two servers."""
+
+from conformance.exchange import Scene
+from conformance.servers import REPOSITORIES
+
+GOOD = Scene(
+    "good",
+    # All that have a complete configuration.
+    models=tuple(sorted({path.parent.name for path in (REPOSITORIES / "good").glob("*/config.pbtxt")})),
+    flags=(
+        "--disable-auto-complete-config",
+        "--http-header-forward-pattern=x-forward.*|triton_.*",
+        "--grpc-header-forward-pattern=x-forward.*|triton_.*",
+    ),
+)
+SMALL = Scene(
+    "small",
+    models=("echo", "noconfig", "pair", "trouble", "versions"),
+    flags=("--id=exam", "--model-control-mode=none"),
+)
+RESTRICTED = Scene(
+    "restricted",
+    models=("echo",),
+    flags=(
+        "--http-restricted-api=health,inference:x-key=open",
+        "--http-restricted-api=model-repository,statistics:x-admin=sesame",
+        "--grpc-restricted-protocol=inference,metadata:key=open",
+        "--grpc-restricted-protocol=model-repository:admin=sesame",
+    ),
+)
+EXPLICIT = Scene(
+    "explicit",
+    models=("echo", "pair", "versions", "arguments"),
+    flags=("--model-control-mode=explicit", "--load-model=pair", "--disable-auto-complete-config"),
+)
+POLL = Scene(
+    "poll",
+    models=("echo", "versions"),
+    flags=("--model-control-mode=poll", "--repository-poll-secs=1"),
+)
+BROKEN = Scene(
+    "broken",
+    repository="broken",
+    flags=("--exit-on-error=false", "--disable-auto-complete-config"),
+)

@@ -1,0 +1,9 @@
+"""Cannot start."""
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        raise RuntimeError("no weights here")
+
+    def execute(self, requests):
+        return []

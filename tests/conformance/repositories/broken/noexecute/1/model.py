@@ -1,0 +1,5 @@
+"""Has no execute."""
+
+
+class TritonPythonModel:
+    pass

@@ -1,0 +1,10 @@
+"""Settings that all tests share."""
+
+import os
+
+from hypothesis import settings
+
+# Machines are busy: a slow example is no failure. In CI every run tries the same examples.
+settings.register_profile("nerite", deadline=None)
+settings.register_profile("ci", settings.get_profile("nerite"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "nerite")

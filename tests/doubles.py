@@ -1,0 +1,175 @@
+"""Stand-ins for what surrounds a unit: callers, a loop that has its own time, a socket's transport."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nerite.core import dtype as dtypes
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse
+from nerite.core.tensor import Buffer, TensorSpec
+
+
+class Caller:
+    """A reply sink that keeps every answer it gets."""
+
+    def __init__(self, answered: Callable[[InferenceRequest], None] | None = None) -> None:
+        self.answers: list[tuple[InferenceRequest, InferenceResponse, bool]] = []
+        self._answered = answered
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        self.answers.append((request, response, final))
+        if self._answered is not None:
+            self._answered(request)
+
+    def of(self, request: InferenceRequest) -> list[InferenceResponse]:
+        return [response for asked, response, _ in self.answers if asked is request]
+
+
+def header(
+    rows: int = 1, *, priority: int = 0, timeout_us: int = 0, key: object = None, columns: int = 1
+) -> RequestHeader:
+    """A header that validation has seen: one FP32 input of ``rows`` rows."""
+    made = RequestHeader(
+        "model", "", [TensorSpec("IN", dtypes.FP32, (rows, columns))], priority=priority, timeout_us=timeout_us
+    )
+    made.batch_size = rows
+    made.batch_key = key
+    return made
+
+
+def request(
+    rows: int = 1,
+    *,
+    sink: Caller | None = None,
+    arrived_ns: int = 0,
+    id: str = "",
+    value: float = 0.0,
+    **fields: Any,
+) -> InferenceRequest:
+    """A request whose every element is ``value``."""
+    data = np.full((rows, 1), value, np.float32)
+    return InferenceRequest(header(rows, **fields), [bytearray(data.tobytes())], sink or Caller(), arrived_ns, id)
+
+
+class Timer:
+    """What ``FakeLoop.call_later`` returns."""
+
+    def __init__(self, at_ns: int, call: Callable[[], None]) -> None:
+        self.at_ns = at_ns
+        self.call = call
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeLoop:
+    """As much of an event loop as the deciders' owners use. Its time passes only when a test says so.
+
+    A turn of the loop takes ``TURN_NS``: whoever asks to be called back at once, again and again, is not called for
+    ever within one moment.
+    """
+
+    TURN_NS = 50_000
+
+    def __init__(self, now_ns: int = 1_000_000_000) -> None:
+        self.now_ns = now_ns
+        self.turns = 0
+        self._ready: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[int, int, Timer]] = []
+        self._number = itertools.count()
+
+    def now(self) -> int:
+        return self.now_ns
+
+    def time(self) -> float:
+        return self.now_ns / 1e9
+
+    def call_soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        self._ready.append(lambda: call(*arguments))
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, delay: float, call: Callable[..., None], *arguments: Any) -> Timer:
+        timer = Timer(self.now_ns + round(delay * 1e9), lambda: call(*arguments))
+        heapq.heappush(self._timers, (timer.at_ns, next(self._number), timer))
+        return timer
+
+    def settle(self) -> None:
+        """Do what is ready, without letting time pass."""
+        while self._ready:
+            self.turns += 1
+            self._ready.popleft()()
+
+    def advance(self, ns: int) -> None:
+        """Let time pass, calling each timer when it is due."""
+        end = self.now_ns + ns
+        self.settle()
+        while (timer := self._next()) is not None and max(timer.at_ns, self.now_ns + self.TURN_NS) <= end:
+            heapq.heappop(self._timers)
+            self.now_ns = max(timer.at_ns, self.now_ns + self.TURN_NS)
+            self.turns += 1
+            timer.call()
+            self.settle()
+        self.now_ns = end
+
+    def _next(self) -> Timer | None:
+        while self._timers and self._timers[0][2].cancelled:
+            heapq.heappop(self._timers)
+        return self._timers[0][2] if self._timers else None
+
+    @property
+    def next_timer(self) -> int | None:
+        """When the next timer is due."""
+        timer = self._next()
+        return None if timer is None else timer.at_ns
+
+
+class FakeTransport:
+    """A socket's transport that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.writes = 0
+        self.closed = False
+        self.aborted = False
+        self.reading = True
+
+    def write(self, data: Buffer) -> None:
+        assert not self.closed, "a write after close is lost"
+        self.writes += 1
+        self.written += data
+
+    def writelines(self, parts: Sequence[Buffer]) -> None:
+        self.write(b"".join(parts))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def taken(self) -> bytes:
+        """What was written since the last time."""
+        data = bytes(self.written)
+        self.written.clear()
+        return data

@@ -1,0 +1,195 @@
+"""``nerite check`` as people and pipelines run it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+TENSORS = (
+    'input [ { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+    'output [ { name: "B" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+)
+
+
+def check(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nerite.cli.check", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=cwd)
+
+
+def add(repository: Path, name: str, config: str | None, code: str = MODEL) -> Path:
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(code)
+    if config is not None:
+        (repository / name / "config.pbtxt").write_text(config)
+    return repository / name
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+def test_nothing_is_wrong(models: Path) -> None:
+    add(models, "a", TENSORS)
+    add(models, "b", 'name: "b"\n' + TENSORS)
+    done = check(models)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 models checked, no mistakes.\n", "")
+
+
+def test_all_mistakes_of_all_models(models: Path) -> None:
+    add(models, "fine", TENSORS)
+    add(models, "one", TENSORS + "instance_group [{ count: 2-4 }]\nmaxBatchSize: 8\n")
+    add(models, "two", "max_batch_size: -1\n" + TENSORS + "dynamic_batching { preferred_batch_size: 0 }\n")
+    done = check("models", cwd=models.parent)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert done.stdout == (
+        "models/one/config.pbtxt:3:27: Expected identifier, got: -\n"
+        "    'count' is one number, not a range: write count: 2 or count: 4.\n"
+        'models/one/config.pbtxt:4:1: Message type "inference.ModelConfig" has no field named "maxBatchSize".\n'
+        "    Write max_batch_size.\n"
+        "models/two/config.pbtxt:1:17: 'max_batch_size' must be non-negative value for two\n"
+        "    Write the largest batch, or 0 for a model whose tensors have no batch dimension.\n"
+        "models/two/config.pbtxt:4:42: dynamic batching preferred size must be positive for two\n"
+        "    Remove 'preferred_batch_size', or write sizes from 1 to max_batch_size.\n"
+        "3 models checked, 4 mistakes in 2 models.\n"
+    )
+
+
+def test_json(models: Path) -> None:
+    model = add(models, "m", 'backend: "python"\nmax_batch_size: "8"\n')
+    (model / "003").mkdir()
+    done = check(models, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout) == [
+        {
+            "model": "m",
+            "file": f"{model}/config.pbtxt",
+            "line": 2,
+            "column": 17,
+            "message": 'Expected integer, got: "8"',
+            "remedy": "Write 8 without quotes.",
+        }
+    ]
+    assert done.stderr == (
+        f"warning: {model}: ignore version directory '003' which contains leading zeros in its directory name\n"
+        "1 model checked, 1 mistake in 1 model, 1 warning.\n"
+    )
+
+
+def test_nothing_is_wrong_in_json(models: Path) -> None:
+    add(models, "m", TENSORS)
+    done = check("--json", models)
+    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+
+
+def test_warnings_do_not_fail(models: Path) -> None:
+    model = add(models, "m", "instance_group { kind: KIND_GPU gpus: 0 }\n" + TENSORS)
+    (model / "abc").mkdir()
+    empty = models.parent / "empty"
+    empty.mkdir()
+    done = check(models, empty)
+    assert done.returncode == 0
+    assert done.stdout == (
+        f"warning: {model}: on this machine: instance group m_0 of model m specifies invalid or unsupported gpu id 0. "
+        "GPUs with at least the minimum required CUDA compute compatibility of 6.000000 are: \n"
+        f"warning: {model}: ignore version directory 'abc' which fails to convert to integral number\n"
+        f"warning: {empty}: the repository is empty: there is no model in it\n"
+        "1 model checked, no mistakes, 3 warnings.\n"
+    )
+
+
+def test_a_configuration_of_another_name(models: Path) -> None:
+    model = add(models, "m", "max_batch_size: -1\n" + TENSORS)
+    (model / "configs").mkdir()
+    (model / "configs" / "gpu.pbtxt").write_text("max_batch_size: 4\n" + TENSORS)
+    assert check(models).returncode == 1
+    assert check(models, "--model-config-name", "gpu").returncode == 0
+
+
+COMPLETING = """
+print("hello from the model")
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.set_max_batch_size(4)
+        config.add_input({"name": "A", "data_type": "TYPE_FP32", "dims": [0]})
+        return config
+"""
+
+
+def test_what_a_model_completes_is_judged_and_what_it_prints_is_kept_apart(models: Path) -> None:
+    add(models, "m", 'backend: "python"\n', COMPLETING)
+    done = check(models, "--json")
+    assert done.returncode == 1
+    assert [row["message"] for row in json.loads(done.stdout)] == [
+        "model input 'A' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m"
+    ]
+    assert "hello from the model\n" in done.stderr
+    assert check(models, "--disable-auto-complete-config").returncode == 0
+
+
+def test_without_completion_the_configuration_has_to_be_there(models: Path) -> None:
+    model = add(models, "m", None)
+    assert check(models).returncode == 0
+    done = check(models, "--disable-auto-complete-config")
+    assert done.returncode == 1
+    assert f"failed to open text file for read {model}/config.pbtxt: No such file or directory" in done.stdout
+
+
+def test_what_is_not_installed_is_a_note(models: Path) -> None:
+    model = add(models, "m", TENSORS, "import a_package_that_nobody_has\n" + MODEL)
+    done = check(models)
+    assert done.returncode == 0
+    assert done.stdout == (
+        f"note: {model}: not completed from the model: ModuleNotFoundError: No module named "
+        "'a_package_that_nobody_has'\n"
+        "1 model checked, no mistakes.\n"
+    )
+
+
+def test_a_backend_that_nobody_knows(models: Path) -> None:
+    model = add(models, "m", 'backend: "pyton"\n' + TENSORS)
+    done = check(models)
+    assert done.returncode == 1
+    assert done.stdout.startswith(
+        f"{model}/config.pbtxt:1:10: unable to find backend library for backend 'pyton', try specifying runtime on the "
+        "model configuration."
+    )
+
+
+def test_one_model_in_two_repositories(models: Path) -> None:
+    add(models, "m", TENSORS)
+    other = add(models.parent / "other", "m", TENSORS)
+    done = check(models, models.parent / "other")
+    assert done.returncode == 1
+    assert f"{other}: failed to poll model 'm': not unique across all model repositories" in done.stdout
+
+
+def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
+    done = check(tmp_path / "nope")
+    assert done.returncode == 1
+    assert done.stdout == (
+        f"{tmp_path}/nope: failed to open directory {tmp_path}/nope\n"
+        "    No such file or directory: name a directory that has a directory for each model.\n"
+        "0 models checked, 1 mistake.\n"
+    )
+
+
+def test_help_and_a_wrong_command_line() -> None:
+    done = check("--help")
+    assert done.returncode == 0
+    assert "Examples:" in done.stdout
+    done = check()
+    assert done.returncode == 2
+    assert "REPOSITORY" in done.stderr
+    assert check("--jsn", "x").returncode == 2

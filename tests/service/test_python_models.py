@@ -1,0 +1,113 @@
+"""Python models on a running server: their environment, their words, their errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving import IDENTITY, eventually, pbtxt, python_model, serving
+
+TALKER = """
+def initialize(self, args):
+    print("printed at the start")
+    print("complained at the start", file=sys.stderr)
+    logging.getLogger("mine").warning("logged at the start")
+    pb_utils.Logger.log_info("told Triton's logger")
+
+def finalize(self):
+    print("printed at the end")
+"""
+
+
+def test_what_a_model_says_is_in_the_log_with_its_name(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "talker", TALKER + IDENTITY)
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        beginning = (
+            "printed at the start",
+            "complained at the start",
+            "logged at the start",
+            "told Triton's logger",
+        )
+        for line in beginning:
+            eventually(lambda line=line: line in server.text, what=line)
+        server.stop()
+        lines = server.text.splitlines()
+    for said in (*beginning, "printed at the end"):
+        assert any("talker_0_0" in line and said in line for line in lines), said
+    (warning,) = [line for line in lines if "logged at the start" in line]
+    assert warning.startswith("W")
+    assert "model.py:" in warning
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A virtual environment of a model's own, with numpy and nothing of ours."""
+    folder = tmp_path_factory.mktemp("environment") / "own"
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, folder], check=True, timeout=60)
+    command = [uv, "pip", "install", "--quiet", "--python", folder / "bin" / "python", "numpy", "colorama"]
+    subprocess.run(command, check=True, timeout=200)
+    yield folder
+
+
+@pytest.mark.timeout(300)
+def test_an_environment_of_its_own(environment: Path, tmp_path: Path) -> None:
+    source = """
+    def initialize(self, args):
+        import colorama
+        print("runs in", sys.prefix)
+    """
+    python_model(
+        tmp_path / "models",
+        "apart",
+        "\n".join(line[4:] for line in source.splitlines()) + IDENTITY,
+        pbtxt(parameters=f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{environment}" }} }}'),
+    )
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert server.infer("apart", [1.0, 2.0]) == [1.0, 2.0]
+        eventually(lambda: f"runs in {environment}" in server.text)
+
+
+def test_an_environment_that_is_none(tmp_path: Path) -> None:
+    parameters = 'parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "/nowhere/at/all" } }'
+    python_model(tmp_path / "models", "apart", IDENTITY, pbtxt(parameters=parameters))
+    with serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false") as server:
+        (entry,) = server.json("POST", "/v2/repository/index")
+        assert entry["state"] == "UNAVAILABLE"
+        assert "/nowhere/at/all" in entry["reason"]
+
+
+@pytest.mark.parametrize("mode", ["worker", "in_process"])
+def test_a_model_that_raises_fails_its_requests_and_goes_on(tmp_path: Path, mode: str) -> None:
+    source = """
+def execute(self, requests):
+    if pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy()[0][0] < 0:
+        raise ValueError("no negative numbers")
+    return [pb_utils.InferenceResponse(error=pb_utils.TritonError("mine", pb_utils.TritonError.NOT_FOUND))]
+"""
+    parameters = f'parameters {{ key: "EXECUTION_MODE" value: {{ string_value: "{mode}" }} }}'
+    python_model(tmp_path / "models", "moody", source, pbtxt(parameters=parameters))
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        with pytest.raises(RuntimeError, match=r"500.*Failed to process the request.*no negative numbers"):
+            server.infer("moody", [-1.0])
+        with pytest.raises(RuntimeError, match=r"404.*mine"):
+            server.infer("moody", [1.0])
+        assert server.ready("moody")
+
+
+def test_several_instances_work_side_by_side(tmp_path: Path) -> None:
+    source = """
+def execute(self, requests):
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([[os.getpid()]], np.float32))])
+            for request in requests]
+"""
+    config = pbtxt(more="").replace("kind: KIND_CPU", "kind: KIND_CPU count: 3")
+    python_model(tmp_path / "models", "three", source, config)
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert sorted(server.workers()) == ["three_0_0", "three_0_1", "three_0_2"]
+        pids = {float(pid) for pid in server.workers().values()}
+        assert {server.infer("three", [0.0])[0] for _ in range(12)} == pids

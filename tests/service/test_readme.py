@@ -1,0 +1,106 @@
+"""The README is run: each command and each block of code, in order, as a newcomer would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving import NERITE, Serving, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """What ``make serve`` starts."""
+    subprocess.run([sys.executable, ROOT / "examples" / "build.py"], check=True, timeout=60)
+    with serving(ROOT / "examples" / "models", tmp_path_factory.mktemp("readme") / "log") as server:
+        yield server
+
+
+def block(beginning: str) -> str:
+    """Return the one block that contains ``beginning``."""
+    (found,) = [text for _, text in BLOCKS if beginning in text]
+    return found
+
+
+def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROOT) -> str:
+    """Run a command; the ports of the README become those of ``server``."""
+
+    def here(text: str) -> str:
+        return text if server is None else text.replace("localhost:8000", server.http)
+
+    environment = {**os.environ, "PATH": f"{NERITE.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        here(command) if isinstance(command, str) else [here(word) for word in command],
+        shell=isinstance(command, str),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_block_is_tested_here() -> None:
+    known = (
+        "make serve",
+        "curl localhost",
+        "import tritonclient.http",
+        "class TritonPythonModel",
+        "nerite check models",
+    )
+    assert len(BLOCKS) == len(known)
+    for beginning in known:
+        block(beginning)
+
+
+def test_make_targets_exist() -> None:
+    for line in block("make serve").strip().splitlines():
+        run(["make", "--dry-run", *line.partition("#")[0].split()[1:]])
+
+
+def test_curl(examples: Serving) -> None:
+    answer = run(block("curl localhost"), examples)
+    assert '"model_name":"scaler","model_version":"2"' in answer
+
+
+def test_client(examples: Serving) -> None:
+    answer = run([sys.executable, "-c", block("import tritonclient.http")], examples)
+    assert answer.startswith("[0.  ")
+
+
+def test_own_model(tmp_path: Path) -> None:
+    target = tmp_path / "models" / "double" / "1" / "model.py"
+    target.parent.mkdir(parents=True)
+    target.write_text(block("class TritonPythonModel"))
+    check, serve = block("nerite check models").strip().splitlines()
+    run(check, cwd=tmp_path)
+    assert serve == "nerite serve models"
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert server.infer("double", [1.0, 2.5], name="x") == [2.0, 5.0]
+        assert "Nerite" in server.text
+        assert f"curl http://{server.http}/v2/models/double/infer" in server.text
+
+
+@pytest.mark.parametrize("client", ["infer_curl.sh", "infer_http.py", "infer_grpc.py", "infer_plain.py"])
+@pytest.mark.parametrize("digit", ["seven", "three"])
+def test_example_clients(examples: Serving, client: str, digit: str) -> None:
+    folder = ROOT / "examples" / "clients"
+    url = examples.grpc if "grpc" in client else examples.http
+    picture = str(folder / "pictures" / f"{digit}.txt")
+    if client.endswith(".sh"):
+        answer = run(f"URL={url} sh {folder / client} {picture}")
+    else:
+        answer = run([sys.executable, str(folder / client), "--url", url, picture])
+    assert digit in answer or {"seven": "7 ", "three": "3 "}[digit] in answer

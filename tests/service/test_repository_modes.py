@@ -1,0 +1,159 @@
+"""Control modes: none, explicit, poll; versions; and reloads that lose nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from serving import IDENTITY, eventually, pbtxt, python_model, serving
+
+
+def adds(amount: int) -> str:
+    return f"""
+def execute(self, requests):
+    return [
+        pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() + {amount})]
+        )
+        for request in requests
+    ]
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    models = tmp_path / "models"
+    python_model(models, "adder", adds(1))
+    return models
+
+
+def test_explicit_mode_loads_and_unloads_by_hand(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", "--model-control-mode=explicit") as server:
+        assert server.json("POST", "/v2/repository/index") == [{"name": "adder"}]
+        assert server.ask("POST", "/v2/models/adder/infer")[0] == 404
+        assert server.ask("POST", "/v2/repository/models/adder/load")[0] == 200
+        assert server.infer("adder", [1.0]) == [2.0]
+        assert len(server.workers()) == 1
+        assert server.ask("POST", "/v2/repository/models/adder/unload")[0] == 200
+        eventually(lambda: server.state("adder") == "UNAVAILABLE")
+        eventually(lambda: server.workers() == {})
+        (entry,) = server.json("POST", "/v2/repository/index")
+        assert entry["reason"] == "unloaded"
+        assert server.ready()
+        status, _, body = server.ask("POST", "/v2/repository/models/nothing/load")
+        assert (status, body) == (
+            500,
+            b'{"error":"failed to load \'nothing\', failed to poll from model repository"}',
+        )
+        assert server.ask("POST", "/v2/repository/models/nothing/unload")[0] == 200
+
+
+def test_startup_models(repository: Path, tmp_path: Path) -> None:
+    python_model(repository, "other", IDENTITY)
+    with serving(repository, tmp_path / "log", "--model-control-mode=explicit", "--load-model=other") as server:
+        assert server.ready("other")
+        assert not server.ready("adder")
+
+
+def test_without_explicit_mode_nothing_is_loaded_by_hand(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log") as server:
+        for verb in ("load", "unload"):
+            status, _, body = server.ask("POST", f"/v2/repository/models/adder/{verb}")
+            assert status == 503
+            assert b"explicit model load / unload is not allowed if polling is enabled" in body
+
+
+def test_version_policies(repository: Path, tmp_path: Path) -> None:
+    for version in (2, 3):
+        python_model(repository, "adder", adds(version), version=version)
+    everything = pbtxt() + "version_policy: { all {} }\n"
+    python_model(repository, "every", adds(1), everything)
+    python_model(repository, "every", adds(2), everything, version=2)
+    some = pbtxt() + "version_policy: { specific { versions: [1, 3] } }\n"
+    for version in (1, 2, 3):
+        python_model(repository, "some", adds(version), some, version=version)
+    with serving(repository, tmp_path / "log") as server:
+        assert server.infer("adder", [0.0]) == [3.0]
+        assert server.infer("every/versions/1", [0.0]) == [1.0]
+        assert server.infer("every/versions/2", [0.0]) == [2.0]
+        assert server.infer("every", [0.0]) == [2.0]
+        assert server.json("GET", "/v2/models/some")["versions"] == ["1", "3"]
+        with pytest.raises(RuntimeError, match="version 2 is not found"):
+            server.infer("some/versions/2", [0.0])
+
+
+def test_a_failed_reload_leaves_what_was_serving(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", "--model-control-mode=explicit", "--load-model=adder") as server:
+        (repository / "adder" / "1" / "model.py").write_text("this is no python")
+        status, _, body = server.ask("POST", "/v2/repository/models/adder/load")
+        assert status == 400
+        assert b"load failed for model 'adder': version 1 is at UNAVAILABLE state" in body
+        assert b"invalid syntax" in body
+        assert server.infer("adder", [1.0]) == [2.0]
+        assert server.ready()
+
+
+def test_reload_under_load_loses_nothing(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", "--model-control-mode=explicit", "--load-model=adder") as server:
+        stop = threading.Event()
+        answers: list[float] = []
+        failures: list[str] = []
+
+        def call() -> None:
+            while not stop.is_set():
+                try:
+                    answers.extend(server.infer("adder", [0.0]))
+                except RuntimeError as error:
+                    failures.append(str(error))
+
+        callers = [threading.Thread(target=call) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        for amount in range(2, 8):
+            python_model(repository, "adder", adds(amount))
+            assert server.ask("POST", "/v2/repository/models/adder/load")[0] == 200
+            assert server.infer("adder", [0.0]) == [float(amount)]
+        stop.set()
+        for caller in callers:
+            caller.join()
+        assert failures == []
+        assert set(answers) <= {float(amount) for amount in range(1, 8)}
+        assert len(set(answers)) > 3
+        eventually(lambda: len(server.workers()) == 1, what="old workers stay behind")
+
+
+def test_polling_follows_the_files(repository: Path, tmp_path: Path) -> None:
+    flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
+    with serving(repository, tmp_path / "log", *flags) as server:
+        assert server.infer("adder", [0.0]) == [1.0]
+        python_model(repository, "adder", adds(2), version=2)
+        eventually(lambda: server.infer("adder", [0.0]) == [2.0])
+        python_model(repository, "late", IDENTITY)
+        eventually(lambda: server.ready("late"))
+        shutil.rmtree(repository / "late")
+        eventually(lambda: not server.ready("late"))
+        eventually(server.ready)
+
+
+def test_polling_does_not_load_what_is_half_written(repository: Path, tmp_path: Path) -> None:
+    flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
+    with serving(repository, tmp_path / "log", *flags) as server:
+        version = repository / "adder" / "2"
+        version.mkdir()
+        whole = "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n" + "".join(
+            f"    {line}\n" for line in adds(2).splitlines()
+        )
+        with (version / "model.py").open("w") as file:
+            for start in range(0, len(whole), 80):
+                file.write(whole[start : start + 80])
+                file.flush()
+                os.fsync(file.fileno())
+                time.sleep(0.4)
+                assert server.infer("adder", [0.0]) == [1.0]
+        eventually(lambda: server.infer("adder", [0.0]) == [2.0])
+        assert "failed to load" not in server.text

@@ -1,0 +1,153 @@
+"""``nerite serve``: it starts, answers, says what it does, and ends in good order."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving import IDENTITY, NERITE, binary_request, eventually, pbtxt, python_model, serving
+
+SLOW = """
+def execute(self, requests):
+    time.sleep(float(pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy().reshape(-1)[0]))
+    return [
+        pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
+        )
+        for request in requests
+    ]
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    models = tmp_path / "models"
+    python_model(models, "identity", IDENTITY)
+    return models
+
+
+def test_answers_json_and_binary(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log") as server:
+        assert server.ask("GET", "/v2/health/live")[0] == 200
+        assert server.ready()
+        assert server.ready("identity")
+        assert server.infer("identity", [1.5, 2.5]) == [1.5, 2.5]
+        array = np.arange(6, dtype=np.float32).reshape(1, 6)
+        body, headers = binary_request(array)
+        status, answered, answer = server.ask("POST", "/v2/models/identity/infer", body, **headers)
+        size = int(answered["Inference-Header-Content-Length"])
+        assert status == 200
+        assert answered["Content-Type"] == "application/octet-stream"
+        assert json.loads(answer[:size])["outputs"] == [
+            {"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 6], "parameters": {"binary_data_size": 24}}
+        ]
+        assert answer[size:] == array.tobytes()
+
+
+def test_counts_are_exact(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log") as server:
+        for _ in range(7):
+            server.infer("identity", [1.0])
+        with pytest.raises(RuntimeError, match="unexpected inference input"):
+            server.infer("identity", [1.0], name="WRONG")
+        stats = server.json("GET", "/v2/models/identity/stats")["model_stats"][0]
+        assert stats["inference_count"] == 7
+        assert stats["inference_stats"]["success"]["count"] == 7
+        assert stats["inference_stats"]["fail"]["count"] == 0
+        assert stats["batch_stats"][0]["batch_size"] == 1
+        metrics = server.metrics()
+        assert metrics['nv_inference_request_success{model="identity",version="1"}'] == 7
+        assert metrics['nv_inference_count{model="identity",version="1"}'] == 7
+        assert metrics['nv_inference_pending_request_count{model="identity",version="1"}'] == 0
+
+
+def test_drains_before_it_ends(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "slow", SLOW)
+    answers: list[list[float]] = []
+    with serving(models, tmp_path / "log") as server:
+        caller = threading.Thread(target=lambda: answers.append(server.infer("slow", [1.0])))
+        caller.start()
+        eventually(lambda: server.metrics()['nv_inference_pending_request_count{model="slow",version="1"}'] == 0)
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGINT)
+        caller.join()
+        assert server.process.wait(10) == 0
+        assert answers == [[1.0]]
+        assert "Waiting for in-flight requests to complete." in server.text
+        assert "Model 'slow' (version 1) has 1 in-flight inferences" in server.text
+
+
+def test_gives_up_draining_after_the_exit_timeout(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "slow", SLOW)
+    with serving(models, tmp_path / "log", "--exit-timeout-secs=1", clean=False) as server:
+        body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [30.0]}]}
+        raw = json.dumps(body).encode()
+        host, port = server.http.split(":")
+        with socket.create_connection((host, int(port))) as caller:
+            caller.sendall(
+                b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
+            )
+            eventually(lambda: server.workers() != {})
+            time.sleep(0.3)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(10) == 1
+        assert "Exit timeout expired. Exiting immediately." in server.text
+
+
+def test_a_model_that_fails_ends_the_start(repository: Path, tmp_path: Path) -> None:
+    python_model(repository, "broken", "def initialize(self, args):\n    raise ValueError('no weights')\n")
+    done = subprocess.run(
+        [NERITE, "serve", repository, "--http-port=0", "--grpc-port=0", "--metrics-port=0"],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert b"no weights" in done.stderr + done.stdout
+    assert b"creating server: Internal - failed to load all models" in done.stderr
+
+
+def test_a_model_that_fails_may_be_left_out(repository: Path, tmp_path: Path) -> None:
+    python_model(repository, "broken", "def initialize(self, args):\n    raise ValueError('no weights')\n")
+    with serving(repository, tmp_path / "log", "--exit-on-error=false") as server:
+        assert server.infer("identity", [3.0]) == [3.0]
+        assert not server.ready()
+        (broken,) = [entry for entry in server.json("POST", "/v2/repository/index") if entry["name"] == "broken"]
+        assert broken["state"] == "UNAVAILABLE"
+        assert "no weights" in broken["reason"]
+
+
+def test_a_port_that_is_taken(repository: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [NERITE, "serve", repository, "--http-address=127.0.0.1", f"--http-port={port}", "--grpc-port=0"],
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+    assert done.returncode == 1
+    expected = f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use"
+    assert expected in done.stderr.decode()
+
+
+def test_in_process_and_worker_answer_alike(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    mode = 'parameters { key: "EXECUTION_MODE" value: { string_value: "in_process" } }'
+    python_model(models, "apart", IDENTITY)
+    python_model(models, "within", IDENTITY, pbtxt(parameters=mode))
+    with serving(models, tmp_path / "log") as server:
+        assert server.infer("apart", [1.0, 2.0]) == server.infer("within", [1.0, 2.0]) == [1.0, 2.0]
+        assert list(server.workers()) == ["apart_0_0"]

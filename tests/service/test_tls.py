@@ -1,0 +1,120 @@
+"""TLS and mutual TLS on both ports, with certificates made for the test."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+import trustme
+
+from serving import IDENTITY, Serving, python_model, serving
+
+
+class Certificates:
+    """An authority, the server's certificate and a client's, as files."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = trustme.CA()
+        self.authority = folder / "ca.pem"
+        authority.cert_pem.write_to_path(str(self.authority))
+        for name in ("server", "client"):
+            issued = authority.issue_cert("localhost", "127.0.0.1")
+            issued.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+            for number, part in enumerate(issued.cert_chain_pems):
+                part.write_to_path(str(folder / f"{name}.pem"), append=number > 0)
+        self.folder = folder
+
+    def flags(self, mutual: bool) -> list[str]:
+        """Return the server's flags."""
+        flags = []
+        for port in ("http", "grpc"):
+            flags += [
+                f"--{port}-use-ssl{'-mutual' if mutual else ''}=true",
+                f"--{port}-server-cert={self.folder}/server.pem",
+                f"--{port}-server-key={self.folder}/server.key",
+                f"--{port}-root-cert={self.authority}",
+            ]
+        return flags
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["tls", "mutual"])
+def server(
+    request: pytest.FixtureRequest, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Serving, bool]]:
+    folder = tmp_path_factory.mktemp("tls")
+    python_model(folder / "models", "identity", IDENTITY)
+    with serving(folder / "models", folder / "log", *certificates.flags(request.param)) as running:
+        yield running, request.param
+
+
+def array(size: int) -> np.ndarray:
+    return np.random.default_rng(size).random((1, size), dtype=np.float32)
+
+
+@pytest.mark.parametrize("size", [16, 300_000])
+def test_http(server: tuple[Serving, bool], certificates: Certificates, size: int) -> None:
+    running, mutual = server
+    context = ssl.create_default_context(cafile=certificates.authority)
+    if mutual:
+        context.load_cert_chain(certificates.folder / "client.pem", certificates.folder / "client.key")
+    client = httpclient.InferenceServerClient(
+        running.http, ssl=True, ssl_context_factory=lambda: context, network_timeout=30
+    )
+    tensor = httpclient.InferInput("INPUT0", [1, size], "FP32")
+    tensor.set_data_from_numpy(array(size))
+    np.testing.assert_array_equal(client.infer("identity", [tensor]).as_numpy("OUTPUT0"), array(size))
+    client.close()
+
+
+@pytest.mark.parametrize("size", [16, 300_000])
+def test_grpc(server: tuple[Serving, bool], certificates: Certificates, size: int) -> None:
+    running, mutual = server
+    own = {
+        "private_key": str(certificates.folder / "client.key"),
+        "certificate_chain": str(certificates.folder / "client.pem"),
+    }
+    client = grpcclient.InferenceServerClient(
+        running.grpc, ssl=True, root_certificates=str(certificates.authority), **(own if mutual else {})
+    )
+    tensor = grpcclient.InferInput("INPUT0", [1, size], "FP32")
+    tensor.set_data_from_numpy(array(size))
+    np.testing.assert_array_equal(client.infer("identity", [tensor]).as_numpy("OUTPUT0"), array(size))
+    client.close()
+
+
+def test_who_shows_nothing_is_sent_away(server: tuple[Serving, bool], certificates: Certificates) -> None:
+    running, mutual = server
+    context = ssl.create_default_context(cafile=certificates.authority)
+    host, _ = running.http.split(":")
+    for port in (running.ports["HTTPService"], running.ports["GRPCInferenceService"]):
+        with socket.create_connection((host, port), timeout=10) as plain:
+            try:
+                with context.wrap_socket(plain, server_hostname="localhost") as secured:
+                    secured.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    answered = secured.recv(100) != b""
+            except (ssl.SSLError, ConnectionError):
+                answered = False
+        assert answered is not mutual
+
+
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("nothing of the kind")
+    flags = ["--http-use-ssl=true", f"--http-server-cert={wrong}", f"--http-server-key={wrong}"]
+    with (
+        pytest.raises(RuntimeError, match="cannot use the certificate"),
+        serving(tmp_path / "models", tmp_path / "log", *flags, clean=False),
+    ):
+        pass

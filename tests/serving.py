@@ -1,0 +1,231 @@
+"""A real server for tests: ``nerite serve`` as a subprocess, on ports of its own choosing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NERITE = Path(sys.executable).with_name("nerite")
+START_SECONDS = 30.0
+STOP_SECONDS = 40.0
+_STARTED = re.compile(r"Started (\w+) ?(?:Service)? at [^\s:]+:(\d+)")
+
+
+class Serving:
+    """A server that runs. Stopped by ``stop``, which tells the exit status."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.ports: dict[str, int] = {}
+
+    def wait(self) -> None:
+        """Return when the ports are open. Raises ``RuntimeError``, with the log, if that does not happen."""
+        deadline = time.monotonic() + START_SECONDS
+        while "Metrics" not in self.ports:
+            self.ports = {name: int(port) for name, port in _STARTED.findall(self.text)}
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start:\n{self.text[-4000:]}")
+            time.sleep(0.01)
+
+    @property
+    def text(self) -> str:
+        """All that the server has said."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def http(self) -> str:
+        return f"127.0.0.1:{self.ports['HTTPService']}"
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.ports['GRPCInferenceService']}"
+
+    def ask(
+        self, method: str, path: str, body: bytes | Mapping[str, Any] = b"", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send one HTTP request; return status, headers and body."""
+        connection = http.client.HTTPConnection(self.http, timeout=30)
+        try:
+            raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def json(self, method: str, path: str, body: bytes | Mapping[str, Any] = b"") -> Any:
+        """Send one HTTP request; return the JSON of the answer."""
+        return json.loads(self.ask(method, path, body)[2])
+
+    def infer(self, model: str, values: list[Any], name: str = "INPUT0", datatype: str = "FP32") -> list[Any]:
+        """Send one row to a model of one input; return the data of the first output. Raises on an error answer."""
+        tensor = {"name": name, "shape": [1, len(values)], "datatype": datatype, "data": values}
+        status, _, body = self.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
+        if status != 200:
+            raise RuntimeError(f"{status}: {body.decode()}")
+        data: list[Any] = json.loads(body)["outputs"][0]["data"]
+        return data
+
+    def ready(self, model: str = "") -> bool:
+        """Say whether the server, or a model, is ready."""
+        return self.ask("GET", f"/v2/models/{model}/ready" if model else "/v2/health/ready")[0] == 200
+
+    def state(self, model: str, version: str = "1") -> str:
+        """Return the state of a version, as the repository index has it."""
+        entries = self.json("POST", "/v2/repository/index")
+        found = [
+            entry.get("state", "") for entry in entries if entry["name"] == model and entry.get("version") == version
+        ]
+        return found[0] if found else ""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the samples of the metrics page."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports["Metrics"], timeout=30)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+    def workers(self) -> dict[str, int]:
+        """Return the worker processes by instance name."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                try:
+                    parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                    name = (folder / "comm").read_text().strip()
+                    ancestor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+                except (OSError, ValueError):
+                    continue
+                if ancestor == self.process.pid:
+                    found[name] = int(folder.name)
+        return found
+
+    def stop(self) -> int:
+        """End the server politely; return its exit status. Killed, and an error, if it does not end."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+
+@contextmanager
+def serving(
+    repository: Path, log: Path, *flags: str, environment: Mapping[str, str] | None = None, clean: bool = True
+) -> Iterator[Serving]:
+    """Run a server on free ports of 127.0.0.1. ``clean``: it must have ended with status 0."""
+    options = [
+        f"--{service}-{what}" for service in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")
+    ]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [str(NERITE), "serve", str(repository), *options, *flags],
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+        )
+    server = Serving(process, log)
+    try:
+        server.wait()
+        yield server
+    finally:
+        status = server.stop()
+    if clean:
+        assert status == 0, server.text[-4000:]
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0, what: str = "") -> None:
+    """Wait until ``holds()``; fail if it never does."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what or "it never happened"
+        time.sleep(0.01)
+
+
+def python_model(repository: Path, name: str, source: str, config: str = "", version: int = 1) -> Path:
+    """Write a Python model; return its directory. ``source`` is the body of the class, ``config`` the whole file."""
+    directory = repository / name
+    (directory / str(version)).mkdir(parents=True, exist_ok=True)
+    (directory / "config.pbtxt").write_text(config or pbtxt())
+    body = textwrap.indent(textwrap.dedent(source), "    ")
+    (directory / str(version) / "model.py").write_text(
+        "import os, sys, time, signal, logging\n"
+        "import numpy as np\n"
+        "import triton_python_backend_utils as pb_utils\n\n\n"
+        f"class TritonPythonModel:\n{body}"
+    )
+    return directory
+
+
+def pbtxt(
+    batch: int = 8,
+    more: str = "dynamic_batching {}",
+    datatype: str = "TYPE_FP32",
+    dims: str = "-1",
+    parameters: str = "",
+) -> str:
+    """Return the configuration of a Python model with INPUT0 and OUTPUT0."""
+    return (
+        f'backend: "python"\nmax_batch_size: {batch}\n'
+        f'input [{{ name: "INPUT0" data_type: {datatype} dims: [ {dims} ] }}]\n'
+        f'output [{{ name: "OUTPUT0" data_type: {datatype} dims: [ {dims} ] }}]\n'
+        f"instance_group [{{ kind: KIND_CPU }}]\n{more}\n{parameters}\n"
+    )
+
+
+IN_PROCESS = 'parameters { key: "EXECUTION_MODE" value: { string_value: "in_process" } }'
+
+IDENTITY = """
+def execute(self, requests):
+    return [
+        pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
+        )
+        for request in requests
+    ]
+"""
+
+
+def binary_request(
+    array: np.ndarray[Any, Any], name: str = "INPUT0", datatype: str = "FP32"
+) -> tuple[bytes, dict[str, str]]:
+    """Return body and headers of an infer request with one binary tensor, asking for a binary answer."""
+    raw = array.tobytes()
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": name,
+                    "shape": list(array.shape),
+                    "datatype": datatype,
+                    "parameters": {"binary_data_size": len(raw)},
+                }
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    return head + raw, {"Inference-Header-Content-Length": str(len(head))}
+
+
+def strings(*elements: bytes) -> bytes:
+    """Return the wire form of a BYTES tensor."""
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)

@@ -1,0 +1,242 @@
+"""What a configuration means for a session, worked out without the framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx_models import context
+
+from nerite.backends import cores
+from nerite.backends.interface import InstanceContext
+from nerite.backends.onnxruntime import plan, providers
+from nerite.backends.onnxruntime.plan import SessionPlan
+from nerite.backends.onnxruntime.providers import CPU, Provider
+from nerite.core.errors import InvalidArgument
+
+
+@pytest.fixture(autouse=True)
+def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "usable_cores", lambda: 8)
+
+
+def made(
+    directory: Path, config: dict[str, Any] | None = None, settings: dict[str, str] | None = None, **parameters: str
+) -> SessionPlan:
+    path = directory / "1" / "model.onnx"
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    values = {key: {"string_value": value} for key, value in parameters.items()}
+    return plan.make(context(directory, {**(config or {}), "parameters": values}, settings), InstanceContext("m_0"))
+
+
+def test_defaults(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    assert found == SessionPlan(
+        path=tmp_path / "1" / "model.onnx",
+        modified_ns=found.modified_ns,
+        providers=(CPU,),
+        graph_level="ORT_ENABLE_ALL",
+        parallel=False,
+        intra_op_threads=4,
+        inter_op_threads=4,
+        global_threads=False,
+        memory_arena=True,
+        memory_pattern=True,
+        entries=(("session.inter_op.allow_spinning", "0"), ("session.intra_op.allow_spinning", "0")),
+        op_libraries=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "threads"),
+    [
+        ([], 4),
+        ([{"kind": "KIND_CPU", "count": 1}], 8),
+        ([{"kind": "KIND_CPU", "count": 2}], 4),
+        ([{"kind": "KIND_CPU", "count": 3}], 2),
+        ([{"kind": "KIND_CPU", "count": 1}, {"kind": "KIND_CPU", "count": 1}], 4),
+        ([{"kind": "KIND_GPU", "count": 2, "gpus": [0, 1]}], 2),
+        ([{"kind": "KIND_CPU", "count": 50}], 1),
+    ],
+)
+def test_the_cores_are_divided_among_the_instances(tmp_path: Path, groups: list[Any], threads: int) -> None:
+    assert made(tmp_path, {"instance_group": groups}).intra_op_threads == threads
+
+
+def test_thread_counts_of_the_model_go_before_those_of_the_backend(tmp_path: Path) -> None:
+    settings = {"intra_op_thread_count": "3", "inter_op_thread_count": "5"}
+    found = made(tmp_path, settings=settings, intra_op_thread_count="6", inter_op_thread_count="0")
+    assert (found.intra_op_threads, found.inter_op_threads) == (6, 5)
+
+
+def test_the_global_pool_ignores_the_model(tmp_path: Path) -> None:
+    settings = {"enable-global-threadpool": "1", "intra_op_thread_count": "3"}
+    found = made(tmp_path, settings=settings, intra_op_thread_count="6")
+    assert (found.global_threads, found.intra_op_threads, found.inter_op_threads) == (True, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [(0, "ORT_ENABLE_ALL"), (1, "ORT_ENABLE_EXTENDED"), (-1, "ORT_ENABLE_BASIC"), (2, "ORT_DISABLE_ALL")],
+)
+def test_graph_levels(tmp_path: Path, level: int, name: str) -> None:
+    assert made(tmp_path, {"optimization": {"graph": {"level": level}}}).graph_level == name
+
+
+def test_other_options(tmp_path: Path) -> None:
+    found = made(
+        tmp_path,
+        execution_mode="1",
+        enable_mem_arena="off",
+        enable_mem_pattern="FALSE",
+        **{"session.use_device_allocator_for_initializers": "1", "session.intra_op.allow_spinning": "1"},
+    )
+    assert (found.parallel, found.memory_arena, found.memory_pattern) == (True, False, False)
+    assert dict(found.entries) == {
+        "session.inter_op.allow_spinning": "0",
+        "session.intra_op.allow_spinning": "1",
+        "session.use_device_allocator_for_initializers": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        (
+            {"execution_mode": "2"},
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 .",
+        ),
+        ({"intra_op_thread_count": "many"}, "failed to convert 'many' to integral number"),
+        ({"enable_mem_arena": "perhaps"}, "failed to convert 'perhaps' to boolean"),
+    ],
+)
+def test_values_that_make_no_sense(tmp_path: Path, parameters: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        made(tmp_path, **parameters)
+    assert refused.value.message == text
+
+
+@pytest.mark.parametrize(
+    ("groups", "instance"),
+    [
+        ([], InstanceContext("m", "CPU", 0)),
+        ([{"kind": "KIND_AUTO"}], InstanceContext("m", "CPU", 0)),
+        ([{"kind": "KIND_CPU"}, {"kind": "KIND_GPU", "gpus": [3, 4]}], InstanceContext("m", "GPU", 3)),
+    ],
+)
+def test_the_first_instance(tmp_path: Path, groups: list[Any], instance: InstanceContext) -> None:
+    assert plan.first_instance(context(tmp_path, {"instance_group": groups})) == instance
+
+
+# ---- Execution providers ----
+
+
+def wanted(
+    gpu: list[Any] | None = None, cpu: list[Any] | None = None, kind: str = "GPU", **parameters: str
+) -> list[Provider]:
+    accelerators = {"gpu_execution_accelerator": gpu or [], "cpu_execution_accelerator": cpu or []}
+    config = {
+        "optimization": {"execution_accelerators": accelerators},
+        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+    }
+    return list(providers.wanted(context(Path(), config), InstanceContext("m_0", kind, 2)))
+
+
+CUDA = Provider("CUDAExecutionProvider", (("device_id", "2"),))
+
+
+def test_a_gpu_is_used_through_cuda_with_the_cpu_behind() -> None:
+    assert wanted() == [CUDA, CPU]
+    assert wanted(kind="CPU") == [CPU]
+    # An accelerator for another kind of instance does not matter.
+    assert wanted([{"name": "tensorrt"}], kind="CPU") == [CPU]
+
+
+def test_tensorrt_options_have_onnx_runtimes_names() -> None:
+    parameters = {"precision_mode": "FP16", "max_workspace_size_bytes": "1024", "trt_engine_cache_enable": "1"}
+    assert wanted([{"name": "tensorrt", "parameters": parameters}]) == [
+        Provider(
+            "TensorrtExecutionProvider",
+            (
+                ("device_id", "2"),
+                ("trt_engine_cache_enable", "1"),
+                ("trt_fp16_enable", "1"),
+                ("trt_max_workspace_size", "1024"),
+            ),
+        ),
+        CUDA,
+        CPU,
+    ]
+
+
+def test_cuda_options_old_and_new() -> None:
+    new = [{"name": "cuda", "parameters": {"cudnn_conv_use_max_workspace": "0"}}]
+    found = wanted(new, cudnn_conv_algo_search="1", arena_extend_strategy="1", do_copy_in_default_stream="true")
+    assert dict(found[0].options) == {
+        "device_id": "2",
+        "cudnn_conv_use_max_workspace": "0",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+        "do_copy_in_default_stream": "1",
+    }
+
+
+def test_openvino_runs_on_the_cpu_with_its_parameters() -> None:
+    accelerators = [{"name": "openvino", "parameters": {"precision": "FP32"}}]
+    assert wanted(cpu=accelerators, kind="CPU") == [
+        Provider("OpenVINOExecutionProvider", (("device_type", "CPU"), ("precision", "FP32"))),
+        CPU,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"gpu": [{"name": "openvino"}]}, "unknown Execution Accelerator 'openvino' is requested"),
+        ({"cpu": [{"name": "cuda"}]}, "unknown Execution Accelerator 'cuda' is requested"),
+        (
+            {"gpu": [{"name": "tensorrt", "parameters": {"precision_mode": "FP8"}}]},
+            "unsupported precision mode 'FP8' is requested",
+        ),
+        (
+            {"gpu": [{"name": "tensorrt", "parameters": {"speed": "max"}}]},
+            "unknown parameter 'speed' is provided for TensorRT Execution Accelerator",
+        ),
+        ({"cudnn_conv_algo_search": "3"}, "unsupported cudnn_conv_algo_search value '3' is requested"),
+    ],
+)
+def test_accelerators_that_we_do_not_know(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        wanted(**arguments)
+    assert refused.value.message == text
+
+
+# ---- Cores ----
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "max 100000\n"}, 0),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], quota: int) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cores._quota(tmp_path) == quota
+
+
+def test_a_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(cores, "_quota", lambda _: 3)
+    assert cores.usable_cores() == 3
+    monkeypatch.setattr(cores, "_quota", lambda _: 0)
+    assert cores.usable_cores() == 64

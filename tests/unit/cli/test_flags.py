@@ -1,0 +1,206 @@
+"""The table of flags: complete, with Triton's defaults, readable in every way a flag can be given."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nerite.cli.command_line import parse
+from nerite.cli.flag import at
+from nerite.cli.flags import BY_NAME, FLAGS, GROUPS
+from nerite.cli.help import usage
+from nerite.cli.reference import reference
+from nerite.config.options import ServerOptions
+
+ROOT = Path(__file__).parents[3]
+
+# Flag: default as Triton documents it, a legal value, and the value that has to come out (None: checked elsewhere).
+TRITON = {
+    "id": ("triton", "box", "box"),
+    "exit-timeout-secs": (30, "5", 5),
+    "log-verbose": (0, "2", 2),
+    "log-info": (True, "off", False),
+    "log-warning": (True, "0", False),
+    "log-error": (True, "FALSE", False),
+    "log-format": ("default", "ISO8601", "ISO8601"),
+    "log-file": ("", "/tmp/x.log", "/tmp/x.log"),
+    "model-repository": ((), "/models", ("/models",)),
+    "model-store": ((), "/models", ("/models",)),
+    "exit-on-error": (True, "false", False),
+    "disable-auto-complete-config": (None, None, None),
+    "strict-readiness": (True, "false", False),
+    "model-control-mode": ("none", "EXPLICIT", "explicit"),
+    "repository-poll-secs": (15, "5", 0),
+    "load-model": ((), "m", None),
+    "model-config-name": ("", "h100", "h100"),
+    "model-load-thread-count": (4, "8", 8),
+    "model-load-retry-count": (0, "2", 2),
+    "model-namespacing": (False, "true", True),
+    "enable-peer-access": (True, "false", False),
+    "allow-http": (True, "false", False),
+    "http-address": ("0.0.0.0", "::1", "::1"),
+    "http-port": (8000, "9000", 9000),
+    "reuse-http-port": (False, "true", True),
+    "http-header-forward-pattern": (None, "x-.*", None),
+    "http-thread-count": (8, "4", 4),
+    "http-max-input-size": (67108864, "1024", 1024),
+    "http-restricted-api": ({}, "health:k=v", {"health": ("k", "v")}),
+    "allow-grpc": (True, "false", False),
+    "grpc-address": ("0.0.0.0", "127.0.0.1", "127.0.0.1"),
+    "grpc-port": (8001, "9001", 9001),
+    "reuse-grpc-port": (False, "true", True),
+    "grpc-header-forward-pattern": (None, "x-.*", None),
+    "grpc-infer-thread-count": (2, "128", 128),
+    "grpc-infer-allocation-pool-size": (8, "16", 16),
+    "grpc-max-response-pool-size": (2**31 - 1, "1", 1),
+    "grpc-use-ssl": (False, "false", False),
+    "grpc-use-ssl-mutual": (False, "false", False),
+    "grpc-server-cert": ("", "c.pem", "c.pem"),
+    "grpc-server-key": ("", "k.pem", "k.pem"),
+    "grpc-root-cert": ("", "r.pem", "r.pem"),
+    "grpc-infer-response-compression-level": ("none", "High", "high"),
+    "grpc-keepalive-time": (7200000, "1", 1),
+    "grpc-keepalive-timeout": (20000, "1", 1),
+    "grpc-keepalive-permit-without-calls": (False, "1", True),
+    "grpc-http2-max-pings-without-data": (2, "0", 0),
+    "grpc-http2-min-recv-ping-interval-without-data": (300000, "1", 1),
+    "grpc-http2-max-ping-strikes": (2, "0", 0),
+    "grpc-max-connection-age": (0, "1", 1),
+    "grpc-max-connection-age-grace": (0, "1", 1),
+    "grpc-restricted-protocol": (
+        {},
+        "inference,trace:k=v",
+        {"inference": ("triton-grpc-protocol-k", "v"), "trace": ("triton-grpc-protocol-k", "v")},
+    ),
+    "allow-sagemaker": (False, "true", True),
+    "sagemaker-port": (8080, "8081", 8081),
+    "sagemaker-safe-port-range": (None, "9000-9010", (9000, 9010)),
+    "sagemaker-thread-count": (8, "1", 1),
+    "allow-vertex-ai": (False, "true", True),
+    "vertex-ai-port": (8080, "8081", 8081),
+    "vertex-ai-thread-count": (8, "1", 1),
+    "vertex-ai-default-model": ("", "m", "m"),
+    "allow-metrics": (True, "false", False),
+    "allow-gpu-metrics": (True, "false", False),
+    "allow-cpu-metrics": (True, "false", False),
+    "metrics-address": ("0.0.0.0", "127.0.0.1", "127.0.0.1"),
+    "metrics-port": (8002, "9002", 9002),
+    "metrics-interval-ms": (2000, "500", 500),
+    "metrics-config": (None, "counter_latencies=false", None),
+    "trace-config": (None, "level=TIMESTAMPS", None),
+    "backend-directory": ("/opt/tritonserver/backends", "/b", "/b"),
+    "backend-config": ((), "python,a=b", (("python", "a", "b"),)),
+    "repoagent-directory": ("/opt/tritonserver/repoagents", "/r", "/r"),
+    "cache-config": (None, "local,size=10", None),
+    "cache-directory": ("/opt/tritonserver/caches", "/c", "/c"),
+    "rate-limit": ("off", "EXECUTION_COUNT", "execution_count"),
+    "rate-limit-resource": ((), "R1:4:0", (("R1", 4, 0),)),
+    "pinned-memory-pool-byte-size": (268435456, "0", 0),
+    "cuda-memory-pool-byte-size": ({}, "0:4", {0: 4}),
+    "cuda-virtual-address-size": ({}, "1:4", {1: 4}),
+    "min-supported-compute-capability": (0.0, "7.5", 7.5),
+    "buffer-manager-thread-count": (0, "2", 2),
+    "host-policy": ((), "p,numa-node=0", (("p", "numa-node", "0"),)),
+    "model-load-gpu-limit": ({}, "0:0.5", {0: 0.5}),
+    "allow-client-shm": (False, "true", True),
+    "strict-model-config": (None, "true", None),
+    "response-cache-byte-size": (None, "10", None),
+    "trace-file": (None, "/tmp/t", None),
+    "trace-level": (None, "MAX", None),
+    "trace-rate": (None, "1", None),
+    "trace-count": (None, "1", None),
+    "trace-log-frequency": (None, "1", None),
+}
+VALUED = [name for name, (_, value, _) in TRITON.items() if value is not None]
+REPOSITORY = ["--model-repository=/models"]
+EXTRA = {"load-model": ["--model-control-mode=explicit"]}
+
+
+def options(*arguments: str, environment: dict[str, str] | None = None) -> ServerOptions:
+    return parse([*REPOSITORY, *arguments], environment or {}, "tritonserver").options
+
+
+def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
+    assert {flag.name for flag in FLAGS if not flag.ours} == {*TRITON, "help"}
+    assert {flag.name for flag in FLAGS if flag.ours} == {
+        "options-file",
+        "http-use-ssl",
+        "http-use-ssl-mutual",
+        "http-server-cert",
+        "http-server-key",
+        "http-root-cert",
+    }
+    assert len(BY_NAME) == len(FLAGS)
+
+
+def test_groups_stand_in_tritons_order() -> None:
+    triton = "Server,Logging,Model Repository,HTTP,GRPC,Sagemaker,Vertex,Metrics,Tracing,Backend,Repository Agent"
+    triton += ",Response Cache,Rate Limiter,Memory/Device Management,Shared Memory,Nerite,DEPRECATED"
+    assert list(GROUPS) == ["", *triton.split(",")]
+
+
+@pytest.mark.parametrize("name", [name for name in TRITON if BY_NAME[name].field])
+def test_default(name: str) -> None:
+    assert at(ServerOptions(), BY_NAME[name].field) == TRITON[name][0]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["joined", "apart"])
+@pytest.mark.parametrize("name", VALUED)
+def test_value(name: str, apart: bool) -> None:
+    _, text, value = TRITON[name]
+    given = [f"--{name}", text] if apart else [f"--{name}={text}"]
+    found = options(*given, *EXTRA.get(name, []))
+    assert found == options(*given, *EXTRA.get(name, []), environment={"UNRELATED": "1"})
+    if value is not None and BY_NAME[name].field:
+        assert at(found, BY_NAME[name].field) == value
+
+
+@pytest.mark.parametrize("name", VALUED)
+def test_the_environment_means_the_same(name: str) -> None:
+    variable = BY_NAME[name].environment
+    assert variable == "NERITE_" + name.upper().replace("-", "_")
+    text = TRITON[name][1]
+    extra = EXTRA.get(name, [])
+    assert options(*extra, environment={variable: text}) == options(f"--{name}={text}", *extra)
+
+
+# Their legal values above are those of the base line, or count only together with other flags.
+UNSEEN = {"model-repository", "model-store", "repository-poll-secs", "grpc-use-ssl", "grpc-use-ssl-mutual"}
+
+
+@pytest.mark.parametrize("name", [name for name in VALUED if name not in UNSEEN])
+def test_a_value_changes_the_options(name: str) -> None:
+    extra = EXTRA.get(name, [])
+    assert options(f"--{name}={TRITON[name][1]}", *extra) != options()
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_help_names_every_flag_and_keeps_to_the_width(width: int) -> None:
+    lines = usage("nerite serve [flags] [repository ...]", width).split("\n")
+    for flag in FLAGS:
+        assert any(line.split()[:1] == [f"--{flag.name}"] for line in lines), flag.name
+    for group in GROUPS[1:]:
+        assert f"{group}:" in lines
+    assert all(len(line) <= max(width, 80) for line in lines)
+
+
+def test_help_shows_defaults_and_what_has_no_effect() -> None:
+    text = usage("x", 120)
+    assert "Port to listen on; 0 takes a free one. Default: 8000." in text
+    assert "Address to listen on. Default: that of --http-address." in text
+    assert "Serve SageMaker's endpoints. Default: false. (No effect: not built yet.)" in text
+
+
+def test_the_reference_is_up_to_date() -> None:
+    page = ROOT / "docs" / "flags.md"
+    assert page.read_text(encoding="utf-8") == reference(), "run: python -m nerite.cli.reference > docs/flags.md"
+
+
+def test_the_reference_prints_itself() -> None:
+    done = subprocess.run([sys.executable, "-m", "nerite.cli.reference"], capture_output=True, text=True, check=True)
+    assert done.stdout == reference()
+    for flag in FLAGS:
+        assert flag.name == "help" or f"| `--{flag.name}` |" in done.stdout

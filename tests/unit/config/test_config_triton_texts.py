@@ -1,0 +1,104 @@
+"""What NVIDIA's Triton 2.51 said about 251 configurations, and what we say about them.
+
+``triton_texts.json`` was recorded from Triton with the Python backend. For each model it has the configuration, the
+files, the line of protobuf's parser (with that parser's own place, which is behind the wrong word) and the text that a
+client is told. ``triton_configs.json`` holds answers of ``GET /v2/models/M/config``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nerite.config.json_form import to_json
+from nerite.config.loading import load_model_directory
+from nerite.config.normalise import normalise, normalise_instances
+from nerite.config.text import parse_text
+
+HERE = Path(__file__).parent
+CASES: list[dict[str, Any]] = json.loads((HERE / "triton_texts.json").read_text())
+CONFIGS: list[dict[str, Any]] = json.loads((HERE / "triton_configs.json").read_text())
+
+ENUM = 'Unknown enumeration value of "{0}" for field "{1}".'
+DIFFERENT = {
+    # Triton takes an enum number that has no name and stumbles over it later, or never.
+    "kindbad": ENUM.format("17", "kind"),
+    "kindneg": ENUM.format("-1", "kind"),
+    "itype99": ENUM.format("99", "data_type"),
+    "bin_kind9": ENUM.format("9", "kind"),
+    # Triton's comparison lets a number through that is none.
+    "fpnan": "sequence batching minimum slot utilization must be in range (0.0, 1.0] for fpnan",
+    # Which of two unused tensors is told first is up to a hash table in Triton. We tell both.
+    "e_noio": "ensemble tensor 'OUT' is unused in ensemble 'e_noio'",
+    # Triton looks for a model file in .git because it is the first directory; we look in versions only.
+    "p_hidden": None,
+    # Newer than the release that was recorded.
+    "label_out": "label file path '{repository}/label_out/../x.txt' for output 'B' in model 'label_out' is outside "
+    "model directory",
+}
+"""Where our first text is another one, and why. None: we find nothing wrong."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_the_first_mistake_is_told_in_tritons_words(case: dict[str, Any], tmp_path: Path) -> None:
+    name = case["name"]
+    directory = tmp_path / name
+    for file in case.get("files", ["1/model.py"]):
+        path = directory / file
+        if file.endswith("/"):
+            path.mkdir(parents=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    directory.mkdir(exist_ok=True)
+    if case["config"] is not None:
+        (directory / "config.pbtxt").write_text(case["config"])
+    loaded = load_model_directory(
+        directory, auto_complete="strict" not in case, complete=lambda config, version: to_json(config)
+    )
+    told = loaded.mistakes[0].message if loaded.mistakes else None
+    wanted = case["parser"].split(": ", 1)[1] if "parser" in case else case.get("error")
+    wanted = DIFFERENT.get(name, wanted)
+    assert told == (wanted and wanted.replace("{repository}", str(tmp_path)))
+    if loaded.mistakes and name not in DIFFERENT:
+        client_is_told = loaded.mistakes[0].as_error().message
+        assert client_is_told == case["error"].replace("{repository}", str(tmp_path))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_every_mistake_has_a_place_and_a_remedy(case: dict[str, Any], tmp_path: Path) -> None:
+    directory = tmp_path / case["name"]
+    (directory / "1").mkdir(parents=True)
+    (directory / "1" / "model.py").touch()
+    if case["config"] is not None:
+        (directory / "config.pbtxt").write_text(case["config"])
+    lines = (case["config"] or "").splitlines()
+    for mistake in load_model_directory(directory).mistakes:
+        assert mistake.file == str(directory / "config.pbtxt")
+        assert 1 <= mistake.line <= len(lines) + 1
+        assert 1 <= mistake.column <= len([*lines, ""][mistake.line - 1]) + 1
+        assert mistake.remedy
+
+
+@pytest.mark.parametrize("case", CONFIGS, ids=[case["name"] for case in CONFIGS])
+def test_a_configuration_is_printed_as_triton_prints_it(case: dict[str, Any]) -> None:
+    config = dataclasses.replace(parse_text(case["config"] or "").config, name=case["name"])
+    if config.ensemble_scheduling is None:
+        config = dataclasses.replace(config, backend="python", default_model_filename="model.py")
+    ours = to_json(normalise_instances(normalise(config), ()))
+    # Fields that came after the release that was recorded.
+    ours.get("ensemble_scheduling", {}).pop("max_inflight_requests", None)
+    assert json.dumps(ours) == json.dumps(_numbers(case["json"]))
+
+
+def _numbers(value: Any, name: str = "") -> Any:
+    """Return the recorded JSON with the 64-bit numbers that Triton forgets to turn from strings into numbers."""
+    if isinstance(value, dict):
+        return {key: _numbers(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item, name) for item in value]
+    return int(value) if name in ("dim", "dims", "device_id") and isinstance(value, str) else value

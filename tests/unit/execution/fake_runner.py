@@ -1,0 +1,65 @@
+"""An instance that runs as long as a test wants, dies, and comes back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from nerite.core.errors import Internal, NeriteError
+from nerite.core.marks import Marks
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.execution.runner import Batch, Done, Runner
+
+_starts = itertools.count()
+OK = InferenceResponse(ResponseHeader("model", "1", ()))
+
+
+class FakeRunner:
+    """An instance that runs as long as the test wants."""
+
+    def __init__(self, name: str = "model_0") -> None:
+        self.name = name
+        self.usable = True
+        self.failure: NeriteError | None = None
+        self.done: Done
+        self.on_usable: Callable[[Runner], None]
+        self.batch: Batch | None = None
+        self.batches: list[Batch] = []
+        self.started: list[tuple[int, Batch]] = []
+        """Batches with a number that grows from start to start, over all instances."""
+
+    def run(self, batch: Batch) -> None:
+        assert self.usable
+        assert self.batch is None, "one batch at a time"
+        self.batch = batch
+        self.batches.append(batch)
+        self.started.append((next(_starts), batch))
+
+    def finish(self, answers: Sequence[InferenceResponse] | None = None) -> None:
+        assert self.batch is not None
+        batch, self.batch = self.batch, None
+        marks = Marks()
+        marks.end()
+        self.done(self, batch, answers or [OK] * len(batch), marks)
+
+    def die(self) -> None:
+        self.usable = False
+        self.on_usable(self)
+        batch, self.batch = self.batch, None
+        if batch is not None:
+            self.done(self, batch, [InferenceResponse.failed(Internal("died"))] * len(batch), None)
+
+    def come_back(self) -> None:
+        self.failure = None
+        self.usable = True
+        self.on_usable(self)
+
+    def fail_to_come_back(self, why: str = "no such file") -> None:
+        self.failure = Internal(why)
+        self.on_usable(self)
+
+    def is_ready(self, answered: Callable[[bool], None]) -> None:
+        answered(True)
+
+    def close(self, closed: Callable[[], None]) -> None:
+        closed()

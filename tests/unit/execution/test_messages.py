@@ -1,0 +1,269 @@
+"""The codec between server and worker, piece by piece. What crosses as a whole is in ``test_messages_cross``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nerite.core import dtype as dtypes
+from nerite.core import errors
+from nerite.core.marks import Marks
+from nerite.core.request import RequestedOutput, RequestHeader
+from nerite.core.response import ResponseHeader
+from nerite.core.tensor import TensorSpec
+from nerite.execution import messages
+from nerite.execution.arena import Arena, Borrower, Loans
+
+
+def cut(frames: messages.Frames, stream: bytes, sizes: list[int]) -> list[tuple[int, int, memoryview]]:
+    """Feed ``stream`` in pieces of these sizes, over and over. Bodies are views on what ``frames`` owns."""
+    found = []
+    at = turn = 0
+    while at < len(stream):
+        space = frames.space()
+        assert len(space) > 0
+        size = min(sizes[turn % len(sizes)], len(space), len(stream) - at)
+        turn += 1
+        space[:size] = stream[at : at + size]
+        at += size
+        found += list(frames.received(size))
+    return found
+
+
+FRAME_SIZES = st.sampled_from((0, 1, 7, 8, 9, 100, 4080, 4096, 9000))
+FRAMES = st.tuples(st.integers(0, 65535), st.integers(0, 65535), FRAME_SIZES)
+
+
+@settings(max_examples=100)
+@given(st.lists(FRAMES, max_size=12), st.lists(st.sampled_from((1, 2, 7, 8, 100, 4096, 10**6)), min_size=1, max_size=4))
+def test_messages_survive_any_cut(described: list[tuple[int, int, int]], sizes: list[int]) -> None:
+    sent = [(kind, count, bytes([number + 1]) * size) for number, (kind, count, size) in enumerate(described)]
+    stream = b"".join(messages.frame(kind, body, count) for kind, count, body in sent)
+    assert len(stream) % 8 == 0
+    received = cut(messages.Frames(), stream, sizes)
+    # Looked at after everything has arrived: no buffer is used twice.
+    assert [(kind, count, bytes(body).rstrip(b"\0")) for kind, count, body in received] == sent
+    assert all(len(body) % 8 == 0 and not body.readonly for _, _, body in received)
+
+
+@pytest.mark.parametrize("size", [4087, 4088, 4089, 8192, 100_000, 1_000_000])
+def test_a_message_larger_than_any_buffer(size: int) -> None:
+    stream = messages.frame(3, b"x" * size) + messages.frame(4, b"y")
+    (_, _, large), (_, _, small) = cut(messages.Frames(), stream, [65536])
+    assert bytes(large).rstrip(b"\0") == b"x" * size
+    assert bytes(small).rstrip(b"\0") == b"y"
+
+
+def test_a_busy_stream_gets_more_room() -> None:
+    frames = messages.Frames()
+    room = len(frames.space())
+    stream = messages.frame(3, bytes(1000)) * 1000
+    cut(frames, stream, [10**6])
+    assert room < len(frames.space()) <= 65536
+
+
+UTF8 = st.text(st.characters(codec="utf-8"))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | UTF8,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(UTF8, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(JSON)
+def test_json(value: object) -> None:
+    ((kind, count, body),) = cut(messages.Frames(), messages.json_frame(messages.LOAD, value), [10**6])
+    assert (kind, count) == (messages.LOAD, 0)
+    assert messages.read_json(body) == value
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=100))
+def test_tokens(tokens: list[int]) -> None:
+    ((kind, count, body),) = cut(messages.Frames(), messages.tokens_frame(tokens), [10**6])
+    assert kind == messages.RETURN
+    assert list(messages.read_tokens(body, count)) == tokens
+
+
+def parsed(message: bytes) -> tuple[int, int, memoryview]:
+    (only,) = cut(messages.Frames(), message, [10**6])
+    return only
+
+
+@pytest.mark.parametrize("tokens", [[], [1], [1, 2], [0xFFFFFFFF, 5, 6]])
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_batch_without_records(tokens: list[int], failed: bool) -> None:
+    marks = Marks()
+    marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns = 1, 2**40, 3, 2**63
+    marks.failed = failed
+    kind, count, body = parsed(messages.batch_message(messages.RESULT, 0xFFFFFFFF, 7, tokens, marks, []))
+    assert (kind, count) == (messages.RESULT, 7)
+    batch, returned, at = messages.read_batch(body)
+    assert (batch, list(returned)) == (0xFFFFFFFF, tokens)
+    read, end = messages.read_marks(body, at)
+    assert (read.started_ns, read.inputs_ready_ns, read.computed_ns, read.ended_ns) == (1, 2**40, 3, 2**63)
+    assert read.failed is failed
+    assert end == len(body)
+
+
+@pytest.mark.parametrize("kind", errors.BY_CODE.values())
+@pytest.mark.parametrize("text", ["", "plain", "é \u2603 \0 \n \\", "x" * 100_000])
+def test_an_error_crosses_with_kind_and_text(kind: type[errors.NeriteError], text: str) -> None:
+    records: list[Any] = []
+    messages.error_record(kind(text), records)
+    messages.error_record(errors.Internal("the next one"), records)
+    _, _, body = parsed(messages.batch_message(messages.RESULT, 1, 2, [], None, records))
+    unpacker: messages.Unpacker[ResponseHeader] = messages.Unpacker(Loans(), Borrower())
+    _, _, at = messages.read_batch(body)
+    error, name, data, at = unpacker.record(body, at)
+    assert (type(error), name, data) == (kind, "", [])
+    assert isinstance(error, errors.NeriteError)
+    assert error.message == text
+    following, _, _, end = unpacker.record(body, at)
+    assert str(following) == "the next one"
+    assert end == len(body)
+
+
+def test_an_error_of_an_unknown_code_is_internal() -> None:
+    _, _, body = parsed(messages.json_frame(messages.FAILED, {"code": "ODD", "message": "why"}))
+    error = messages.read_error(body)
+    assert (type(error), error.message) == (errors.Internal, "why")
+    _, _, body = parsed(messages.json_frame(messages.FAILED, messages.error_json(errors.NotFound("x"))))
+    assert type(messages.read_error(body)) is errors.NotFound
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
+PARAMETERS = st.dictionaries(
+    TEXTS, st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | TEXTS, max_size=4
+)
+SPECS = st.lists(
+    st.builds(
+        TensorSpec,
+        TEXTS,
+        st.sampled_from(dtypes.ALL),
+        st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    ),
+    max_size=4,
+)
+
+
+@given(st.data())
+def test_a_request_header_crosses(data: st.DataObject) -> None:
+    header = RequestHeader(
+        data.draw(TEXTS),
+        data.draw(TEXTS),
+        data.draw(SPECS),
+        [RequestedOutput(name) for name in data.draw(st.lists(TEXTS, max_size=3))],
+        parameters=data.draw(PARAMETERS),
+        priority=data.draw(st.integers(0, 2**64 - 1)),
+        timeout_us=data.draw(st.integers(0, 2**63)),
+        sequence_id=data.draw(st.integers(0, 2**64 - 1) | TEXTS),
+        sequence_start=data.draw(st.booleans()),
+        sequence_end=data.draw(st.booleans()),
+    )
+    header.batch_size = data.draw(st.integers(0, 100))
+    _, _, body = parsed(messages.json_frame(messages.HEADER, messages.describe(header)))
+    read = messages.read_request_header(messages.read_json(body))
+    assert read.identity() == header.identity()
+    assert read.batch_size == header.batch_size
+    assert all(one.datatype is other.datatype for one, other in zip(read.inputs, header.inputs, strict=True))
+
+
+@given(TEXTS, TEXTS, SPECS, PARAMETERS)
+def test_a_response_header_crosses(
+    model: str, version: str, specs: list[TensorSpec], parameters: dict[str, Any]
+) -> None:
+    header = ResponseHeader(model, version, specs, parameters)
+    _, _, body = parsed(messages.json_frame(messages.HEADER, messages.describe(header)))
+    read = messages.read_response_header(messages.read_json(body))
+    assert (read.model_name, read.model_version, read.outputs) == (model, version, tuple(specs))
+    assert {key: (type(value), value) for key, value in read.parameters.items()} == {
+        key: (type(value), value) for key, value in parameters.items()
+    }
+
+
+def test_a_parameter_that_is_not_a_number_crosses() -> None:
+    header = ResponseHeader("m", "1", [], {"a": math.nan, "b": math.inf})
+    _, _, body = parsed(messages.json_frame(messages.HEADER, messages.describe(header)))
+    read = messages.read_response_header(messages.read_json(body))
+    assert str(read.parameters) == "{'a': nan, 'b': inf}"
+
+
+def small(name: str = "m") -> RequestHeader:
+    return RequestHeader(name, "1", [TensorSpec("IN", dtypes.FP32, (4,))])
+
+
+def test_a_header_is_introduced_once() -> None:
+    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
+    header = small()
+    parts: list[Any] = []
+    entry = packer.entry(header, parts)
+    assert len(parts) == 1
+    assert packer.entry(header, parts) is entry
+    assert len(parts) == 1
+    packer.entry(small(), parts)
+    assert len(parts) == 2
+
+
+def test_a_header_whose_key_was_given_away_is_introduced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "KEYS", 2)
+    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
+    headers = [small(name) for name in "abc"]
+    introduced: list[Any] = []
+    for header in headers:
+        packer.entry(header, introduced)
+    assert len(introduced) == 3
+    packer.entry(headers[2], introduced)
+    assert len(introduced) == 3
+    packer.entry(headers[0], introduced)
+    assert len(introduced) == 4
+
+
+def test_no_key_is_given_away_in_the_batch_that_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One caller always says the same, the others never: the one must not be given another's header."""
+    monkeypatch.setattr(messages, "KEYS", 8)
+    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
+    unpacker: messages.Unpacker[RequestHeader] = messages.Unpacker(Loans(), Borrower())
+    always = small("always")
+    for turn in range(50):
+        headers = [always, *(small(f"{turn} {number}") for number in range(turn % 4))]
+        introductions: list[Any] = []
+        records: list[Any] = []
+        for header in headers:
+            packer.record(packer.entry(header, introductions), "", [bytes(16)], records)
+        for _, _, body in cut(messages.Frames(), b"".join(introductions), [10**6]):
+            unpacker.introduce(messages.read_request_header(messages.read_json(body)))
+        body, at = memoryview(b"".join(records)), 0
+        for header in headers:
+            read, _, _, at = unpacker.record(body, at)
+            assert isinstance(read, RequestHeader)
+            assert read.model_name == header.model_name
+
+
+def test_a_small_request_costs_sixteen_bytes() -> None:
+    """Eight for the record; eight more is what the frame of a batch of one comes to, besides its head."""
+    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
+    records: list[Any] = []
+    packer.record(packer.entry(small(), []), "", [bytes(16)], records)
+    assert sum(map(len, records)) == 8 + 16
+    message = messages.batch_message(messages.EXECUTE, 1, 1, [], None, records)
+    assert len(message) == 8 + 8 + 8 + 16
+
+
+@pytest.mark.parametrize("size", [1, 200, 65535, 65536, 300_000])
+def test_an_id_of_any_length(size: int) -> None:
+    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
+    unpacker: messages.Unpacker[RequestHeader] = messages.Unpacker(Loans(), Borrower())
+    header = small()
+    records: list[Any] = []
+    name = "é" * size
+    packer.record(packer.entry(header, []), name, [b"0123456789abcdef"], records)
+    unpacker.introduce(header)
+    read, id, data, end = unpacker.record(memoryview(b"".join(records)), 0)
+    assert read is header
+    assert id == name
+    assert [bytes(each) for each in data] == [b"0123456789abcdef"]
+    assert end == sum(map(len, records))

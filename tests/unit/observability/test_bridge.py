@@ -1,0 +1,119 @@
+"""What others say arrives in the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nerite.observability import bridge
+from nerite.observability.log import Log
+from nerite.observability.sink import Sink
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[Log]:
+    sink = Sink.to_file(str(path))
+    yield Log(sink, sink)
+    sink.close()
+
+
+@pytest.fixture
+def installed(log: Log) -> Iterator[Log]:
+    root, ours = logging.getLogger(), logging.getLogger("nerite")
+    before = root.handlers[:], root.level, ours.level
+    # Handlers that a test runner put there are not ours to close.
+    root.handlers = []
+    bridge.install(log)
+    yield log
+    logging.captureWarnings(False)
+    root.handlers, root.level = before[0], before[1]
+    ours.setLevel(before[2])
+
+
+def test_our_own_rooms(installed: Log, path: Path) -> None:
+    logger = logging.getLogger("nerite.repository")
+    logger.info("loading: %s:%d", "m", 1)
+    logger.debug("a detail")
+    installed.verbose_level = 1
+    logger.debug("a wanted detail")
+    lines = path.read_text().splitlines()
+    assert len(lines) == 2
+    assert lines[0][0] == "I"
+    assert lines[0].endswith('] "loading: m:1"')
+    assert " test_bridge.py:" in lines[0]
+    assert lines[1].endswith('] "a wanted detail"')
+
+
+def test_libraries(installed: Log, path: Path) -> None:
+    logger = logging.getLogger("some.library")
+    logger.info("chatter")
+    logger.warning("careful")
+    assert path.read_text()[0] == "W"
+    assert path.read_text().endswith('] "some.library: careful"\n')
+
+
+def test_settings_apply(installed: Log, path: Path) -> None:
+    installed.error_enabled = installed.info_enabled = False
+    logging.getLogger("nerite.x").error("no")
+    logging.getLogger("nerite.x").info("no")
+    assert path.read_text() == ""
+
+
+def test_tracebacks_stay_on_the_line(installed: Log, path: Path) -> None:
+    try:
+        raise RuntimeError("boom")
+    except RuntimeError:
+        logging.getLogger("nerite.execution").exception("failed")
+    (line,) = path.read_text().splitlines()
+    assert line.startswith("E")
+    assert '] "failed\\nTraceback (most recent call last):\\n' in line
+    assert line.endswith('RuntimeError: boom"')
+
+
+def test_warnings(installed: Log, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert "py.warnings: " in path.read_text()
+    assert "DeprecationWarning: old" in path.read_text()
+
+
+def test_a_record_that_cannot_be_formatted_is_not_raised(
+    log: Log, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = logging.LogRecord("nerite.x", logging.WARNING, __file__, 1, "%d", ("no number",), None)
+    bridge.LogHandler(log).handle(record)
+    assert path.read_text() == ""
+    assert "Logging error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("level", "letter"), [("INFO", "I"), ("WARNING", "W"), ("ERROR", "E"), ("CRITICAL", "E"), ("STDOUT", "I")]
+)
+def test_worker_lines(log: Log, path: Path, level: str, letter: str) -> None:
+    lines = bridge.WorkerLines(log)
+    lines("m_0", level, 'said "x"')
+    lines("m_0", level, "y", "model.py", 7)
+    first, second = path.read_text().splitlines()
+    assert first[0] == letter
+    assert first.endswith(r' worker:0] "[m_0] said \"x\""')
+    assert second.endswith(' model.py:7] "[m_0] y"')
+
+
+def test_worker_lines_in_json(log: Log, path: Path) -> None:
+    log.set_format("json")
+    bridge.WorkerLines(log)("m_0", "INFO", "x")
+    assert json.loads(path.read_text())["instance"] == "m_0"
+    log.info_enabled = False
+    bridge.WorkerLines(log)("m_0", "INFO", "x")
+    assert len(path.read_text().splitlines()) == 1

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from nerite.observability.exposition import Family, render
+from nerite.observability.metrics import Version, families
+from nerite.observability.statistics import Outcome, VersionStatistics
+
+
+def test_a_page() -> None:
+    page = render(
+        [
+            Family("one_count", "How many", "counter", [({"model": "m", "version": "1"}, 7), ({}, 0.25)]),
+            Family("other", "How much", "gauge", []),
+        ]
+    )
+    assert page == (
+        b"# HELP one_count How many\n"
+        b"# TYPE one_count counter\n"
+        b'one_count{model="m",version="1"} 7\n'
+        b"one_count 0.25\n"
+        b"# HELP other How much\n"
+        b"# TYPE other gauge\n"
+    )
+
+
+NUMBERS = st.integers(-(2**63), 2**64) | st.floats(allow_nan=False)
+LABELS = st.dictionaries(
+    st.from_regex("[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not name.startswith("__")),
+    st.text(st.characters(codec="utf-8"), max_size=10),
+    max_size=3,
+)
+
+
+@given(st.lists(st.tuples(LABELS, NUMBERS), max_size=5))
+def test_a_parser_reads_what_was_written(samples: list[tuple[dict[str, str], float]]) -> None:
+    page = render([Family("measure", "What it is", "gauge", [*samples])]).decode()
+    (family,) = text_string_to_metric_families(page)
+    assert (family.name, family.documentation, family.type) == ("measure", "What it is", "gauge")
+    assert [(sample.labels, float(sample.value)) for sample in family.samples] == [
+        (labels, float(value)) for labels, value in samples
+    ]
+
+
+@pytest.mark.parametrize(("value", "text"), [(math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN"), (2.0, "2")])
+def test_numbers_at_the_edge(value: float, text: str) -> None:
+    assert render([Family("m", "x", "gauge", [({}, value)])]).endswith(f"\nm {text}\n".encode())
+
+
+def version(statistics: VersionStatistics, tags: dict[str, str] | None = None) -> Version:
+    return Version("m", "3", tags or {}, statistics, 5, 0.125)
+
+
+def sample_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Samples by name and labels. The parser calls counters ``_total``, which Triton's are not."""
+    return {
+        (sample.name.removesuffix("_total"), tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+LABELLED = (("model", "m"), ("version", "3"))
+
+
+def test_the_metrics_of_a_version() -> None:
+    statistics = VersionStatistics()
+    statistics.inference_count = 40
+    statistics.execution_count = 10
+    statistics.success.add(2_500_999, 20)
+    statistics.queue.add(3_000, 20)
+    statistics.compute_input.add(4_000, 20)
+    statistics.compute_infer.add(5_000, 20)
+    statistics.compute_output.add(6_000, 20)
+    statistics.failures[Outcome.REJECTED] = 2
+    found = sample_of(render(families([version(statistics)])))
+    expected = {
+        "nv_inference_request_success": 20,
+        "nv_inference_count": 40,
+        "nv_inference_exec_count": 10,
+        "nv_inference_request_duration_us": 2500,
+        "nv_inference_queue_duration_us": 3,
+        "nv_inference_compute_input_duration_us": 4,
+        "nv_inference_compute_infer_duration_us": 5,
+        "nv_inference_compute_output_duration_us": 6,
+        "nv_inference_pending_request_count": 5,
+        "nv_model_load_duration_secs": 0.125,
+    }
+    reasons = {"REJECTED": 2, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
+    assert found == {
+        **{(name, LABELLED): value for name, value in expected.items()},
+        **{
+            ("nv_inference_request_failure", (("model", "m"), ("reason", reason), ("version", "3"))): value
+            for reason, value in reasons.items()
+        },
+    }
+
+
+def test_counters_are_called_as_triton_calls_them() -> None:
+    page = render(families([version(VersionStatistics())]))
+    assert b'\nnv_inference_count{model="m",version="3"} 0\n' in page
+    assert b"_total" not in page
+
+
+def test_tags_of_the_configuration_are_labels_with_an_underscore() -> None:
+    found = sample_of(render(families([version(VersionStatistics(), {"team": 'a "b" \\ c\nd'})])))
+    labels = {name for _, pairs in found for name, _ in pairs}
+    assert labels == {"model", "version", "reason", "_team"}
+    assert all(dict(pairs)["_team"] == 'a "b" \\ c\nd' for _, pairs in found)
+
+
+def test_without_models_every_family_is_there_and_empty() -> None:
+    page = render(families([])).decode()
+    assert len(list(text_string_to_metric_families(page))) == 11
+    assert not sample_of(page.encode())
+
+
+def test_without_counters_only_gauges_have_values() -> None:
+    found = sample_of(render(families([version(VersionStatistics())], counters=False)))
+    assert {name for name, _ in found} == {"nv_inference_pending_request_count", "nv_model_load_duration_secs"}

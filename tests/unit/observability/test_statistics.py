@@ -1,0 +1,141 @@
+"""Counting, with a clock that stands where the test puts it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doubles import request
+from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
+from nerite.observability import statistics as module
+from nerite.observability.statistics import Duration, Outcome, VersionStatistics
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "monotonic_ns", lambda: 1_000)
+    monkeypatch.setattr(module.time, "time_ns", lambda: 1_700_000_000_123_999_999)
+
+
+def marks(started: int, ready: int, computed: int, ended: int, *, failed: bool = False) -> Marks:
+    made = Marks()
+    made.started_ns, made.inputs_ready_ns, made.computed_ns, made.ended_ns = started, ready, computed, ended
+    made.failed = failed
+    return made
+
+
+def waited(rows: int, arrived: int, queued: int) -> InferenceRequest:
+    asked = request(rows, arrived_ns=arrived)
+    asked.queued_ns = queued
+    return asked
+
+
+def show(duration: Duration) -> tuple[int, int]:
+    return duration.count, duration.ns
+
+
+def test_nothing_at_first() -> None:
+    of = VersionStatistics()
+    assert (of.inference_count, of.execution_count, of.last_inference_ms) == (0, 0, 0)
+    durations = (of.success, of.fail, of.queue, of.compute_input, of.compute_infer, of.compute_output)
+    assert {show(duration) for duration in durations} == {(0, 0)}
+    assert of.failures == dict.fromkeys(Outcome, 0)
+    assert of.batches == {}
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_request_that_never_ran() -> None:
+    of = VersionStatistics()
+    of.failed(Outcome.REJECTED, 400)
+    of.failed(Outcome.CANCELED, 900)
+    assert show(of.fail) == (2, 600 + 100)
+    assert of.failures == {Outcome.REJECTED: 1, Outcome.CANCELED: 1, Outcome.BACKEND: 0, Outcome.OTHER: 0}
+    assert (of.execution_count, of.inference_count, of.last_inference_ms, show(of.success)) == (0, 0, 0, (0, 0))
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_batch_that_ran() -> None:
+    of = VersionStatistics()
+    batch = [waited(2, 100, 110), waited(1, 150, 160)]
+    of.executed(batch, marks(200, 230, 300, 310), 400)
+    assert (of.inference_count, of.execution_count) == (3, 1)
+    assert of.last_inference_ms == 1_700_000_000_123
+    assert show(of.success) == (2, 300 + 250)
+    assert show(of.queue) == (2, 90 + 40)
+    # Each request waited for all of the batch.
+    assert show(of.compute_input) == (2, 2 * 30)
+    assert show(of.compute_infer) == (2, 2 * 70)
+    assert show(of.compute_output) == (2, 2 * 10)
+    assert show(of.fail) == (0, 0)
+    (size,) = of.batches
+    assert size == 3
+    by_size = of.batches[3]
+    assert [show(each) for each in (by_size.compute_input, by_size.compute_infer, by_size.compute_output)] == [
+        (1, 30),
+        (1, 70),
+        (1, 10),
+    ]
+
+
+@pytest.mark.usefixtures("clock")
+def test_batches_by_their_rows() -> None:
+    of = VersionStatistics()
+    for rows in ([1], [2, 1], [3], [1]):
+        of.executed([waited(each, 0, 0) for each in rows], marks(0, 1, 3, 6), 10)
+    assert {size: show(batch.compute_infer) for size, batch in of.batches.items()} == {1: (2, 4), 3: (2, 4)}
+    assert (of.inference_count, of.execution_count, of.success.count) == (8, 4, 5)
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_execution_that_failed() -> None:
+    """As Triton has it: it counts as an execution and as failed requests, and nothing was inferred."""
+    of = VersionStatistics()
+    of.executed([waited(2, 100, 110), waited(1, 150, 160)], marks(200, 230, 300, 310, failed=True), 400)
+    assert (of.inference_count, of.execution_count) == (0, 1)
+    assert show(of.fail) == (2, 300 + 250)
+    assert of.failures[Outcome.BACKEND] == 2
+    assert show(of.success) == (0, 0)
+    assert show(of.queue) == (0, 0)
+    assert of.last_inference_ms == 1_700_000_000_123
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_worker_that_died() -> None:
+    of = VersionStatistics()
+    of.executed([waited(2, 100, 110)], None, 400)
+    assert (of.inference_count, of.execution_count, of.failures[Outcome.BACKEND]) == (0, 1, 1)
+    assert show(of.fail) == (1, 300)
+    assert of.batches == {}
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("failed"), st.sampled_from(list(Outcome))),
+        st.tuples(st.sampled_from(["ran", "raised", "died"]), st.lists(st.integers(1, 4), min_size=1, max_size=4)),
+    ),
+    max_size=20,
+)
+
+
+@given(EVENTS)
+def test_every_request_counts_once(events: list[tuple[str, object]]) -> None:
+    of = VersionStatistics()
+    requests = inferences = executions = 0
+    for event, argument in events:
+        if isinstance(argument, Outcome):
+            of.failed(argument, 0)
+            requests += 1
+            continue
+        assert isinstance(argument, list)
+        batch = [waited(rows, 0, 0) for rows in argument]
+        times = None if event == "died" else marks(0, 0, 0, 0, failed=event == "raised")
+        of.executed(batch, times, 0)
+        requests += len(batch)
+        executions += 1
+        inferences += sum(argument) if event == "ran" else 0
+    assert of.success.count + of.fail.count == requests
+    assert sum(of.failures.values()) == of.fail.count
+    assert (of.execution_count, of.inference_count) == (executions, inferences)
+    assert of.queue.count == of.compute_infer.count == of.success.count

@@ -1,0 +1,31 @@
+"""What the documents say is so: paths exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def test_paths_in_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    paths = set(re.findall(r"`((?:src|tests|docs)/[\w/.]+)`", text))
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_every_room_is_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = [path.name for path in (ROOT / "src" / "nerite").iterdir() if (path / "__init__.py").exists()]
+    assert [room for room in sorted(rooms) if f"src/nerite/{room}/" not in text and room != "testing"] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []

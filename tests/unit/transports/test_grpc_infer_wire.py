@@ -1,0 +1,215 @@
+"""The wire form of the inference messages, against protobuf's own reading and writing of them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nerite.transports.grpc import infer_wire
+from nerite.wire.grpc_service import ModelInferRequest, ModelInferResponse
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
+PARAMETERS = st.one_of(
+    st.builds(lambda value: {"bool_param": value}, st.booleans()),
+    st.builds(lambda value: {"int64_param": value}, st.integers(-(2**63), 2**63 - 1)),
+    st.builds(lambda value: {"uint64_param": value}, st.integers(0, 2**64 - 1)),
+    st.builds(lambda value: {"string_param": value}, TEXTS),
+    st.builds(lambda value: {"double_param": value}, st.floats(allow_nan=False)),
+)
+REQUESTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "model_name": TEXTS,
+        "model_version": TEXTS,
+        "id": TEXTS,
+        "parameters": st.dictionaries(TEXTS, PARAMETERS, max_size=2),
+        "inputs": st.lists(
+            st.fixed_dictionaries(
+                {"name": TEXTS, "datatype": TEXTS, "shape": st.lists(st.integers(-2, 2**40), max_size=3)},
+                optional={
+                    "contents": st.fixed_dictionaries({"int_contents": st.lists(st.integers(-5, 5), max_size=3)})
+                },
+            ),
+            max_size=3,
+        ),
+        "outputs": st.lists(st.fixed_dictionaries({"name": TEXTS}), max_size=2),
+        "raw_input_contents": st.lists(st.binary(max_size=300), max_size=4),
+    },
+)
+
+
+def fields_of(data: bytes) -> list[bytes]:
+    """The top-level fields of a serialized message, each as its own bytes."""
+    found = []
+    at = 0
+    view = memoryview(data)
+    while at < len(data):
+        start = at
+        tag, at = infer_wire.varint(view, at)
+        assert tag & 7 == 2
+        size, at = infer_wire.varint(view, at)
+        at += size
+        found.append(data[start:at])
+    return found
+
+
+@given(REQUESTS, st.integers(0, 2**32), st.booleans())
+def test_a_request_is_taken_apart_and_nothing_is_lost(described: dict[str, Any], seed: int, shuffled: bool) -> None:
+    message = ModelInferRequest(**described)
+    data = message.SerializeToString()
+    if shuffled:
+        fields = fields_of(data)
+        random.Random(seed).shuffle(fields)
+        data = b"".join(fields)
+        message = ModelInferRequest.FromString(data)
+    parts = infer_wire.split(memoryview(data))
+    assert parts.id == message.id
+    assert [bytes(each) for each in parts.raw] == list(message.raw_input_contents)
+    message.ClearField("id")
+    message.ClearField("raw_input_contents")
+    assert ModelInferRequest.FromString(parts.header) == message
+    if parts.plain:
+        assert data.startswith(parts.header)
+        rest = infer_wire.raw_inputs(memoryview(data), len(parts.header))
+        assert rest is not None
+        assert [bytes(each) for each in rest] == [bytes(each) for each in parts.raw]
+
+
+def test_a_request_as_clients_send_it_is_plain() -> None:
+    message = ModelInferRequest(model_name="m", inputs=[{"name": "A"}], raw_input_contents=[b"a", b"bc"])
+    data = message.SerializeToString()
+    parts = infer_wire.split(memoryview(data))
+    assert parts.plain
+    assert data[len(parts.header)] == infer_wire.RAW_INPUT
+    message.id = "7"
+    assert not infer_wire.split(memoryview(message.SerializeToString())).plain
+    assert not infer_wire.split(memoryview(data + parts.header)).plain
+
+
+def test_raw_contents_are_views_and_not_copies() -> None:
+    data = bytearray(ModelInferRequest(raw_input_contents=[b"abc"]).SerializeToString())
+    (view,) = infer_wire.split(memoryview(data)).raw
+    data[-1:] = b"X"
+    assert view == b"abX"
+
+
+def test_of_two_ids_the_last_counts() -> None:
+    data = infer_wire.field(infer_wire.ID, b"one") + infer_wire.field(infer_wire.ID, b"two")
+    assert infer_wire.split(memoryview(data)).id == ModelInferRequest.FromString(data).id == "two"
+
+
+def test_unknown_fields_stay_in_the_header() -> None:
+    unknown = b"\xa0\x06\x05" + b"\xa9\x06" + b"x" * 8 + b"\xad\x06" + b"y" * 4 + b"\xb2\x06\x02zz"
+    data = infer_wire.field(infer_wire.MODEL_NAME, b"m") + unknown + infer_wire.field(infer_wire.RAW_INPUT, b"r")
+    parts = infer_wire.split(memoryview(data))
+    assert parts.header == data[: -len(infer_wire.field(infer_wire.RAW_INPUT, b"r"))]
+    assert [bytes(each) for each in parts.raw] == [b"r"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0a",
+        b"\x0a\x05abc",
+        b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x3a\x80",
+        b"\x3a\x05abc",
+        b"\x1a\x01\xff",
+        b"\x0b\x0c",
+        b"\x0f\x01",
+        b"\x09\x01\x02",
+        b"\x0d\x01\x02",
+        b"\x08\x80",
+    ],
+)
+def test_bytes_that_are_no_message(data: bytes) -> None:
+    with pytest.raises(infer_wire.Malformed):
+        infer_wire.split(memoryview(data))
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=40), st.booleans())
+def test_any_bytes_are_taken_apart_or_refused(data: bytes, cut: bool) -> None:
+    whole = ModelInferRequest(model_name="m", id="é", raw_input_contents=[b"abc"]).SerializeToString()
+    data = whole[: len(data)] + data if cut else data
+    try:
+        parts = infer_wire.split(memoryview(data))
+    except infer_wire.Malformed:
+        return
+    try:
+        message = ModelInferRequest.FromString(data)
+    except DecodeError:
+        # Whatever it is that protobuf does not like is still in the header, which protobuf reads.
+        with pytest.raises(DecodeError):
+            ModelInferRequest.FromString(parts.header)
+        return
+    assert parts.id == message.id
+    assert [bytes(each) for each in parts.raw] == list(message.raw_input_contents)
+
+
+@given(st.integers(0, 2**63))
+def test_numbers(value: int) -> None:
+    encoded = infer_wire.encode_varint(value)
+    assert infer_wire.varint(memoryview(b"x" + encoded + b"y"), 1) == (value, 1 + len(encoded))
+
+
+@given(st.lists(st.binary(max_size=300), max_size=4), TEXTS.filter(bool))
+def test_a_response_is_what_protobuf_would_write(outputs: list[bytes], id: str) -> None:
+    parts = [infer_wire.response_id(id), *infer_wire.raw_outputs(outputs)]
+    expected = ModelInferResponse(id=id, raw_output_contents=outputs)
+    assert b"".join(parts) == expected.SerializeToString()
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 2_097_152])
+def test_outputs_of_any_size(size: int) -> None:
+    data = memoryview(bytes(size))
+    parts = infer_wire.raw_outputs([data])
+    assert parts[1] is data
+    assert ModelInferResponse.FromString(b"".join(parts)).raw_output_contents[0] == bytes(size)
+
+
+# A first look at a large message
+
+
+def large(**more: Any) -> bytes:
+    fields = {
+        "model_name": "m\u00e9",
+        "model_version": "3",
+        "inputs": [{"name": "A"}],
+        "raw_input_contents": [b"x" * 500],
+    }
+    return ModelInferRequest(**{**fields, **more}).SerializeToString()
+
+
+def test_a_first_look() -> None:
+    data = large()
+    name, version, at = infer_wire.peek(memoryview(data)[:100])
+    assert (name, version) == ("m\u00e9", "3")
+    assert data[at:] == b"x" * 500
+
+
+def test_a_first_look_at_a_request_with_an_id() -> None:
+    data = large(id="seven")
+    name, _, at = infer_wire.peek(memoryview(data)[:100])
+    assert (name, data[at:]) == ("m\u00e9", b"x" * 500)
+
+
+@pytest.mark.parametrize("end", range(40))
+def test_a_first_look_at_too_little(end: int) -> None:
+    name, version, at = infer_wire.peek(memoryview(large())[:end])
+    assert name in ("", "m\u00e9")
+    assert version in ("", "3")
+    assert at == 0 or large()[at:] == b"x" * 500
+
+
+@given(st.binary(max_size=60))
+def test_a_first_look_at_anything(data: bytes) -> None:
+    name, version, at = infer_wire.peek(memoryview(data))
+    assert isinstance(name, str)
+    assert isinstance(version, str)
+    assert 0 <= at <= len(data)

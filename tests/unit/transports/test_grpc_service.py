@@ -1,0 +1,108 @@
+"""Where gRPC calls lead. What the methods answer is asked of a running server."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import hpack
+import pytest
+
+from doubles import Caller
+from nerite.config.options import RestrictedKey
+from nerite.core.errors import Internal
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.http2 import Headers
+from nerite.transports.grpc.service import GrpcService
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+
+
+class FakeServer:
+    """Offers no memory, and refuses what it is asked."""
+
+    def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
+        return None
+
+
+class FakeCall:
+    def __init__(self) -> None:
+        self.failures: list[dict[bytes, bytes]] = []
+
+    def fail(self, block: bytes) -> None:
+        self.failures.append(dict(hpack.Decoder().decode(block, raw=True)))
+
+
+def target(path: str, method: str = "POST", content_type: str = "application/grpc", **fields: str) -> Any:
+    server: Any = FakeServer()
+    service = GrpcService(server, restricted={"health": RestrictedKey("triton-grpc-protocol-key", "secret")})
+    pseudo = {b":method": method.encode(), b":path": path.encode()}
+    listed = {"content-type": content_type, **{name.replace("_", "-"): value for name, value in fields.items()}}
+    headers = Headers(pseudo, tuple((name.encode(), value.encode()) for name, value in listed.items()), -1)
+    found = service.target(headers)
+    assert service.target(headers) is found
+    return found
+
+
+def refused(found: Any) -> dict[bytes, bytes]:
+    assert found.refusal is not None
+    return dict(hpack.Decoder().decode(found.refusal, raw=True))
+
+
+def test_what_is_no_grpc() -> None:
+    assert refused(target(INFER, method="GET")) == {b":status": b"415"}
+    assert refused(target(INFER, content_type="application/json")) == {b":status": b"415"}
+    assert target(INFER, content_type="application/grpc+proto").refusal is None
+
+
+def test_a_method_that_there_is_not() -> None:
+    assert refused(target("/inference.GRPCInferenceService/Frob"))[b"grpc-status"] == b"12"
+
+
+def test_a_method_behind_a_key() -> None:
+    fields = refused(target(LIVE))
+    assert fields[b"grpc-status"] == b"14"
+    assert fields[b"grpc-message"] == b"This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
+    assert refused(target(LIVE, triton_grpc_protocol_key="wrong"))[b"grpc-status"] == b"14"
+    assert target(LIVE, triton_grpc_protocol_key="secret").refusal is None
+    assert target(INFER).refusal is None
+
+
+def test_a_compression_that_there_is_not() -> None:
+    assert refused(target(INFER, grpc_encoding="snappy"))[b"grpc-status"] == b"12"
+    for encoding in ("identity", "gzip", "deflate"):
+        assert target(INFER, grpc_encoding=encoding).refusal is None
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux")
+@pytest.mark.parametrize("path", [INFER, "/inference.GRPCInferenceService/ServerMetadata"])
+def test_an_announced_message_costs_nothing_before_it_comes(path: str) -> None:
+    before = resident()
+    room = target(path).receive_buffer(memoryview(b""), 2**31 - 1)
+    assert (len(room), room.readonly) == (2**31 - 1, False)
+    assert resident() - before < 100_000_000
+
+
+def test_an_answer_that_cannot_be_written_is_still_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    call: Any = FakeCall()
+    request = InferenceRequest(RequestHeader("m", "", []), [], Caller(), 0)
+    response = InferenceResponse(ResponseHeader("m", "1", [], {"beyond": 2**70}))
+    target(INFER).answer(call, request, response)
+    assert call.failures[0][b"grpc-status"] == b"13"
+    assert call.failures[0][b"grpc-message"] == b"internal error, see the server's log"
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_a_failure_is_passed_on() -> None:
+    call: Any = FakeCall()
+    request = InferenceRequest(RequestHeader("m", "", []), [], Caller(), 0)
+    target(INFER).answer(call, request, InferenceResponse.failed(Internal("why")))
+    assert call.failures[0][b"grpc-message"] == b"why"

@@ -1,0 +1,105 @@
+"""Content codings."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.transports.http import compression
+
+PACK = {"gzip": gzip.compress, "deflate": zlib.compress}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("plain", [b"", b"hello", b"x" * 100_000])
+def test_a_body_is_unpacked(encoding: str, plain: bytes) -> None:
+    unpacked = compression.decompress(encoding, memoryview(PACK[encoding](plain)), 100_000)
+    assert bytes(unpacked) == plain
+    assert not unpacked.readonly
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_that_unpacks_beyond_the_limit(encoding: str) -> None:
+    packed = memoryview(PACK[encoding](b"x" * 10_000_001))
+    with pytest.raises(InvalidArgument, match=r"maximum allowed input size of 10000000 bytes"):
+        compression.decompress(encoding, packed, 10_000_000)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("body", [b"", b"hello", b"\x1f\x8b"])
+def test_a_body_that_is_not_packed(encoding: str, body: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="failed to decompress request body"):
+        compression.decompress(encoding, memoryview(body), 100)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_that_is_cut_off(encoding: str) -> None:
+    packed = PACK[encoding](b"hello" * 10)
+    for end in range(len(packed)):
+        with pytest.raises(InvalidArgument, match="failed to decompress request body"):
+            compression.decompress(encoding, memoryview(packed[:end]), 100)
+
+
+def test_codings_that_there_are() -> None:
+    for encoding in ("", "gzip", "deflate"):
+        assert compression.known(encoding)
+        compression.check(encoding)
+    for encoding in ("br", "x-gzip", "gzip, deflate"):
+        assert not compression.known(encoding)
+        with pytest.raises(Unsupported, match=r"^Unsupported compression type$"):
+            compression.check(encoding)
+
+
+@pytest.mark.parametrize(
+    ("header", "chosen"),
+    [
+        ("", ""),
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("gzip, deflate", "gzip"),
+        ("deflate, gzip", "deflate"),
+        ("gzip;q=0.5, deflate", "deflate"),
+        ("gzip;q=0.5,deflate;q=0.4", "gzip"),
+        ("gzip; q=0", ""),
+        ("identity", ""),
+        ("identity, gzip;q=0.5", ""),
+        ("identity;q=0.5, gzip", "gzip"),
+        ("br", ""),
+        ("br, gzip;q=0.1", "gzip"),
+        ("gzip;q=nonsense", ""),
+        ("gzip;q=nan", ""),
+        (" , ;,gzip ,", "gzip"),
+    ],
+)
+def test_what_a_reply_is_packed_with(header: str, chosen: str) -> None:
+    assert compression.accepted(header) == chosen
+
+
+@given(st.text(st.sampled_from("gzipdeflateidentity;q=0.15, *"), max_size=40))
+def test_any_header_chooses_something_that_there_is(header: str) -> None:
+    assert compression.accepted(header) in ("", "gzip", "deflate")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_reply_is_packed(encoding: str) -> None:
+    parts = [
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: 5\r\n"
+        b"Content-Length: 13\r\n\r\nhello",
+        memoryview(b"\r\n\r\nabcd"),
+    ]
+    packed = b"".join(compression.compress_reply(encoding, parts))
+    head, _, body = packed.partition(b"\r\n\r\n")
+    assert head.split(b"\r\n") == [
+        b"HTTP/1.1 200 OK",
+        b"Content-Type: application/octet-stream",
+        b"Inference-Header-Content-Length: 5",
+        b"Content-Encoding: " + encoding.encode(),
+        b"Content-Length: %d" % len(body),
+    ]
+    unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress}[encoding]
+    assert unpack(body) == b"hello\r\n\r\nabcd"

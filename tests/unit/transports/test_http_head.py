@@ -1,0 +1,166 @@
+"""Heads of HTTP requests."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nerite.transports.http.head import BadHead, HeadCache, parse
+
+
+def head(*lines: str, request: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
+    return "\r\n".join((request, *lines)).encode("latin-1") + b"\r\n\r\n"
+
+
+def test_what_a_head_says() -> None:
+    of = parse(head("Host: here", "Content-Length: 12", "X-One:  two  ", "Accept-Encoding: gzip"))
+    assert (of.method, of.path, of.version) == ("POST", "/v2/models/m/infer", "1.1")
+    assert of.headers == {"host": "here", "content-length": "12", "x-one": "two", "accept-encoding": "gzip"}
+    assert (of.content_length, of.chunked, of.keep_alive, of.expects_continue) == (12, False, True, False)
+
+
+def test_fields_keep_the_names_as_they_were_written() -> None:
+    assert parse(head("X-One: a", "x-ONE: b")).fields == [("X-One", "a"), ("x-ONE", "b")]
+
+
+def test_of_a_name_that_stands_twice_the_first_counts() -> None:
+    assert parse(head("A: 1", "a: 2")).headers["a"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/v2", "/v2"),
+        ("/v2?verbose=1&x=/y", "/v2"),
+        ("/v2/", "/v2/"),
+        ("/v2/models/a%20b", "/v2/models/a%20b"),
+        ("http://here:8000/v2/health/live", "/v2/health/live"),
+        ("http://here:8000/v2?x=1", "/v2"),
+        ("http://here:8000", "/"),
+    ],
+)
+def test_path(target: str, path: str) -> None:
+    assert parse(head(request=f"GET {target} HTTP/1.1")).path == path
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "kept"),
+    [
+        ("1.1", "", True),
+        ("1.1", "keep-alive", True),
+        ("1.1", "close", False),
+        ("1.1", "Close", False),
+        ("1.1", "TE, close", False),
+        ("1.0", "", False),
+        ("1.0", "keep-alive", True),
+        ("1.0", "close", False),
+        ("0.9", "", False),
+    ],
+)
+def test_who_keeps_the_connection(version: str, connection: str, kept: bool) -> None:
+    lines = [f"Connection: {connection}"] if connection else []
+    of = parse(head(*lines, request=f"GET /v2 HTTP/{version}"))
+    assert (of.version, of.keep_alive) == (version, kept)
+
+
+def test_with_a_body_it_is_the_same() -> None:
+    assert not parse(head("Connection: close", "Content-Length: 5")).keep_alive
+    assert not parse(head("Connection: close", "Transfer-Encoding: chunked")).keep_alive
+    assert parse(head("Content-Length: 5")).keep_alive
+
+
+def test_an_upgrade_is_not_granted() -> None:
+    of = parse(head("Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", request="GET /v2 HTTP/1.1"))
+    assert (of.method, of.path, of.keep_alive) == ("GET", "/v2", True)
+
+
+def test_chunks_and_expectations() -> None:
+    of = parse(head("Transfer-Encoding: chunked", "Expect: 100-continue"))
+    assert (of.chunked, of.content_length, of.expects_continue) == (True, 0, True)
+    assert parse(head("Transfer-Encoding: Chunked", "Expect: 100-Continue")).expects_continue
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Content-Length: x"],
+        ["Content-Length: -1"],
+        ["Content-Length: +5"],
+        ["Content-Length: 5 5"],
+        ["Content-Length: 0x5"],
+        ["Content-Length: \xb2"],
+        ["Content-Length: 5", "Content-Length: 6"],
+        ["Content-Length: 5", "Content-Length: 5"],
+        ["Content-Length: 18446744073709551616"],
+        ["Content-Length: 5", "Transfer-Encoding: chunked"],
+        ["Transfer-Encoding: chunked", "Content-Length: 5"],
+        # Who does not know where the body ends must not guess: the rest would be taken for another request.
+        ["Transfer-Encoding: gzip"],
+        ["Transfer-Encoding: gzip", "Transfer-Encoding: chunked"],
+        ["Transfer-Encoding: chunked", "Transfer-Encoding: gzip"],
+        ["Transfer-Encoding: gzip, chunked"],
+        ["Transfer-Encoding: xchunked"],
+        ["Transfer-Encoding: identity", "Content-Length: 5"],
+        ["no colon"],
+        [": no name"],
+        ["a b: c"],
+        ["a : c"],
+        ["A: \0"],
+    ],
+)
+def test_heads_that_are_wrong(lines: list[str]) -> None:
+    with pytest.raises(BadHead):
+        parse(head(*lines))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\r\n\r\n",
+        b"hello\r\n\r\n",
+        b"GET  HTTP/1.1\r\n\r\n",
+        b"GET /v2 HTTP/3.7\r\n\r\n",
+        b"GET /v2 FTP/1.1\r\n\r\n",
+        b"FROB /v2 HTTP/1.1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\n",
+        b"GET /a b HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_bytes_that_are_no_head(raw: bytes) -> None:
+    with pytest.raises(BadHead):
+        parse(raw)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_head_or_refused(raw: bytes) -> None:
+    for candidate in (raw + b"\r\n\r\n", b"GET /v2 HTTP/1.1\r\n" + raw + b"\r\n\r\n"):
+        with contextlib.suppress(BadHead):
+            parse(candidate)
+
+
+def test_the_same_bytes_are_the_same_head() -> None:
+    cache = HeadCache()
+    one = cache.get(head("A: 1"))
+    assert cache.get(head("A: 1")) is one
+    assert cache.get(head("A: 2")) is not one
+
+
+def test_the_cache_is_bounded() -> None:
+    cache = HeadCache()
+    for number in range(5000):
+        cache.get(head(f"X: {number}"))
+    assert len(cache._heads) <= 1024
+    large = head("X: " + "x" * 10_000)
+    assert cache.get(large) is not cache.get(large)
+
+
+def test_a_bad_head_is_bad_again() -> None:
+    cache = HeadCache()
+    for _ in range(2):
+        with pytest.raises(BadHead):
+            cache.get(b"hello\r\n\r\n")

@@ -1,0 +1,390 @@
+"""Infer requests over HTTP: what they say, and every way to say it wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nerite.core import dtype as dtypes
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unsupported
+from nerite.core.signature import Input, Signature
+from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.transports.http.infer_request import Plan, Reader
+
+LABEL = "[request id: <id_unknown>] "
+IN = {"name": "IN", "shape": [1, 2], "datatype": "INT32", "data": [1, 2]}
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader("M", "3", {"x-forwarded": "yes"}, max_size=10_000)
+
+
+def body(*inputs: Any, **more: Any) -> bytes:
+    return json.dumps({"inputs": list(inputs), **more}).encode()
+
+
+def binary(name: str, size: object, shape: list[int] | None = None, datatype: str = "UINT8") -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": [size] if shape is None else shape,
+        "datatype": datatype,
+        "parameters": {"binary_data_size": size},
+    }
+
+
+def bytes_of(plan: Plan, raw: bytes = b"") -> list[bytes]:
+    return [bytes(each) for each in plan.data(memoryview(raw), 0)]
+
+
+def test_everything_a_request_can_say(reader: Reader) -> None:
+    plan = reader.plan(
+        body(
+            IN,
+            id="seven",
+            parameters={
+                "sequence_id": 5,
+                "sequence_start": True,
+                "sequence_end": False,
+                "priority": 2,
+                "timeout": 1000,
+                "binary_data_output": True,
+                "text": "x",
+                "flag": True,
+                "number": 7,
+                "half": 0.5,
+            },
+            outputs=[
+                {"name": "A"},
+                {"name": "B", "parameters": {"binary_data": True}},
+                {"name": "C", "parameters": {"classification": 3, "other": 1}},
+            ],
+        )
+    )
+    header = plan.header
+    assert plan.id == "seven"
+    assert (header.model_name, header.model_version) == ("M", "3")
+    assert header.inputs == (TensorSpec("IN", dtypes.INT32, (1, 2)),)
+    assert [(each.name, each.binary, each.classification) for each in header.outputs] == [
+        ("A", False, 0),
+        ("B", True, 0),
+        ("C", False, 3),
+    ]
+    assert header.parameters == {"text": "x", "flag": True, "number": 7, "half": 0.5, "x-forwarded": "yes"}
+    assert (header.priority, header.timeout_us, header.binary_by_default) == (2, 1000, True)
+    assert (header.sequence_id, header.sequence_start, header.sequence_end) == (5, True, False)
+    assert bytes_of(plan) == [np.array([1, 2], np.int32).tobytes()]
+    assert plan.size == 0
+
+
+def test_the_least_a_request_can_say(reader: Reader) -> None:
+    plan = reader.plan(b'{"inputs":[]}')
+    header = plan.header
+    assert (plan.id, header.inputs, header.outputs) == ("", (), ())
+    assert (header.priority, header.timeout_us, header.binary_by_default) == (0, 0, False)
+    assert (header.sequence_id, header.sequence_start, header.sequence_end) == (0, False, False)
+
+
+def test_binary_data_is_in_the_order_of_the_inputs(reader: Reader) -> None:
+    plan = reader.plan(body(binary("A", 3), IN, binary("B", 0), binary("C", 2)))
+    assert plan.size == 5
+    assert bytes_of(plan, b"abcde") == [b"abc", np.array([1, 2], np.int32).tobytes(), b"", b"de"]
+    data = plan.data(memoryview(b"{...}abcde"), 5)
+    assert next(bytes(each) for each in data) == b"abc"
+
+
+def test_a_sequence_may_be_called_by_a_text(reader: Reader) -> None:
+    assert reader.plan(body(IN, parameters={"sequence_id": "x" * 128})).header.sequence_id == "x" * 128
+    assert reader.plan(body(IN, parameters={"sequence_id": 2**64 - 1})).header.sequence_id == 2**64 - 1
+
+
+def test_a_text_seen_before_is_the_same_plan(reader: Reader) -> None:
+    text = body(binary("A", 3))
+    assert reader.plan(text) is reader.plan(text)
+
+
+def test_what_is_different_each_time_is_not_kept(reader: Reader) -> None:
+    for text in (body(IN), body(binary("A", 3), id="1"), body(binary("A" * 20_000, 3))):
+        reader.plan(text)
+    assert not reader._plans
+
+
+def test_requests_that_say_the_same_have_one_header(reader: Reader) -> None:
+    headers = {
+        id(reader.plan(text).header)
+        for text in (
+            body(IN),
+            body({**IN, "data": [3, 4]}),
+            body(IN, id="1"),
+            body({**IN, "data": [[3, 4]]}, parameters={}),
+            body(binary("IN", 8, [1, 2], "INT32")),
+        )
+    }
+    assert len(headers) == 1
+
+
+def test_values_that_python_calls_equal_are_kept_apart(reader: Reader) -> None:
+    values = [
+        reader.plan(body(IN, parameters={"value": value})).header.parameters["value"] for value in (1, True, 1.0, "1")
+    ]
+    assert [type(value) for value in values] == [int, bool, float, str]
+
+
+def test_what_is_kept_is_bounded(reader: Reader) -> None:
+    for number in range(2000):
+        reader.plan(body(binary("A", 1), parameters={"number": number}))
+    assert len(reader._plans) <= 256
+    assert len(reader._headers) <= 256
+
+
+ONE_SOURCE = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'. "
+)
+NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
+NOT_BOOLEAN = "attempt to access JSON non-boolean as boolean"
+MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
+    (b"[]", Internal, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+    (b"{}", Internal, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+    (b'{"inputs":{}}', Internal, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
+    (b'{"inputs":null}', Internal, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
+    (body(IN, id=5), Internal, "Unable to parse 'id': attempt to access JSON non-string as string"),
+    (body(IN, id=None), Internal, "Unable to parse 'id': attempt to access JSON non-string as string"),
+    *(
+        (body(IN, parameters=wrong), Internal, "failed to get request params.: attempt to get members for non-object")
+        for wrong in (5, [], "x", None)
+    ),
+    *(
+        (body(IN, outputs=wrong), Internal, "Unable to parse 'outputs': attempt to access JSON non-array as array")
+        for wrong in ({}, None, "OUT", 1)
+    ),
+    *(
+        (body(wrong), InvalidArgument, ONE_SOURCE + "But no field is set")
+        for wrong in (1, "IN", None, [], {}, {"name": "IN", "shape": [1], "datatype": "INT32"})
+    ),
+    (
+        body({**IN, "parameters": {"binary_data_size": 8}}),
+        InvalidArgument,
+        ONE_SOURCE + "But set 'data' 'binary_data_size'",
+    ),
+    (
+        body({**IN, "parameters": {"binary_data_size": 8, "shared_memory_region": "r"}}),
+        InvalidArgument,
+        ONE_SOURCE + "But set 'data' 'binary_data_size' 'shared_memory_region'",
+    ),
+    (
+        body({**binary("IN", 8), "parameters": {"shared_memory_region": "r"}}),
+        NotFound,
+        "Unable to find shared memory region: 'r'",
+    ),
+    *(
+        (body(binary("IN", wrong, [1])), Internal, f"Unable to parse 'binary_data_size': {NOT_UNSIGNED}")
+        for wrong in (-1, "8", 1.5, True, None)
+    ),
+    *(
+        (
+            body({key: value for key, value in IN.items() if key != missing}),
+            Internal,
+            f"Unable to parse '{missing}': attempt to access non-existing object member '{missing}'",
+        )
+        for missing in ("name", "shape", "datatype")
+    ),
+    (body({**IN, "name": 1}), Internal, "Unable to parse 'name': attempt to access JSON non-string as string"),
+    (body({**IN, "datatype": 1}), Internal, "Unable to parse 'datatype': attempt to access JSON non-string as string"),
+    (body({**IN, "shape": 2}), Internal, "Unable to parse 'shape': attempt to access JSON non-array as array"),
+    *(
+        (body({**IN, "shape": [1, wrong]}), Internal, f"Unable to parse 'shape': {NOT_UNSIGNED}")
+        for wrong in (-1, 2.0, "2", True, None, [2], 2**64)
+    ),
+    *(
+        (body({**IN, "datatype": wrong}), InvalidArgument, "invalid datatype for input IN")
+        for wrong in ("INT31", "int32", "", "STRING")
+    ),
+    (
+        body(IN, outputs=["OUT"]),
+        Internal,
+        "Unable to parse 'name': attempt to access non-existing object member 'name'",
+    ),
+    (body(IN, outputs=[{}]), Internal, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
+    (body(IN, outputs=[{"name": 3}]), Internal, "Unable to parse 'name': attempt to access JSON non-string as string"),
+    *(
+        (
+            body(IN, outputs=[{"name": "O", "parameters": {"classification": wrong}}]),
+            Internal,
+            f"Unable to set 'classification': {NOT_UNSIGNED}",
+        )
+        for wrong in (-1, "2", 1.5, True)
+    ),
+    *(
+        (
+            body(IN, outputs=[{"name": "O", "parameters": {"binary_data": wrong}}]),
+            Internal,
+            f"Unable to parse 'binary_data': {NOT_BOOLEAN}",
+        )
+        for wrong in (1, "true", None)
+    ),
+    *(
+        (body(IN, parameters={key: wrong}), Internal, f"Unable to parse '{key}': {NOT_UNSIGNED}")
+        for key in ("priority", "timeout")
+        for wrong in (-1, "1", 1.5, True, None)
+    ),
+    *(
+        (body(IN, parameters={key: wrong}), Internal, f"Unable to parse '{key}': {NOT_BOOLEAN}")
+        for key in ("sequence_start", "sequence_end", "binary_data_output")
+        for wrong in (1, "x", None)
+    ),
+    *(
+        (
+            body(IN, parameters={"sequence_id": wrong}),
+            Internal,
+            "Unable to parse 'sequence_id': attempt to access JSON non-string as string",
+        )
+        for wrong in (-1, 1.5, True, None, [1], {})
+    ),
+    (
+        body(IN, parameters={"sequence_id": "x" * 129}),
+        Unsupported,
+        "string correlation ID cannot be longer than 128 characters",
+    ),
+    (
+        body(IN, parameters={"triton_x": 1}),
+        InvalidArgument,
+        "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+    ),
+    *(
+        (
+            body(IN, parameters={"x": wrong}),
+            InvalidArgument,
+            "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'.",
+        )
+        for wrong in (None, [], {})
+    ),
+    (
+        body({**IN, "shape": [1, 100_000]}),
+        InvalidArgument,
+        "JSON input 'IN' has a byte_size (400000 bytes) that exceeds the maximum allowed value of 10000 bytes. "
+        "Use --http-max-input-size to increase the limit.",
+    ),
+    (
+        body(binary("IN", 8, [2**32, 2**32])),
+        InvalidArgument,
+        "invalid shape for input 'IN': shape [4294967296,4294967296] causes total element count to exceed maximum size "
+        "of 9223372036854775807",
+    ),
+    (
+        body({**IN, "data": [1, 2, 3]}),
+        Internal,
+        "Unable to parse 'data': Shape does not match true shape of 'data' field",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "message"), MISTAKES, ids=[text.decode()[:60] for text, _, _ in MISTAKES])
+def test_mistakes(reader: Reader, text: bytes, kind: type[NeriteError], message: str) -> None:
+    for _ in range(2):
+        with pytest.raises(NeriteError) as caught:
+            reader.plan(text)
+        assert (type(caught.value), caught.value.message) == (kind, message)
+
+
+@pytest.mark.parametrize("wrong", [5, "binary_data_size", [1], None, True])
+def test_parameters_of_tensors_that_are_no_objects_say_nothing(reader: Reader, wrong: object) -> None:
+    plan = reader.plan(body({**IN, "parameters": wrong}, outputs=[{"name": "O", "parameters": wrong}]))
+    assert [(each.binary, each.classification) for each in plan.header.outputs] == [(False, 0)]
+
+
+# Raw binary requests
+
+
+def raw(declared: Input, data: bytes, batch: int = 0) -> tuple[TensorSpec, list[bytes]]:
+    reader = Reader("M", "", {"x-forwarded": "yes"}, max_size=10_000)
+    plan = reader.raw(Signature("M", batch, [declared], []), memoryview(data))
+    assert plan.header.binary_by_default
+    assert plan.header.parameters == {"x-forwarded": "yes"}
+    assert plan.size == len(data)
+    return plan.header.inputs[0], [bytes(each) for each in plan.data(memoryview(data), 0)]
+
+
+@pytest.mark.parametrize(
+    ("dims", "batch", "elements", "shape"),
+    [
+        ((4,), 0, 4, (4,)),
+        ((-1,), 0, 6, (6,)),
+        ((2, -1), 0, 6, (2, 3)),
+        ((-1, 2), 8, 6, (1, 3, 2)),
+        ((4,), 8, 4, (1, 4)),
+        ((), 8, 1, (1,)),
+    ],
+)
+def test_the_shape_of_raw_bytes_is_deduced(
+    dims: tuple[int, ...], batch: int, elements: int, shape: tuple[int, ...]
+) -> None:
+    data = bytes(range(elements * 4))
+    assert raw(Input("IN", dtypes.FP32, dims), data, batch) == (TensorSpec("IN", dtypes.FP32, shape), [data])
+
+
+def test_raw_text_is_one_element() -> None:
+    spec, data = raw(Input("IN", dtypes.BYTES, (1,)), b"hello", 8)
+    assert (spec, data) == (TensorSpec("IN", dtypes.BYTES, (1, 1)), [join_bytes([b"hello"])])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            [Input(name, dtypes.FP32, (1,)) for name in "ABC"],
+            "Raw request must only have 1 input (found 1) to be deduced but got 3 inputs in 'M' model configuration",
+        ),
+        (
+            [Input("IN", dtypes.BYTES, (2,))],
+            "For BYTE datatype raw input 'IN', the model must have input shape [1]",
+        ),
+        (
+            [Input("IN", dtypes.FP32, (-1, -1))],
+            "The shape of the raw input 'IN' can not be deduced because there are more than one variable-sized "
+            "dimension",
+        ),
+    ],
+)
+def test_raw_bytes_that_cannot_be_understood(reader: Reader, inputs: list[Input], message: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        reader.raw(Signature("M", 0, inputs, []), memoryview(b"12345678"))
+    assert caught.value.message == LABEL + message
+
+
+# Anything
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**65) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = st.sampled_from(
+    ["name", "shape", "datatype", "data", "parameters", "binary_data_size", "classification", "binary_data"]
+)
+DOCUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": VALUES,
+        "inputs": st.lists(st.dictionaries(KEYS, VALUES, max_size=5) | st.just(IN), max_size=3) | VALUES,
+        "outputs": st.lists(st.dictionaries(KEYS, VALUES, max_size=3), max_size=2) | VALUES,
+        "parameters": st.dictionaries(st.sampled_from(["sequence_id", "priority", "timeout", "x"]), VALUES) | VALUES,
+    },
+)
+
+
+@given(DOCUMENTS | VALUES)
+def test_any_document_is_a_plan_or_refused(document: object) -> None:
+    reader = Reader("M", "", {}, max_size=10_000)
+    try:
+        plan = reader.plan(json.dumps(document).encode())
+    except NeriteError as error:
+        assert error.message.encode()
+        return
+    assert len(plan.places) == len(plan.header.inputs)
+    assert hash(plan.header.identity())

@@ -1,0 +1,135 @@
+"""Mistakes in JSON, in the words of Triton's parser."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import orjson
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.transports.http import json_error
+from nerite.transports.http.infer_request import parse
+
+HEAD = "failed to parse the request JSON buffer: "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "The document is empty. at 0"),
+        (b" \n", "The document is empty. at 2"),
+        (b"hello", "Invalid value. at 0"),
+        (b'{"inputs":[', "Invalid value. at 11"),
+        (b"{'inputs':[]}", "Missing a name for object member. at 1"),
+        (b'{"inputs":[],}', "Missing a name for object member. at 13"),
+        (b'{"a" 1}', "Missing a colon after a name of object member. at 5"),
+        (b'{"a":1 "b":2}', "Missing a comma or '}' after an object member. at 7"),
+        (b"[1 2]", "Missing a comma or ']' after an array element. at 3"),
+        (b"[01]", "Missing a comma or ']' after an array element. at 2"),
+        (b"[+1]", "Invalid value. at 1"),
+        (b"[1] x", "The document root must not be followed by other values. at 4"),
+        (b"/* c */ []", "Invalid value. at 0"),
+        (b'["abc', "Missing a closing quotation mark in string. at 1"),
+        (b'["\\x"]', "Invalid escape character in string. at 2"),
+        (b'["\\u12g4"]', "Incorrect hex digit after \\u escape in string. at 2"),
+        (b'["\\ud83d"]', "The surrogate pair in string is invalid. at 2"),
+        (b'["\\ud83dxx"]', "The surrogate pair in string is invalid. at 2"),
+        (b'["\\udc00"]', "The surrogate pair in string is invalid. at 2"),
+        (b'["a\nb"]', "Invalid encoding in string. at 3"),
+        (b"[1.]", "Miss fraction part in number. at 3"),
+        (b"[1e]", "Miss exponent in number. at 3"),
+        (b"[1e400]", "Number too big to be stored in double. at 1"),
+        (b"[-]", "Invalid value. at 2"),
+    ],
+)
+def test_the_first_mistake_and_where_it_is(text: bytes, message: str) -> None:
+    with pytest.raises(json_error.JsonError) as caught:
+        json_error.check(text)
+    assert str(caught.value) == message
+    with pytest.raises(Internal) as refused:
+        parse(text)
+    assert refused.value.message == HEAD + message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (b'{"a":[1,2.5,"x",true,null]}', {"a": [1, 2.5, "x", True, None]}),
+        (b" \n[ 1 ,\t2 ] \r\n", [1, 2]),
+        (b"\xef\xbb\xbf[1]", [1]),
+        (b'["\\ud83d\\ude00"]', ["\U0001f600"]),
+        (b'["\xff"]', ["\udcff"]),
+        (b"[18446744073709551615]", [18446744073709551615]),
+        (b'"x"', "x"),
+    ],
+)
+def test_what_is_right(text: bytes, value: object) -> None:
+    assert parse(text) == value
+
+
+def test_words_that_are_numbers_here() -> None:
+    values = parse(b"[NaN,Infinity,-Infinity,Inf,-Inf,1]")
+    assert math.isnan(values[0])
+    assert values[1:] == [math.inf, -math.inf, math.inf, -math.inf, 1]
+
+
+def test_words_in_texts_stay_texts() -> None:
+    assert parse(b'["Inf, -Inf", NaN, "a\\"Inf"]')[::2] == ["Inf, -Inf", 'a"Inf']
+
+
+def test_too_deep() -> None:
+    text = b"[" * 1500 + b"]" * 1500
+    with pytest.raises(InvalidArgument) as caught:
+        parse(text)
+    assert caught.value.message == "JSON nesting depth exceeds maximum allowed limit (100)"
+    with pytest.raises(InvalidArgument):
+        parse(b"[NaN," + b"[" * 101 + b"]" * 101 + b"]")
+    parse(b"[NaN," + b"[" * 98 + b"]" * 98 + b"]")
+
+
+PIECES = st.sampled_from(
+    [
+        *(character.encode() for character in '{}[],:"\\-+.eE0189 \n'),
+        *(b'"a"', b"1.5", b"true", b"false", b"null", b"NaN", b"Infinity", b"-Infinity", b"Inf", b"-Inf", b'"a":'),
+        *(b"\\u", b"\\ud83d", b"\\ude00", b"\\n", b"\xff", b"\xc3\xa9", b"\xef\xbb\xbf", b"9" * 400, b"1e999", b"\0"),
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(PIECES, max_size=14).map(b"".join))
+@example(b"[" + b"9" * 5000 + b",NaN]")
+@example(b"[" + b"1" * 309 + b",NaN]")
+def test_any_text_is_read_or_refused(text: bytes) -> None:
+    try:
+        value = parse(text)
+    except NeriteError:
+        with pytest.raises(orjson.JSONDecodeError):
+            orjson.loads(text)
+        return
+    try:
+        strict = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return
+    assert json.dumps(value) == json.dumps(strict)
+
+
+UTF8 = st.text(st.characters(codec="utf-8"))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | UTF8,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(UTF8, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_every_json_is_right(value: object) -> None:
+    """Also where Python writes NaN and Infinity, and where letters are written as codes."""
+    for ensure_ascii in (True, False):
+        text = json.dumps(value, ensure_ascii=ensure_ascii).encode()
+        json_error.check(text)
+        assert json.dumps(parse(text)) == json.dumps(json.loads(text))

@@ -1,0 +1,86 @@
+"""Paths to endpoints."""
+
+from __future__ import annotations
+
+import pytest
+
+from nerite.config.options import RESTRICTED_CATEGORIES
+from nerite.transports.http.routes import ENDPOINTS, find
+
+MODEL = {"model": "m", "version": ""}
+VERSION = {"model": "m", "version": "3"}
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "method", "category", "arguments"),
+    [
+        ("/v2/health/live", "live", "GET", "health", {}),
+        ("/v2/health/ready", "ready", "GET", "health", {}),
+        ("/v2/models/m/ready", "model_ready", "GET", "health", MODEL),
+        ("/v2/models/m/versions/3/ready", "model_ready", "GET", "health", VERSION),
+        ("/v2", "server_metadata", "GET", "metadata", {}),
+        ("/v2/models/m", "model_metadata", "GET", "metadata", MODEL),
+        ("/v2/models/m/versions/3", "model_metadata", "GET", "metadata", VERSION),
+        ("/v2/models/m/infer", "infer", "POST", "inference", MODEL),
+        ("/v2/models/m/versions/3/infer", "infer", "POST", "inference", VERSION),
+        ("/v2/models/m/config", "config", "GET", "model-config", MODEL),
+        ("/v2/models/m/versions/3/config", "config", "GET", "model-config", VERSION),
+        ("/v2/models/m/stats", "statistics", "GET", "statistics", MODEL),
+        ("/v2/models/m/versions/3/stats", "statistics", "GET", "statistics", VERSION),
+        ("/v2/models/stats", "all_statistics", "GET", "statistics", {}),
+        ("/v2/repository/index", "index", "POST", "model-repository", {"repository": ""}),
+        ("/v2/repository/r/index", "index", "POST", "model-repository", {"repository": "r"}),
+        ("/v2/repository/models/m/load", "load", "POST", "model-repository", {"repository": "", "model": "m"}),
+        ("/v2/repository/r/models/m/load", "load", "POST", "model-repository", {"repository": "r", "model": "m"}),
+        ("/v2/repository/models/m/unload", "unload", "POST", "model-repository", {"repository": "", "model": "m"}),
+        ("/v2/repository/r/models/m/unload", "unload", "POST", "model-repository", {"repository": "r", "model": "m"}),
+        # Names are taken as they are written.
+        ("/v2/models/a%20b/infer", "infer", "POST", "inference", {"model": "a%20b", "version": ""}),
+        ("/v2/models/infer/infer", "infer", "POST", "inference", {"model": "infer", "version": ""}),
+        ("/v2/models/stats/stats", "statistics", "GET", "statistics", {"model": "stats", "version": ""}),
+        ("/v2/models/versions", "model_metadata", "GET", "metadata", {"model": "versions", "version": ""}),
+    ],
+)
+def test_where_a_path_leads(path: str, name: str, method: str, category: str, arguments: dict[str, str]) -> None:
+    route = find(path)
+    assert route is not None
+    assert (route.endpoint.name, route.endpoint.method, route.endpoint.category) == (name, method, category)
+    assert route.arguments == arguments
+    assert category in RESTRICTED_CATEGORIES
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/v1",
+        "/v2/",
+        "/v3",
+        "/v2/health",
+        "/v2/health/live/",
+        "/v2/models",
+        "/v2/models/",
+        "/v2/models//infer",
+        "/v2/models/m/",
+        "/v2/models/m/infer/",
+        "/v2/models/m/n/infer",
+        "/v2/models/m/versions/x/infer",
+        "/v2/models/m/versions/-1/infer",
+        "/v2/models/m/versions//infer",
+        "/v2/models/m/versions/3/4",
+        "/v2/repository",
+        "/v2/repository/a/b/index",
+        "/v2/repository/models/m",
+        "/v2/repository/models//load",
+        "x/v2",
+        "/v2/health/live\n",
+    ],
+)
+def test_paths_that_lead_nowhere(path: str) -> None:
+    assert find(path) is None
+
+
+def test_an_endpoint_is_in_the_table_once() -> None:
+    names = [endpoint.name for endpoint in ENDPOINTS]
+    assert len(names) == len(set(names))

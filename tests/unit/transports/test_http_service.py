@@ -1,0 +1,120 @@
+"""What the HTTP service does around the endpoints. What those answer is asked of a running server."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from http_peer import Peer, request
+
+from nerite.config.options import RestrictedKey
+from nerite.core.errors import Internal, NotFound, Unavailable
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.transports.http.service import HttpService
+
+BODY = b'{"inputs":[]}'
+OK = InferenceResponse(ResponseHeader("m", "1", []))
+
+
+class FakeServer:
+    """Keeps the inferences it is given; raises what it is told to raise."""
+
+    def __init__(self) -> None:
+        self.begun: list[InferenceRequest] = []
+        self.raises: Exception | None = None
+        self.live = True
+
+    def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
+        return None
+
+    def find(self, model: str, version: str) -> object:
+        if model == "none":
+            raise NotFound("Request for unknown model: 'none' is not found")
+        return object()
+
+    def infer(self, request: InferenceRequest) -> None:
+        if self.raises is not None:
+            raise self.raises
+        self.begun.append(request)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.server: Any = FakeServer()
+        service: Any = HttpService(
+            self.server, max_input_size=1000, restricted={"health": RestrictedKey("key", "secret")}
+        )
+        self.peer = Peer(service, max_body=1000)
+
+    def ask(self, path: str, body: bytes = b"", *headers: str, method: str = "POST") -> list[tuple[int, Any]]:
+        self.peer.send(request(path, body, *headers, method=method))
+        return self.answers()
+
+    def answers(self) -> list[tuple[int, Any]]:
+        return [(status, json.loads(body) if body else None) for status, body in self.peer.answers()]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_an_inference(bench: Bench) -> None:
+    assert bench.ask("/v2/models/m/versions/3/infer", b'{"id":"7","inputs":[]}') == []
+    (begun,) = bench.server.begun
+    assert (begun.id, begun.header.model_name, begun.header.model_version) == ("7", "m", "3")
+    begun.respond(OK)
+    assert bench.answers() == [(200, {"id": "7", "model_name": "m", "model_version": "1", "outputs": []})]
+
+
+def test_an_inference_that_fails(bench: Bench) -> None:
+    bench.ask("/v2/models/m/infer", BODY)
+    bench.server.begun[0].respond(InferenceResponse.failed(Unavailable("not now")))
+    assert bench.answers() == [(503, {"error": "not now"})]
+
+
+def test_a_model_that_there_is_not_comes_before_what_is_wrong_with_the_question(bench: Bench) -> None:
+    ((status, body),) = bench.ask("/v2/models/none/infer", b"{")
+    assert (status, body) == (404, {"error": "Request for unknown model: 'none' is not found"})
+    ((status, body),) = bench.ask("/v2/models/m/infer", b"{")
+    assert status == 500
+
+
+def test_nothing_and_not_this_way(bench: Bench) -> None:
+    assert bench.ask("/v2/nothing", method="GET") == [(404, {"error": "Not Found"})]
+    assert bench.ask("/v2/models/m/infer", method="GET") == [(405, {"error": "Method Not Allowed"})]
+
+
+def test_behind_a_key(bench: Bench) -> None:
+    told = [(403, {"error": "This API is restricted, expecting header 'key'"})]
+    assert bench.ask("/v2/health/live", method="GET") == told
+    assert bench.ask("/v2/health/live", b"", "key: wrong", method="GET") == told
+    assert bench.ask("/v2/health/live", b"", "KEY: secret ", method="GET") == [(200, None)]
+
+
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2/repository/index", "/v2/nothing"])
+def test_a_body_that_is_too_large_for_anything(bench: Bench, path: str) -> None:
+    ((status, body),) = bench.ask(path, b"x" * 1001)
+    assert status == 400
+    assert body["error"].startswith("request JSON size of 1001 bytes exceeds the maximum allowed input size of 1000")
+
+
+def test_an_answer_that_cannot_be_written_is_still_an_answer(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.ask("/v2/models/m/infer", BODY)
+    bench.server.begun[0].respond(InferenceResponse(ResponseHeader("m", "1", [], {"beyond": 2**70})))
+    assert bench.answers() == [(500, {"error": "internal error, see the server's log"})]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_a_mistake_of_ours_is_told_and_forgotten(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Also by the next request, whose late failure is its own and not that of a request that was never accepted."""
+    bench.server.raises = ValueError("a mistake")
+    assert bench.ask("/v2/models/none/infer", BODY) == [(500, {"error": "internal error, see the server's log"})]
+    bench.server.raises = None
+    bench.ask("/v2/models/m/infer", BODY)
+    bench.server.begun[0].respond(InferenceResponse.failed(Internal("why")))
+    assert bench.answers() == [(500, {"error": "why"})]
+    assert len(caplog.records) == 1
