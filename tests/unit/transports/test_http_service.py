@@ -13,6 +13,7 @@ from nerite.config.options import RestrictedKey
 from nerite.core.errors import Internal, NotFound, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.signature import Signature
 from nerite.transports.http.service import HttpService
 
 BODY = b'{"inputs":[]}'
@@ -34,6 +35,9 @@ class FakeServer:
         if model == "none":
             raise NotFound("Request for unknown model: 'none' is not found")
         return object()
+
+    def signature_of(self, request: InferenceRequest) -> Signature:
+        return Signature("m", 0, [], [])
 
     def infer(self, request: InferenceRequest) -> None:
         if self.raises is not None:

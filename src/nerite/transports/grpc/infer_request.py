@@ -117,12 +117,10 @@ class InferReader:
                     )
                 assert typed is not None
                 typed.append(_contents(spec, tensor.contents, message.model_name))
-            elif not raw and spec.byte_size != 0:
+            elif not raw:
                 raise InvalidArgument(
                     f"unable to find data for input tensor '{tensor.name}' for model '{message.model_name}' in request."
                 )
-            elif typed is not None:
-                typed.append(b"")
         header = RequestHeader(
             message.model_name,
             message.model_version,
