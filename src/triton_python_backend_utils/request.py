@@ -188,8 +188,7 @@ class ServedRequest(InferenceRequest):
 
     def requested_output_names(self) -> set[str]:
         """Return the names of the outputs that the caller wants: all of the model's if it named none."""
-        requested = self._core.header.outputs
-        return {output.name for output in requested} if requested else set(self._declared)
+        return set(self._core.header.wanted or self._declared)
 
     def is_cancelled(self) -> bool:
         """Return True if nobody waits for the response any more. Then the work may be left."""

@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
-from nerite.core.tensor import Buffer, TensorSpec, buffer_of, encode_bytes, to_array
+from nerite.core.tensor import Buffer, TensorSpec, buffer_of, decode_bytes, encode_bytes, to_array
 from triton_python_backend_utils import dlpack
 from triton_python_backend_utils.errors import TritonModelException, incompatible
 
 _ndarray = np.ndarray
 _BYTES = dtypes.BYTES
+_BF16 = dtypes.BF16
+_SMALL = 2048
+"""Bytes up to which a copy costs half of a view, and less to pass on."""
 _BY_NUMPY: dict[np.dtype[Any], DataType] = {
     datatype.numpy: datatype for datatype in dtypes.ALL if datatype is not dtypes.BF16
 }
@@ -113,11 +116,16 @@ class ReceivedTensor(Tensor):
         """Return the tensor as an array, a view on the buffer."""
         array = self._array
         if array is None:
-            if self._datatype is dtypes.BF16:
+            datatype = self._datatype
+            if datatype is _BF16:
                 raise TritonModelException(
                     "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
                 )
-            array = self._array = to_array(self._spec, self._buffer)
+            if datatype is _BYTES:
+                array = decode_bytes(self._buffer, self._spec.elements).reshape(self._shape)
+            else:
+                array = _ndarray(self._shape, datatype.numpy, self._buffer)
+            self._array = array
         return array
 
     def to_dlpack(self) -> object:
@@ -125,15 +133,15 @@ class ReceivedTensor(Tensor):
         return dlpack.give(self._datatype, to_array(self._spec, self._buffer))
 
 
-def wire_form(tensor: Tensor) -> tuple[str, DataType, tuple[int, ...], Buffer]:
-    """Return name, type, shape and bytes of ``tensor``: a view on its memory, never a copy."""
+def wire_form(tensor: Tensor) -> Buffer:
+    """Return the bytes of ``tensor``: a view on its memory, or a copy where that is cheaper than a view."""
     buffer = tensor._buffer
     if buffer is None:
         array = tensor._array
         assert array is not None
-        # A memoryview with a zero in its shape cannot be cast.
-        buffer = array.data.cast("B") if array.size else b""
-    return tensor._name, tensor._datatype, tensor._shape, buffer
+        # A memoryview with a zero in its shape cannot be cast, but no such array is large.
+        buffer = array.tobytes() if array.nbytes <= _SMALL else array.data.cast("B")
+    return buffer
 
 
 def _check(name: object, value: object) -> None:

@@ -59,7 +59,9 @@ class RequestHeader:
         "sequence_end",
         "sequence_id",
         "sequence_start",
+        "sizes",
         "timeout_us",
+        "wanted",
     )
 
     def __init__(
@@ -81,8 +83,12 @@ class RequestHeader:
         self.model_version = model_version
         """As the caller wrote it; empty for whatever version the policy serves."""
         self.inputs = tuple(inputs)
+        self.sizes = [spec.byte_size for spec in inputs]
+        """What the data of each input must measure; -1 where only the data tells."""
         self.outputs = tuple(outputs)
         """Empty means: every output of the model."""
+        self.wanted = frozenset(output.name for output in outputs)
+        """The names of ``outputs``."""
         self.parameters = parameters or {}
         """Custom parameters; the ones with a meaning of their own are attributes."""
         self.priority = priority

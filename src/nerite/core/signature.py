@@ -1,8 +1,8 @@
 """What a model takes and gives, and the check of a request header against it.
 
 The check runs once for each distinct header, not once a request (see ``RequestHeader.route``); what depends on the
-bytes themselves is ``check_data``, which runs for every request and does nothing for tensors of fixed-size elements
-whose length the transport has already matched.
+bytes themselves is ``check_data``, which runs for requests whose tensors do not have exactly the sizes that follow from
+the header, and so for every tensor of strings.
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ class RunningVersion:
             loop,
             preserve_ordering=bool(batching and batching.preserve_ordering),
         )
+        self._submit = self._dispatcher.submit
         self._trim_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -74,11 +75,12 @@ class RunningVersion:
 
     def submit(self, request: InferenceRequest) -> None:
         """Take a request whose header was bound to this version's signature; answer through ``respond``."""
-        wrong = self.signature.check_data(request)
-        if wrong is not None:
-            request.respond(InferenceResponse.failed(wrong))
-            return
-        self._dispatcher.submit(request)
+        if [*map(len, request.data)] != request.header.sizes:
+            wrong = self.signature.check_data(request)
+            if wrong is not None:
+                request.respond(InferenceResponse.failed(wrong))
+                return
+        self._submit(request)
 
     def receive_buffer(self, size: int) -> memoryview | None:
         """Return writable memory that the instances can read as it is; None if there is none left."""

@@ -30,6 +30,7 @@ class DynamicBatcher:
         "_full",
         "_gathered",
         "_hold",
+        "_key",
         "_largest",
         "_limit",
         "_oldest",
@@ -106,6 +107,7 @@ class DynamicBatcher:
 
     def _forget(self) -> None:
         self._gathered: list[InferenceRequest] = []
+        self._key: object = None
         self._rows = 0
         self._best = 0
         self._oldest = 0
@@ -119,30 +121,34 @@ class DynamicBatcher:
     def _gather(self) -> None:
         queue = self._queue
         gathered = self._gathered
-        while (request := queue.pull()) is not None:
+        rows, limit, key = self._rows, self._limit, self._key
+        preferred, delay = self._preferred, self._delay
+        for request in queue.pull():
             header = request.header
-            rows = self._rows + (header.batch_size or 1)
-            if gathered:
-                if rows > self._largest and not self._best and rows <= self._limit:
-                    self._best = len(gathered)
-                if rows > self._limit or header.batch_key != gathered[0].header.batch_key:
-                    queue.put_back((request,))
-                    self._full = True
-                    return
-            if not gathered or request.queued_ns < self._oldest:
+            total = rows + (header.batch_size or 1)
+            if not gathered:
+                key = self._key = header.batch_key
                 self._oldest = request.queued_ns
+            elif total > limit or header.batch_key != key:
+                queue.put_back((request,))
+                self._full = True
+                break
+            elif delay and request.queued_ns < self._oldest:
+                self._oldest = request.queued_ns
+            if preferred:
+                if total > self._largest and not self._best:
+                    self._best = len(gathered)
+                if total in preferred:
+                    self._best = len(gathered) + 1
             gathered.append(request)
-            self._rows = rows
-            if rows in self._preferred:
-                self._best = len(gathered)
+            rows = total
+        self._rows = rows
 
     def _release(self, count: int) -> list[InferenceRequest]:
-        batch = self._gathered[:count]
-        rest = self._gathered[count:]
-        if rest:
-            self._queue.put_back(rest)
+        batch = self._gathered
+        if count < len(batch):
+            self._queue.put_back(batch[count:])
+            batch = batch[:count]
         self._forget()
-        leave = self._queue.leave
-        for request in batch:
-            leave(request)
+        self._queue.leave(batch)
         return batch

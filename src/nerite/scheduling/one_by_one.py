@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.scheduling.policy import BatchingRules
@@ -32,11 +34,9 @@ class OneByOne:
         if self._queue.size < self._hold:
             return None
         self._hold = 0
-        request = self._queue.pull()
-        if request is None:
-            return None
-        self._queue.leave(request)
-        return [request]
+        batch = [*itertools.islice(self._queue.pull(), 1)]
+        self._queue.leave(batch)
+        return batch or None
 
     def wake_at(self, free: bool) -> int | None:
         """Return None: time changes nothing here."""

@@ -10,13 +10,15 @@ what left is not kept.
 ``pull`` lends the front of the queue to a batcher that gathers a batch: a request that was pulled still waits, and
 still counts, until ``leave`` says that it runs. ``put_back`` undoes ``pull``, and must be called before anything that
 drops requests from the middle (``withdraw``, ``expire``, ``drain``).
+
+Each request passes through ``offer``, ``pull`` and ``leave``, so these are written for speed.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.request import InferenceRequest, labelled
@@ -45,10 +47,11 @@ class Lane:
 class Level:
     """The requests of one priority."""
 
-    __slots__ = ("delayed", "in_time", "policy", "size")
+    __slots__ = ("delayed", "in_time", "limited", "policy", "size")
 
     def __init__(self, number: int, policy: QueuePolicy) -> None:
         self.policy = policy
+        self.limited = bool(policy.max_size or policy.timeout_us)
         self.in_time = Lane(self, (number, 0))
         self.delayed = Lane(self, (number, 1))
         self.size = 0
@@ -57,7 +60,7 @@ class Level:
 class RequestQueue:
     """Requests by priority and arrival."""
 
-    __slots__ = ("_deadlines", "_lanes", "_levels", "_rules", "_sequence", "size")
+    __slots__ = ("_deadlines", "_lanes", "_levels", "_only", "_rules", "_sequence", "size")
 
     def __init__(self, rules: BatchingRules) -> None:
         self._rules = rules
@@ -65,19 +68,17 @@ class RequestQueue:
         self._lanes: list[Lane] = []
         self._deadlines: list[tuple[int, int, InferenceRequest]] = []
         self._sequence = 0
+        self._only = None if rules.levels else self._open(rules.default_level)
+        """The level of every request, where there are no priorities."""
         self.size = 0
         """Requests that wait."""
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it may not."""
-        number = self._rules.level_of(request.header.priority)
-        level = self._levels.get(number) or self._open(number)
-        policy = level.policy
-        if policy.max_size and level.size >= policy.max_size:
-            return labelled(Unavailable("Exceeds maximum queue size"), request.id)
+        level = self._only or self._level_of(request.header.priority)
+        if level.limited and (refusal := self._limit(request, level, now)) is not None:
+            return refusal
         lane = level.in_time
-        if policy.timeout_us:
-            self._limit(request, now + policy.timeout_for(request.header.timeout_us) * 1000)
         request.queue = lane
         request.queued_ns = now
         lane.entries.append(request)
@@ -85,47 +86,63 @@ class RequestQueue:
         self.size += 1
         return None
 
-    def _limit(self, request: InferenceRequest, deadline: int) -> None:
-        self._sequence += 1
-        heapq.heappush(self._deadlines, (deadline, self._sequence, request))
-        # Requests that run leave their entry behind; it must not keep their tensors alive until the deadline.
-        if len(self._deadlines) > 2 * self.size + 64:
-            self._deadlines = [entry for entry in self._deadlines if entry[2].queue is not None or entry[2] is request]
-            heapq.heapify(self._deadlines)
+    def _level_of(self, priority: int) -> Level:
+        number = self._rules.level_of(priority)
+        return self._levels.get(number) or self._open(number)
 
     def _open(self, number: int) -> Level:
         level = self._levels[number] = Level(number, self._rules.policy_of(number))
         self._lanes = sorted((*self._lanes, level.in_time, level.delayed), key=lambda lane: lane.rank)
         return level
 
-    def pull(self) -> InferenceRequest | None:
-        """Take out the request whose turn it is, or None; it still waits, and still counts."""
+    def _limit(self, request: InferenceRequest, level: Level, now: int) -> NeriteError | None:
+        """Apply the policy of a level to a request that comes in; return why it may not wait."""
+        policy = level.policy
+        if policy.max_size and level.size >= policy.max_size:
+            return labelled(Unavailable("Exceeds maximum queue size"), request.id)
+        if policy.timeout_us:
+            self._sequence += 1
+            deadline = now + policy.timeout_for(request.header.timeout_us) * 1000
+            heapq.heappush(self._deadlines, (deadline, self._sequence, request))
+            # Requests that run leave their entry behind; it must not keep their tensors alive until the deadline.
+            if len(self._deadlines) > 2 * self.size + 64:
+                live = [entry for entry in self._deadlines if entry[2].queue is not None or entry[2] is request]
+                heapq.heapify(live)
+                self._deadlines = live
+        return None
+
+    def pull(self) -> Iterator[InferenceRequest]:
+        """Take out requests, in the order in which they may run; each still waits, and still counts.
+
+        Nothing else may be done to the queue until the iteration is over, or left.
+        """
         for lane in self._lanes:
             entries = lane.entries
             while entries:
                 request = entries.popleft()
                 if request.queue is lane:
-                    return request
-                lane.husks -= 1
-        return None
+                    yield request
+                else:
+                    lane.husks -= 1
 
     def put_back(self, requests: Sequence[InferenceRequest]) -> None:
         """Return what was pulled to where it stood. ``requests`` is in the order of the pulling."""
         for request in reversed(requests):
             request.queue.entries.appendleft(request)
 
-    def leave(self, request: InferenceRequest) -> None:
-        """Say that ``request``, which was pulled, waits no more."""
-        request.queue.level.size -= 1
-        request.queue = None
-        self.size -= 1
+    def leave(self, requests: Sequence[InferenceRequest]) -> None:
+        """Say that ``requests``, which were pulled, wait no more."""
+        for request in requests:
+            request.queue.level.size -= 1
+            request.queue = None
+        self.size -= len(requests)
 
     def withdraw(self, request: InferenceRequest) -> bool:
         """Drop a request from wherever it waits; False if it does not wait here any more."""
         lane = request.queue
         if lane is None:
             return False
-        self.leave(request)
+        self.leave((request,))
         lane.add_husk()
         return True
 
@@ -142,7 +159,7 @@ class RequestQueue:
                 request.queue = lane.level.delayed
                 request.queue.entries.append(request)
             else:
-                self.leave(request)
+                self.leave((request,))
                 refused.append(request)
             lane.add_husk()
         return refused
@@ -157,8 +174,7 @@ class RequestQueue:
     def drain(self) -> list[InferenceRequest]:
         """Drop and return everything that waits, in order."""
         waiting = [request for lane in self._lanes for request in lane.entries if request.queue is lane]
-        for request in waiting:
-            self.leave(request)
+        self.leave(waiting)
         for lane in self._lanes:
             lane.entries.clear()
             lane.husks = 0

@@ -65,12 +65,12 @@ def test_requests_of_any_shapes_come_as_a_list(tmp_path: Path) -> None:
     assert [answer.header.outputs[0].shape for answer in answers if answer.header] == shapes
 
 
-def test_an_input_that_is_passed_on_is_not_copied(tmp_path: Path) -> None:
+def test_a_large_input_that_is_passed_on_is_not_copied(tmp_path: Path) -> None:
     instance = instance_of(model_on_disk(tmp_path, executing(*ECHO)))
-    asked = request(np.arange(4, dtype=np.float32))
+    asked = request(np.arange(1000, dtype=np.float32))
     (answer,) = execute(instance, asked)
     asked.data[0][0:4] = np.float32(9).tobytes()  # type: ignore[index]  # a bytearray
-    assert values(answer) == [9, 1, 2, 3]
+    assert values(answer)[:4] == [9, 1, 2, 3]
 
 
 def test_a_model_may_write_into_its_input(tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ def test_an_error_of_one_response_leaves_the_others_alone(tmp_path: Path) -> Non
 def test_nothing_of_a_batch_is_kept(tmp_path: Path) -> None:
     """The memory of inputs is given back when nobody refers to it, without waiting for the garbage collector."""
     instance = instance_of(model_on_disk(tmp_path, executing(*ECHO)))
-    memory = np.zeros(4, np.float32)
+    memory = np.zeros(1000, np.float32)
     gone = weakref.ref(memory)
-    header = request().header
+    header = request(memory).header
     batch = [InferenceRequest(header, [memory.data.cast("B")], request().sink, 0)]
     del memory
     gc.disable()

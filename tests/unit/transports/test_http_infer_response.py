@@ -158,9 +158,9 @@ def test_what_cannot_be_written_is_refused() -> None:
         infer_response.write(asked(), answer((half, b"\0\0")), lambda _: SIGNATURE)
 
 
-def test_tensors_are_not_copied() -> None:
-    data = memoryview(bytearray(8))
-    response = InferenceResponse(ResponseHeader("M", "3", [FP32]), [data])
+def test_large_tensors_are_not_copied() -> None:
+    data = memoryview(bytearray(80_000))
+    response = InferenceResponse(ResponseHeader("M", "3", [TensorSpec("X", dtypes.UINT8, (80_000,))]), [data])
     request = asked(binary=True)
     for _ in range(2):
         assert infer_response.write(request, response, lambda _: SIGNATURE)[1] is data

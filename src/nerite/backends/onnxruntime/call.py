@@ -74,5 +74,4 @@ class Calls:
             shape = shapes[spec.name] = port.to_model(spec.shape)
             text = port.datatype is dtypes.BYTES
             feeds.append(Feed(spec.name, port.datatype.numpy, (prod(shape),) if port.ragged else shape, text))
-        wanted = frozenset(output.name for output in header.outputs)
-        return Call(header.batch_size, tuple(feeds), shapes, self._selections.of(wanted))
+        return Call(header.batch_size, tuple(feeds), shapes, self._selections.of(header.wanted))

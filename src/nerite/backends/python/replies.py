@@ -7,10 +7,11 @@ the same header object, and a transport encodes it once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from nerite.backends.python.failure import printable
 from nerite.core.errors import BY_CODE
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
 from triton_python_backend_utils.response import InferenceResponse as ModelResponse
@@ -28,6 +29,8 @@ class Replies:
         self._model_version = model_version
         self._declared = frozenset(declared_outputs)
         self._headers: dict[tuple[object, ...], ResponseHeader] = {}
+        self._last_form: list[object] | None = None
+        self._last_header: ResponseHeader
 
     def reply(self, request: InferenceRequest, returned: ModelResponse) -> InferenceResponse:
         """Return the response: the model's error, or the outputs that were asked for, in the model's order.
@@ -37,29 +40,32 @@ class Replies:
         if returned._error is not None:
             error = returned._error
             return InferenceResponse.failed(BY_CODE[error.code().name](printable(error.message())))
-        requested = request.header.outputs
-        wanted = {output.name for output in requested} if requested else self._declared
-        shapes: list[object] = []
+        wanted = request.header.wanted or self._declared
+        form: list[object] = []
         data: list[Buffer] = []
         for tensor in returned._tensors:
-            name, datatype, shape, buffer = wire_form(tensor)
+            name = tensor._name
             if name in wanted:
-                shapes += (name, datatype.name, shape)
-                data.append(buffer)
-        key = tuple(shapes)
-        header = self._headers.get(key)
-        if header is None or returned._parameters:
-            header = self._header(key, returned, wanted)
-        return InferenceResponse(header, data)
+                form += (name, tensor._datatype, tensor._shape)
+                data.append(wire_form(tensor))
+        if returned._parameters:
+            return InferenceResponse(self._made(form, returned._parameters), data)
+        # Mostly it is the one of the last reply, and comparing is cheaper than looking up.
+        if form != self._last_form:
+            self._last_header = self._header(tuple(form))
+            self._last_form = form
+        return InferenceResponse(self._last_header, data)
 
-    def _header(
-        self, key: tuple[object, ...], returned: ModelResponse, wanted: frozenset[str] | set[str]
-    ) -> ResponseHeader:
-        forms = (wire_form(tensor) for tensor in returned._tensors)
-        outputs = [TensorSpec(name, datatype, shape) for name, datatype, shape, _ in forms if name in wanted]
-        header = ResponseHeader(self._model_name, self._model_version, outputs, returned._parameters)
-        if not returned._parameters:
+    def _header(self, form: tuple[object, ...]) -> ResponseHeader:
+        """Return the header of replies with outputs of this form."""
+        header = self._headers.get(form)
+        if header is None:
             if len(self._headers) >= _MOST_HEADERS:
                 self._headers.clear()
-            self._headers[key] = header
+            header = self._headers[form] = self._made(form, {})
         return header
+
+    def _made(self, form: Sequence[Any], parameters: dict[str, Parameter]) -> ResponseHeader:
+        """Return a new header; ``form`` is name, type and shape of one output after the other."""
+        outputs = [TensorSpec(*output) for output in zip(*[iter(form)] * 3, strict=True)]
+        return ResponseHeader(self._model_name, self._model_version, outputs, parameters)

@@ -10,6 +10,9 @@ Theory of operation. The connection is in one of these states:
 
 Small requests never leave HEAD before they are complete. A body is received where it will be used: in memory that the
 model's worker maps, if the handler offers it. Answers leave in the order of requests: there is only one exchange.
+
+A client asks the same again and again, with other numbers in the tensors. So the connection remembers the last request
+that its handler said may come again: one that is as long and begins with the same bytes is handed over unread.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.tensor import Buffer
@@ -43,11 +46,37 @@ class Handler(Protocol):
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
         """Return writable memory of ``head.content_length`` bytes for a large body, or None for any."""
 
-    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
-        """Answer a request, now or later, through ``connection.send``."""
+    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
+        """Answer a request, now or later, through ``connection.send``.
+
+        Returns what to remember of a request that may come again with other data.
+        """
+
+    def handle_again(self, connection: HttpConnection, meaning: Any, data: bytearray) -> None:
+        """Answer a request whose text is that of a ``Question`` with this meaning, given what follows the text."""
 
     def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer of an inference that ``handle`` began."""
+
+
+class Question(NamedTuple):
+    """What a handler makes of a request, apart from its data."""
+
+    text_size: int
+    """So many bytes of the body say what is asked; what follows is data."""
+    meaning: Any
+    """The handler's own."""
+
+
+class Asked(NamedTuple):
+    """The last request of a connection that may come again."""
+
+    beginning: bytes
+    """Its head, and the text in its body."""
+    size: int
+    """Of the whole request."""
+    head: RequestHead
+    meaning: Any
 
 
 class Shared:
@@ -76,13 +105,19 @@ class State(enum.Enum):
     BUSY = enum.auto()
 
 
+# Looking up a member of an enumeration costs as much as a call.
+_HEAD, _BODY, _CHUNKED, _DISCARD, _BUSY = State
+_NEVER = Asked(b"", -1, RequestHead(), None)
+
+
 class HttpConnection(asyncio.BufferedProtocol):
     """A client's connection."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._state = State.HEAD
+        self._state = _HEAD
         self._stash = b""
+        self._asked = _NEVER
         self._head: RequestHead | None = None
         self._body = memoryview(b"")
         self._missing = memoryview(b"")
@@ -120,20 +155,28 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go. Never empty."""
-        return self._missing if self._state is State.BODY else self._shared.scratch_view
+        return self._missing if self._state is _BODY else self._shared.scratch_view
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take note of bytes received."""
-        if self._state is State.BODY:
+        state = self._state
+        if state is _BODY:
             self._missing = self._missing[nbytes:]
             if not self._missing:
                 self._complete(self._body)
             return
-        if self._stash or self._state is not State.HEAD or not self._writable:
-            self._receive(bytes(self._shared.scratch_view[:nbytes]))
+        shared = self._shared
+        if self._stash or state is not _HEAD or not self._writable:
+            self._receive(bytes(shared.scratch_view[:nbytes]))
+            return
+        # The usual cases: the whole request in one piece, handled where it was received, and one that is known.
+        asked = self._asked
+        if nbytes == asked.size and shared.scratch.startswith(asked.beginning):
+            self._state = _BUSY
+            self._head = asked.head
+            shared.handler.handle_again(self, asked.meaning, shared.scratch[len(asked.beginning) : nbytes])
         else:
-            # The usual case: the whole request in one piece, handled where it was received.
-            self._parse(self._shared.scratch, self._shared.scratch_view, nbytes)
+            self._parse(shared.scratch, shared.scratch_view, nbytes)
 
     def eof_received(self) -> bool:
         """Close: a client that stops sending has stopped listening, as far as HTTP is concerned."""
@@ -146,7 +189,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Go on answering."""
         self._writable = True
-        if self._state is State.HEAD:
+        if self._state is _HEAD:
             self._next()
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
@@ -166,13 +209,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             parts = [reply.with_header(first, b"Connection: close") if head.version == "1.1" else first, *parts[1:]]
         if head.method == "HEAD":
             parts = [bytes(parts[0]).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"]
-        self._transport.writelines(parts)
+        if len(parts) == 1:
+            self._transport.write(parts[0])
+        else:
+            self._transport.writelines(parts)
         self._head = None
         if last:
             self._close()
             return
-        if self._state is State.BUSY:
-            self._state = State.HEAD
+        if self._state is _BUSY:
+            self._state = _HEAD
             if self._stash or not self._reading:
                 self._next()
 
@@ -183,7 +229,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     @property
     def busy(self) -> bool:
         """A request is being received or answered."""
-        return self._state is not State.HEAD or bool(self._stash)
+        return self._state is not _HEAD or bool(self._stash)
 
     def shut_down(self) -> None:
         """Close as soon as the current exchange is answered: at once if there is none."""
@@ -204,7 +250,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         # A loop, and not one call in the other: a client may have sent any number of requests.
         self._advancing = True
-        while self._stash and self._state is State.HEAD and self._writable and not self._closing:
+        while self._stash and self._state is _HEAD and self._writable and not self._closing:
             data, self._stash = self._stash, b""
             self._parse(data, memoryview(data), len(data))
             if len(self._stash) == len(data):
@@ -214,11 +260,11 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _receive(self, data: bytes) -> None:
         """Take bytes in any state but BODY."""
         state = self._state
-        if state is State.CHUNKED:
+        if state is _CHUNKED:
             self._decode(data)
-        elif state is State.DISCARD:
+        elif state is _DISCARD:
             self._skip(data)
-        elif state is State.BUSY or not self._writable:
+        elif state is _BUSY or not self._writable:
             self._stash += data
             if len(self._stash) > _MAX_STASH and self._reading:
                 self._reading = False
@@ -254,11 +300,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             if stop > size or head.chunked:
                 self._open_body(head, view[end:size])
                 return
-            self._state = State.BUSY
+            self._state = _BUSY
             # A copy, because the read buffer is used again; writable, because models may work in place.
-            self._shared.handler.handle(self, head, memoryview(bytearray(view[end:stop])))
+            body = memoryview(bytearray(view[end:stop]))
+            question = self._shared.handler.handle(self, head, body)
+            if question is not None and at == 0:
+                text = bytes(data[:end]) + bytes(body[: question.text_size])
+                self._asked = Asked(text, stop, head, question.meaning)
             at = stop
-            if self._state is not State.HEAD or not self._writable:
+            if self._state is not _HEAD or not self._writable:
                 break
         if at < size:
             self._stash = bytes(view[at:size]) + self._stash
@@ -268,7 +318,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if head.expects_continue:
             self._transport.write(reply.CONTINUE)
         if head.chunked:
-            self._state = State.CHUNKED
+            self._state = _CHUNKED
             self._chunks = ChunkDecoder(self._shared.max_body)
             self._decode(bytes(rest))
             return
@@ -276,7 +326,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if body is None:
             body = memoryview(bytearray(head.content_length))
         body[: len(rest)] = rest
-        self._state = State.BODY
+        self._state = _BODY
         self._body = body
         self._missing = body[len(rest) :]
 
@@ -296,7 +346,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             body = self._chunks.body
             self._stash = rest
             if len(body) > self._shared.max_body:
-                self._state = State.BUSY
+                self._state = _BUSY
                 self.send([reply.error_reply(too_large(len(body), self._shared.max_body)).encode()])
             else:
                 self._complete(memoryview(body))
@@ -308,7 +358,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         rest = data[self._discard :]
         self._discard = 0
-        self._state = State.HEAD
+        self._state = _HEAD
         if rest:
             self._stash = rest
             self._next()
@@ -316,7 +366,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _complete(self, body: memoryview) -> None:
         """Hand over a request whose body has arrived."""
         assert self._head is not None
-        self._state = State.BUSY
+        self._state = _BUSY
         self._drop_body()
         self._shared.handler.handle(self, self._head, body)
 
@@ -328,10 +378,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Answer before the body has come, and then let it pass by."""
         if head.chunked:
             self._last = True  # where a chunked body ends is known only to who decodes it
-            self._state = State.BUSY
+            self._state = _BUSY
             self.send([refusal.encode()])
             return
-        self._state = State.DISCARD
+        self._state = _DISCARD
         self._discard = head.content_length
         self.send([refusal.encode()])
         if not self._closing:

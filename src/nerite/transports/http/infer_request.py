@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -29,14 +29,30 @@ _INFINITY = re.compile(rb'"(?:[^"\\]|\\.)*"|Inf(?:inity)?')
 """Strings, and the two names of infinity outside of them, of which Python knows one."""
 
 
-class Plan(NamedTuple):
+class Plan:
     """A request header, the id, and for each input its place behind the JSON part or its bytes."""
 
-    header: RequestHeader
-    id: str
-    places: Sequence[tuple[int, int] | Buffer]
-    size: int
-    """Bytes behind the JSON part."""
+    __slots__ = ("header", "id", "places", "repeats", "size", "whole")
+
+    def __init__(
+        self,
+        header: RequestHeader,
+        id: str,
+        places: Sequence[tuple[int, int] | Buffer],
+        size: int,
+        *,
+        raw: bool = False,
+    ) -> None:
+        """``raw``: the plan was deduced from the model, which may be another one next time."""
+        self.header = header
+        self.id = id
+        self.places = places
+        self.size = size
+        """Bytes behind the JSON part."""
+        self.repeats = not raw and not id and all(isinstance(place, tuple) for place in places)
+        """The same JSON part always means this plan, and holds no data."""
+        self.whole = list(places) == [(0, size)]
+        """There is one input, and it is everything behind the JSON part."""
 
     def data(self, body: memoryview, start: int) -> list[Buffer]:
         """Return the inputs' bytes, given where in ``body`` the JSON part ends."""
@@ -67,7 +83,7 @@ class Reader:
         plan = self._plans.get(text)
         if plan is None:
             plan = self._make(text)
-            if len(text) <= _MAX_PLAN_JSON and not plan.id and all(isinstance(place, tuple) for place in plan.places):
+            if len(text) <= _MAX_PLAN_JSON and plan.repeats:
                 if len(self._plans) >= _MAX_PLANS:
                     self._plans.clear()
                 self._plans[text] = plan
@@ -108,7 +124,7 @@ class Reader:
             parameters=dict(self._forwarded),
             binary_by_default=True,
         )
-        return Plan(self._intern(header), "", [place], size)
+        return Plan(self._intern(header), "", [place], size, raw=True)
 
     def _deduced(self, name: str, dims: Sequence[int], elements: int) -> tuple[int, ...]:
         if dims.count(-1) > 1:

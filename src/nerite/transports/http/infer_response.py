@@ -17,6 +17,8 @@ from nerite.transports.http.reply import head
 _PLAIN = RequestedOutput("")
 _BINARY = RequestedOutput("", binary=True)
 _MAX_REPLIES = 64
+JOINED = 16 * 1024
+"""Up to this size a reply is copied into one piece: cheaper than writing several."""
 
 
 def write(
@@ -31,7 +33,8 @@ def write(
     replies = request.header.replies
     known = replies.get(header)
     if known is not None and not request.id:
-        return [known, *response.data]
+        beginning, small = known
+        return [b"".join((beginning, *response.data))] if small else [beginning, *response.data]
     wanted = {output.name: output for output in request.header.outputs}
     default = _BINARY if request.header.binary_by_default else _PLAIN
     entries: list[bytes] = []
@@ -67,7 +70,7 @@ def write(
     if fixed and len(binary) == len(response.data):
         if len(replies) >= _MAX_REPLIES:
             replies.clear()
-        replies[header] = start + text
+        replies[header] = (start + text, len(text) + size <= JOINED)
     return [start + text, *binary]
 
 

@@ -10,7 +10,7 @@ from nerite.core.response import InferenceResponse
 from nerite.observability import exposition, metrics
 from nerite.observability.machine import Machine
 from nerite.transports.http import reply
-from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.connection import HttpConnection, Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
 
@@ -36,7 +36,7 @@ class MetricsService:
         """Offer nothing: no body matters here."""
         return None
 
-    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
         """Answer at once."""
         if head.method != "GET":
             answer = reply.NOT_ALLOWED
@@ -48,6 +48,11 @@ class MetricsService:
                 families += self._machine.families()
             answer = Reply(200, exposition.render(families), _TYPE)
         connection.send([answer.encode()])
+        return None
+
+    def handle_again(self, connection: HttpConnection, meaning: object, data: bytearray) -> None:
+        """Answer nothing: no request on this port has data."""
+        raise AssertionError("no request on this port has data")
 
     def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
         """Answer nothing: there are no inferences on this port."""

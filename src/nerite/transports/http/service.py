@@ -14,7 +14,7 @@ from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricte
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
 from nerite.transports.http import compression, infer_response, reply, routes
-from nerite.transports.http.connection import HttpConnection, too_large
+from nerite.transports.http.connection import HttpConnection, Question, too_large
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import Plan, Reader, parse
 from nerite.transports.http.reply import Reply
@@ -81,32 +81,52 @@ class HttpService:
         data_at = max(target.json_size, 0)
         return self._server.receive_buffer(reader.model_name, reader.model_version, head.content_length, data_at)
 
-    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
-        """Answer a request."""
+    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
+        """Answer a request. Inferences whose tensors stand behind the JSON part may come again."""
         target: Target = head.route
         try:
             if target.encoding and target.reader is not None:
                 body = compression.decompress(target.encoding, body, self._max_input_size)
             if target.reader is not None:
-                self._infer(connection, target, target.reader, body)
-            elif target.answer is not None:
+                return self._infer(connection, target, target.reader, body)
+            if target.answer is not None:
                 connection.send([target.answer.encode()])
             else:
                 assert target.call is not None
                 target.call(connection, head, body)
         except NeriteError as error:
             connection.send([reply.error_reply(error).encode()])
-        except Exception:  # a mistake of ours must not cost the client its answer
-            _log.exception("a request to %s could not be handled", head.path)
-            connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
+        except Exception:
+            self._failed(connection, head)
+        return None
 
-    def _infer(self, connection: HttpConnection, target: Target, reader: Reader, body: memoryview) -> None:
+    def handle_again(self, connection: HttpConnection, meaning: tuple[Reader, Plan], data: bytearray) -> None:
+        """Answer an inference whose JSON part was seen before on this connection."""
+        reader, plan = meaning
+        request = InferenceRequest(
+            plan.header, [data] if plan.whole else plan.data(memoryview(data), 0), connection, _now(), ""
+        )
+        connection.request = request
+        self._accepting = reader
+        try:
+            self._server.infer(request)
+        except Exception:
+            self._failed(connection, connection.head)
+        finally:
+            self._accepting = None
+
+    def _failed(self, connection: HttpConnection, head: RequestHead) -> None:
+        """Answer after a mistake of ours, which must not cost the client its answer."""
+        _log.exception("a request to %s could not be handled", head.path)
+        connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
+
+    def _infer(self, connection: HttpConnection, target: Target, reader: Reader, body: memoryview) -> Question | None:
         now = _now()
         try:
             plan, start = self._plan(target, reader, body)
         except NeriteError as error:
             self._refuse(connection, reader, error)
-            return
+            return None
         request = InferenceRequest(plan.header, plan.data(body, start), connection, now, plan.id)
         connection.request = request
         self._accepting = reader
@@ -114,6 +134,7 @@ class HttpService:
             self._server.infer(request)
         finally:
             self._accepting = None
+        return Question(start, (reader, plan)) if plan.repeats and not target.encoding else None
 
     def _refuse(self, connection: HttpConnection, reader: Reader, error: NeriteError) -> None:
         """Answer a request that is wrong, unless there is nobody to ask: that comes first, and is called text."""
