@@ -7,7 +7,7 @@ from collections.abc import Callable
 from doubles import FakeTransport
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.transports.http.connection import HttpConnection, Shared
+from nerite.transports.http.connection import HttpConnection, Question, Shared
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
 
@@ -15,11 +15,14 @@ from nerite.transports.http.reply import Reply
 class FakeHandler:
     """Answers every request with what it was, at once or when it is told to.
 
-    A path that contains ``refuse`` is refused before its body, ``later`` waits for ``answer_next``.
+    A path that contains ``refuse`` is refused before its body, ``later`` waits for ``answer_next``. In a body under
+    ``again`` three bytes say what is asked, and the rest is data.
     """
 
     def __init__(self) -> None:
         self.handled: list[tuple[str, str, bytes]] = []
+        self.known = 0
+        """Requests that were recognised."""
         self.waiting: list[tuple[HttpConnection, bytes]] = []
         self.buffers: list[memoryview] = []
         """To be offered for the bodies that come."""
@@ -31,7 +34,7 @@ class FakeHandler:
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
         return self.buffers.pop() if self.buffers else None
 
-    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
         assert not body.readonly
         self.handled.append((head.method, head.path, bytes(body)))
         echo = head.path.encode() + b" " + bytes(body)
@@ -40,6 +43,12 @@ class FakeHandler:
             self.waiting.append((connection, echo))
         else:
             connection.send([Reply(200, echo, "text/plain").encode()])
+        return Question(3, (head, bytes(body[:3]))) if "again" in head.path and len(body) >= 3 else None
+
+    def handle_again(self, connection: HttpConnection, meaning: tuple[RequestHead, bytes], data: bytearray) -> None:
+        self.known += 1
+        head, text = meaning
+        self.handle(connection, head, memoryview(bytearray(text + data)))
 
     def answer_next(self) -> None:
         connection, echo = self.waiting.pop(0)

@@ -61,6 +61,49 @@ def test_one_exchange_at_a_time(peer: Peer) -> None:
     assert peer.answers() == [(200, b"/later/3 c"), (200, b"/4 d")]
 
 
+def test_the_same_question_with_other_data_is_recognised(peer: Peer) -> None:
+    for number in range(3):
+        peer.send(request("/again", b"abc%d" % number))
+    assert peer.handler.known == 2
+    assert peer.answers() == [(200, b"/again abc%d" % number) for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request("/again", b"abd2"),
+        request("/again", b"abc22"),
+        request("/again", b"abc"),
+        request("/Again/", b"abc2"),
+        request("/again", b"abc2", "X-More: 1"),
+        request("/again", b"abc1") + request("/again", b"abc2"),
+    ],
+)
+def test_another_question_is_read(other: bytes) -> None:
+    """Also one that is as long, and one behind another, and the first question is known only if it was the last."""
+    peer = Peer()
+    peer.send(request("/again", b"abc1"))
+    peer.send(other)
+    assert peer.handler.known == 0
+    fresh = Peer()
+    fresh.send(other)
+    assert peer.answers()[1:] == fresh.answers()
+
+
+def test_a_known_question_waits_its_turn(peer: Peer) -> None:
+    """Behind an answer that is still due, and where the client does not read."""
+    peer.send(request("/again", b"abc1"))
+    peer.send(request("/later", b"slow"))
+    peer.send(request("/again", b"abc2"))
+    assert peer.handler.known == 0
+    peer.handler.answer_next()
+    peer.connection.pause_writing()
+    peer.send(request("/again", b"abc3"))
+    assert peer.answers() == [(200, b"/again abc1"), (200, b"/later slow"), (200, b"/again abc2")]
+    peer.connection.resume_writing()
+    assert peer.answers() == [(200, b"/again abc3")]
+
+
 EVERY_KIND = [
     request("/sized", b"0123456789"),
     chunked("/chunked", b"abc", b"defgh"),
@@ -70,6 +113,9 @@ EVERY_KIND = [
     chunked("/no/chunks"),
     request("/later", b"slow"),
     request("/refuse/empty", method="GET"),
+    request("/again", b"abc1"),
+    request("/again", b"abc2"),
+    request("/again", b"abd3"),
     request("/last", b"\r\n\r\nGET / HTTP/1.1\r\n\r\n"),
 ]
 ANSWERS = [
@@ -81,6 +127,9 @@ ANSWERS = [
     (200, b"/no/chunks "),
     (200, b"/later slow"),
     (403, b"/refuse/empty"),
+    (200, b"/again abc1"),
+    (200, b"/again abc2"),
+    (200, b"/again abd3"),
     (200, b"/last \r\n\r\nGET / HTTP/1.1\r\n\r\n"),
 ]
 
