@@ -41,6 +41,10 @@ class Replier:
         """Return the frames of one more request."""
         """Wait for the body."""
 
+    def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
+        """Reply."""
+        self.data_received(stream_id, body, True)
+
     def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
         """Reply at the end of the body."""
         if end_stream:

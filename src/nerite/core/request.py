@@ -48,6 +48,7 @@ class RequestHeader:
         "batch_key",
         "batch_size",
         "binary_by_default",
+        "classifies",
         "inputs",
         "model_name",
         "model_version",
@@ -89,6 +90,7 @@ class RequestHeader:
         """Empty means: every output of the model."""
         self.wanted = frozenset(output.name for output in outputs)
         """The names of ``outputs``."""
+        self.classifies = any(output.classification for output in outputs)
         self.parameters = parameters or {}
         """Custom parameters; the ones with a meaning of their own are attributes."""
         self.priority = priority

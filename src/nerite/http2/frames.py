@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -73,6 +74,16 @@ _HEADER = struct.Struct(">IBI")
 unpack_header = _HEADER.unpack_from
 pack_header = _HEADER.pack
 _pack_with_word = struct.Struct(">IBII").pack
+
+DATA_START: Final = bytes((DATA, 0))
+"""What stands between length and stream in the header of a DATA frame that does not end its stream."""
+
+
+@lru_cache
+def block_start(size: int, flags: int) -> bytes:
+    """Return the header of a HEADERS frame up to its stream id. Few different ones are ever sent."""
+    return (size << 8 | HEADERS).to_bytes(4) + bytes((flags,))
+
 
 SETTINGS_ACK: Final = pack_header(SETTINGS, ACK, 0)
 

@@ -16,6 +16,12 @@ class Handler(Protocol):
     def request_started(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
         """Take a new request. ``end_stream``: there is no body."""
 
+    def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
+        """Take a new request with all of its body: instead of the two other calls, where everything came at once.
+
+        A memoryview is valid only until this call returns.
+        """
+
     def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
         """Take a piece of the body, as it came. A memoryview is valid only until this call returns.
 

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from nerite.http2 import frames
-from nerite.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, Buffer, ErrorCode, pack_header
+from nerite.http2.frames import (
+    DATA,
+    DATA_START,
+    END_HEADERS,
+    END_STREAM,
+    Buffer,
+    ErrorCode,
+    block_start,
+    pack_header,
+)
 from nerite.http2.handler import Handler
 from nerite.http2.settings import PeerSettings
 from nerite.http2.stream import REMOTE_CLOSED, Output, Stream
@@ -73,9 +82,7 @@ class Outgoing:
         stream = self._streams.get(stream_id)
         if stream is None:
             return
-        size = 0
-        for buffer in buffers:
-            size += len(buffer)
+        size = sum(map(len, buffers))
         if (
             0 < size <= JOINED
             and size <= self._send_window
@@ -86,14 +93,19 @@ class Outgoing:
         ):
             self._send_window -= size
             self._progress += 1
+            number = stream_id.to_bytes(4)
             self.outbound.append(
                 b"".join(
                     (
-                        pack_header(len(head) << 8 | HEADERS, END_HEADERS, stream_id),
+                        block_start(len(head), END_HEADERS),
+                        number,
                         head,
-                        pack_header(size << 8, 0, stream_id),
+                        size.to_bytes(3),
+                        DATA_START,
+                        number,
                         *buffers,
-                        pack_header(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id),
+                        block_start(len(trailers), END_HEADERS | END_STREAM),
+                        number,
                         trailers,
                     )
                 )

@@ -101,6 +101,10 @@ class Recorder:
         self.bodies[stream_id] = b""
         self.events.append(("started", stream_id, headers, end_stream))
 
+    def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
+        self.request_started(stream_id, headers, False)
+        self.data_received(stream_id, body, True)
+
     def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
         assert data or end_stream
         self.bodies[stream_id] += data

@@ -125,6 +125,58 @@ def test_data_is_passed_on_before_its_frame_is_complete():
     assert [(len(event[2]), event[3]) for event in peer.handler.take()] == [(4_900, False), (5_000, True)]
 
 
+class Whole(Recorder):
+    """Notes the requests that came at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.whole = []
+
+    def request_received(self, stream_id, headers, body):
+        self.whole.append((stream_id, bytes(body)))
+
+
+def test_a_known_block_and_all_of_its_body_are_one_event():
+    peer = Peer(handler=Whole())
+    peer.send(headers(1), data(1, b"a", end=True))
+    peer.send(headers(3), data(3, b"bc", end=True), headers(5), data(5, b"d", end=True))
+    assert peer.handler.whole == [(3, b"bc"), (5, b"d")]
+    peer.connection.reply(5, HEAD, [b"y"], TRAILERS)
+    peer.connection.reply(3, HEAD, [b"x"], TRAILERS)
+    assert [(answer.kind, answer.stream_id) for answer in peer.sent()] == [
+        (kind, stream_id) for stream_id in (5, 3) for kind in (HEADERS, DATA, HEADERS)
+    ]
+    assert peer.connection.open_streams == 1
+
+
+@pytest.mark.parametrize(
+    "follows",
+    [
+        data(3, b"a"),
+        data(3, b"", end=True),
+        data(5, b"a", end=True),
+        frame(DATA, END_STREAM | PADDED, 3, b"\1a\0"),
+        data(3, b"a", end=True)[:-1],
+        headers(5),
+    ],
+)
+def test_anything_else_behind_a_known_block_is_not(follows):
+    peer = Peer(handler=Whole())
+    peer.send(headers(1), data(1, b"a", end=True))
+    peer.send(headers(3), follows)
+    assert peer.handler.whole == []
+
+
+@pytest.mark.parametrize(("announced", "whole"), [(b"1", [(3, b"a")]), (b"2", [])])
+def test_a_body_at_once_must_be_as_long_as_announced(announced, whole):
+    peer = Peer(handler=Whole())
+    fields = (*REQUEST, (b"content-length", announced))
+    peer.send(headers(1, fields), rst_stream(1))
+    sent = peer.send(headers(3, fields), data(3, b"a", end=True))
+    assert peer.handler.whole == whole
+    assert sent == ([] if whole else [reset_frame(3, ErrorCode.PROTOCOL_ERROR)])
+
+
 def test_large_reads_are_passed_on_as_views():
     seen = []
 
@@ -364,7 +416,7 @@ def test_the_handler_may_reply_reset_and_say_goodbye_at_once():
                 self.connection.goaway()
 
     peer = Peer(handler=Hasty())
-    sent = peer.send(headers(1), data(1, b"x", end=True), headers(3), data(3, b"x", end=True), headers(5), headers(7))
+    sent = peer.send(headers(1), headers(3), data(1, b"x", end=True), data(3, b"x", end=True), headers(5), headers(7))
     assert [answer.kind for answer in sent] == [HEADERS, DATA, HEADERS, RST_STREAM, RST_STREAM, GOAWAY]
     assert sent[-1].payload[:4] == (5).to_bytes(4)
 

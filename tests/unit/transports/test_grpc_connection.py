@@ -32,12 +32,19 @@ class FakeTarget:
 
     def __init__(self, path: str, service: FakeService) -> None:
         self.refusal = status.of_error(InvalidArgument("refused")) if "refuse" in path else None
+        self.timeout: float | None = None
         self._path = path
         self._service = service
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         self._service.buffers.append((bytes(beginning), size))
         return memoryview(bytearray(size))
+
+    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+        if "known" not in self._path:
+            return False
+        call.reply(status.HEAD, [status.framed(b"known " + bytes(framed))])
+        return True
 
     def start(self, call: Call, message: memoryview) -> None:
         assert not message.readonly
@@ -48,10 +55,10 @@ class FakeTarget:
         elif "fail" in self._path:
             call.fail(status.of_error(InvalidArgument("failed")))
         else:
-            call.reply(status.HEAD, status.framed([message[5:]]))
+            call.reply(status.HEAD, [status.framed(bytes(message[5:]))])
 
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
-        call.reply(status.HEAD, status.framed([b"inferred ", *request.data]))
+        call.reply(status.HEAD, [status.framed(b"".join((b"inferred ", *request.data)))])
 
 
 class FakeService:
@@ -61,7 +68,10 @@ class FakeService:
         self.buffers: list[tuple[bytes, int]] = []
 
     def target(self, headers: Headers) -> FakeTarget:
-        return FakeTarget(headers.path.decode(), self)
+        target = headers.memo = FakeTarget(headers.path.decode(), self)
+        timeout = headers.get(b"grpc-timeout")
+        target.timeout = status.timeout_seconds(timeout) if timeout else None
+        return target
 
 
 class Peer:
@@ -99,6 +109,7 @@ class Peer:
             self.connection.buffer_updated(size)
 
     def hear(self) -> None:
+        self.loop.settle()
         for event in self.client.receive_data(self.transport.taken()):
             self.events.append(event)
             if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
@@ -145,6 +156,37 @@ def message(body: bytes) -> bytes:
 @pytest.fixture
 def peer() -> Peer:
     return Peer()
+
+
+def test_what_is_known_is_answered_without_being_kept() -> None:
+    peer = Peer()
+    calls = [peer.call("/known", end=False) for _ in range(3)]
+    for number, call in enumerate(calls):
+        peer.client.send_data(call, status.framed(b"%d" % number), end_stream=True)
+    peer.flush()
+    assert [peer.reply(call) for call in calls] == [b"known " + status.framed(b"%d" % number) for number in range(3)]
+    assert peer.service.started == []
+    # In pieces it is not even looked for.
+    split = peer.call("/known", b"\0\0\0", b"\0\1x")
+    peer.flush()
+    assert peer.service.started == [("/known", status.framed(b"x"))]
+    assert peer.reply(split) == b"x"
+
+
+def test_answers_of_one_turn_leave_in_one_write() -> None:
+    peer = Peer()
+    calls = [peer.call("/later", status.framed(b"%d" % number)) for number in range(3)]
+    peer.flush()
+    writes = peer.transport.writes
+    for waiting in peer.service.waiting[:2]:
+        waiting.respond(OK)
+    assert peer.transport.writes == writes
+    peer.hear()
+    assert peer.transport.writes == writes + 1
+    assert [call in peer.ended for call in calls] == [True, True, False]
+    # Nobody else is waited for: the last one goes at once.
+    peer.service.waiting[2].respond(OK)
+    assert peer.transport.writes == writes + 2
 
 
 def test_a_call(peer: Peer) -> None:

@@ -16,6 +16,7 @@ from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unsupported
 from nerite.core.request import RequestHeader
 from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.transports.grpc import status
 from nerite.transports.grpc.infer_request import InferReader
 from nerite.wire.grpc_service import ModelInferRequest
 
@@ -186,9 +187,13 @@ def test_any_request_in_any_order_first_seen_or_known(examples: list[tuple[Any, 
     for message, data in examples:
         serialized = message.SerializeToString()
         for form in (serialized, shuffled(serialized, rng), serialized, shuffled(serialized, rng)):
+            framed = status.framed(form)
+            before = reader.known(framed)
             first = read(reader, form)
             says(first, message, data)
             assert same(read(reader, form), first)
+            if before is not None:
+                assert same((*before[:1], "", before[1]), first)
             assert same(read(InferReader({}), form), first)
 
 
@@ -202,6 +207,35 @@ def test_what_was_seen_before_does_not_change_what_is_read() -> None:
     with pytest.raises(InvalidArgument, match="unable to find data for input tensor 'A'"):
         read(reader, without)
     assert same(read(reader, with_raw), read(InferReader({}), with_raw))
+
+
+def test_other_data_behind_the_same_words_is_known(reader: InferReader) -> None:
+    inputs = [tensor("A"), tensor("B"), tensor("C", "UINT8", (0,))]
+
+    def framed(*contents: bytes, **more: Any) -> bytes:
+        message = ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=contents, **more)
+        return status.framed(message.SerializeToString())
+
+    first = framed(b"12345678", b"abcdefgh", b"")
+    assert reader.known(first) is None
+    header, _, _ = reader.read(memoryview(bytearray(first[5:])))
+    for form in (bytes, memoryview):
+        found = reader.known(form(framed(b"87654321", b"hgfedcba", b"")))
+        assert found == (header, [b"87654321", b"hgfedcba", b""])
+        assert all(isinstance(each, bytearray) for each in found[1])
+    # As long, and yet otherwise.
+    assert reader.known(framed(b"1234567", b"abcdefghi", b"")) is None
+    assert reader.known(framed(b"", b"12345678", b"abcdefgh")) is None
+    assert reader.known(b"\1" + first[1:]) is None
+    assert reader.known(framed(b"12345678", b"abcdefgh", b"", id="7")) is None
+
+
+def test_lengths_that_are_written_long_are_read_and_not_known(reader: InferReader) -> None:
+    whole = ModelInferRequest(model_name="m", inputs=[tensor()], raw_input_contents=[b"12345678"]).SerializeToString()
+    long = whole[:-10] + b"\x3a\x88\x00" + whole[-8:]
+    for _ in range(2):
+        assert [bytes(each) for each in read(reader, long)[2]] == [b"12345678"]
+        assert reader.known(status.framed(long)) is None
 
 
 def test_requests_that_say_the_same_have_one_header(reader: InferReader) -> None:
@@ -227,7 +261,11 @@ def test_what_is_kept_is_bounded() -> None:
         read(reader, ModelInferRequest(model_name=str(number), inputs=[tensor()], raw_input_contents=[bytes(8)]))
     assert len(reader._plans) <= 1024
     assert len(reader._headers) <= 1024
-    assert len(reader._beginnings) <= 4
+    for size in range(1000):
+        inputs = [tensor("A", "UINT8", (size,))]
+        read(reader, ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=[bytes(size)]))
+    assert len(reader._known) <= 256
+    assert all(len(same) <= 4 for same in reader._known.values())
 
 
 def test_raw_contents_are_not_copied(reader: InferReader) -> None:

@@ -32,7 +32,8 @@ def written(request: InferenceRequest, response: InferenceResponse) -> Any:
     """The message. Written twice: what is remembered must be the same."""
     first = b"".join(infer_response.write(request, response, lambda _: SIGNATURE))
     assert b"".join(infer_response.write(request, response, lambda _: SIGNATURE)) == first
-    return ModelInferResponse.FromString(first)
+    assert first[:5] == b"\0" + (len(first) - 5).to_bytes(4)
+    return ModelInferResponse.FromString(first[5:])
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
@@ -75,11 +76,25 @@ def test_a_number_beyond_63_bits() -> None:
     assert (parameter.WhichOneof("parameter_choice"), parameter.uint64_param) == ("uint64_param", 2**64 - 1)
 
 
-def test_tensors_are_not_copied() -> None:
-    data = memoryview(bytearray(8))
-    response = InferenceResponse(ResponseHeader("M", "3", [TensorSpec("X", dtypes.FP32, (2,))]), [data])
+def test_large_tensors_are_not_copied() -> None:
+    data = memoryview(bytearray(80_000))
+    response = InferenceResponse(ResponseHeader("M", "3", [TensorSpec("X", dtypes.FP32, (20_000,))]), [data])
     for request in (asked(), asked(id="7"), asked()):
         assert any(part is data for part in infer_response.write(request, response, lambda _: SIGNATURE))
+
+
+def test_large_and_small_tensors_in_their_order() -> None:
+    specs = [TensorSpec(name, dtypes.UINT8, (size,)) for name, size in (("A", 2), ("B", 80_000), ("C", 3))]
+    data = [b"ab", bytes(80_000), b"cde"]
+    message = written(asked(), InferenceResponse(ResponseHeader("M", "3", specs), data))
+    assert list(message.raw_output_contents) == data
+
+
+def test_texts_of_any_length_under_one_header() -> None:
+    header = ResponseHeader("M", "3", [TensorSpec("T", dtypes.BYTES, (1,))])
+    for text in ("a", "bcd", ""):
+        message = written(asked(), InferenceResponse(header, [join_bytes([text])]))
+        assert list(message.raw_output_contents) == [join_bytes([text])]
 
 
 def test_the_id_is_that_of_the_request() -> None:

@@ -22,7 +22,10 @@ LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 
 class FakeServer:
-    """Offers no memory, and refuses what it is asked."""
+    """Offers no memory, and has no models."""
+
+    def signature_of(self, request: InferenceRequest) -> None:
+        return None
 
     def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
         return None
@@ -43,7 +46,7 @@ def target(path: str, method: str = "POST", content_type: str = "application/grp
     listed = {"content-type": content_type, **{name.replace("_", "-"): value for name, value in fields.items()}}
     headers = Headers(pseudo, tuple((name.encode(), value.encode()) for name, value in listed.items()), -1)
     found = service.target(headers)
-    assert service.target(headers) is found
+    assert headers.memo is found
     return found
 
 
@@ -75,6 +78,12 @@ def test_a_compression_that_there_is_not() -> None:
     assert refused(target(INFER, grpc_encoding="snappy"))[b"grpc-status"] == b"12"
     for encoding in ("identity", "gzip", "deflate"):
         assert target(INFER, grpc_encoding=encoding).refusal is None
+
+
+def test_how_long_a_client_waits() -> None:
+    assert target(INFER).timeout is None
+    assert target(INFER, grpc_timeout="250m").timeout == 0.25
+    assert target(INFER, grpc_timeout="soon").timeout is None
 
 
 def resident() -> int:

@@ -30,11 +30,19 @@ class Target(Protocol):
 
     refusal: bytes | None
     """The whole reply, if the call is refused whatever it says."""
+    timeout: float | None
+    """Seconds that the client will wait."""
+
+    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+        """Answer a call whose message says what an earlier one said, with other data; False if it does not.
+
+        ``framed`` is valid only until this returns.
+        """
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return where a large message of ``size`` bytes, which begins with ``beginning``, is to be collected."""
 
-    def start(self, call: Call, message: memoryview) -> None:
+    def start(self, call: Call, framed: memoryview) -> None:
         """Answer a call, now or later, through the call."""
 
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
@@ -45,7 +53,7 @@ class Service(Protocol):
     """What connections ask where a call goes."""
 
     def target(self, headers: Headers) -> Target:
-        """Return the target of a call. The same for the same headers."""
+        """Return the target of a call, and leave it on the headers, which repeat."""
 
 
 class Shared:
@@ -71,16 +79,14 @@ class Call:
         "_missing",
         "connection",
         "deadline",
-        "headers",
         "request",
         "stream_id",
         "target",
     )
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, headers: Headers, target: Target) -> None:
+    def __init__(self, connection: GrpcConnection, stream_id: int, target: Target) -> None:
         self.connection = connection
         self.stream_id = stream_id
-        self.headers = headers
         self.target = target
         self.request: InferenceRequest | None = None
         """The inference that this call is; cancelled when the client gives up."""
@@ -92,6 +98,8 @@ class Call:
     def receive(self, data: bytes | memoryview, end: bool) -> None:
         """Take a piece of the body."""
         if self._message is None:
+            if end and not self._missing and self.target.start_known(self, data):
+                return
             if self._missing:
                 data = self._missing + data
                 self._missing = b""
@@ -102,7 +110,7 @@ class Call:
                 return
             size = int.from_bytes(data[1:_PREFIX], "big")
             if end and len(data) == size + _PREFIX:
-                # The usual case: all of it at once. A copy, because models may work in place.
+                # A copy, because models may work in place.
                 self._complete(memoryview(bytearray(data)))
                 return
             if size > _MAX_MESSAGE or len(data) > size + _PREFIX:
@@ -146,15 +154,19 @@ class Call:
 
     def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
         """Send the message of the reply, and OK."""
-        self._end()
-        self.connection.http2.reply(self.stream_id, head, parts, status.TRAILERS_OK)
-        self.connection.flush()
+        self.request = None
+        if self.deadline is not None:
+            self.deadline.cancel()
+        connection = self.connection
+        del connection.calls[self.stream_id]
+        connection.http2.reply(self.stream_id, head, parts, status.TRAILERS_OK)
+        connection.answered()
 
     def fail(self, block: bytes) -> None:
         """Send the status of a call that failed, ``status.trailers_only``."""
         self._end()
         self.connection.http2.send_headers(self.stream_id, block, end_stream=True)
-        self.connection.flush()
+        self.connection.answered()
 
     def cancel(self) -> None:
         """Forget the call: nobody waits for its answer."""
@@ -187,6 +199,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._loop = loop
         self._transport: asyncio.Transport
         self._receiving = False
+        self._gathering = False
+        """Answers wait for the end of this turn of the loop, to leave in one write."""
         self._keepalive = Keepalive(shared.rules, loop.time())
         self.http2 = Connection(self, shared.limits, loop.time())
         self.calls: dict[int, Call] = {}
@@ -233,6 +247,18 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Go on reading."""
         self._transport.resume_reading()
 
+    def answered(self) -> None:
+        """Write an answer: at once if no other is due, else with those that follow in this turn of the loop."""
+        if not self.calls:
+            self.flush()
+        elif not self._gathering:
+            self._gathering = True
+            self._loop.call_soon(self._gathered)
+
+    def _gathered(self) -> None:
+        self._gathering = False
+        self.flush()
+
     def flush(self) -> None:
         """Write what is ready."""
         if self._receiving:
@@ -241,7 +267,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
         outbound = http2.outbound
         if outbound:
             if not self._transport.is_closing():
-                self._transport.writelines(outbound)
+                if len(outbound) == 1:
+                    self._transport.write(outbound[0])
+                else:
+                    self._transport.writelines(outbound)
             outbound.clear()
         if http2.finished and not self._transport.is_closing():
             if http2.http1:
@@ -274,17 +303,26 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def request_started(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
         """Begin a call."""
-        target = self._shared.service.target(headers)
+        call = self._begin(stream_id, headers)
+        if call is not None and end_stream:
+            call.receive(b"", True)
+
+    def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
+        """Begin a call whose message is here: the usual case."""
+        call = self._begin(stream_id, headers)
+        if call is not None:
+            call.receive(body, True)
+
+    def _begin(self, stream_id: int, headers: Headers) -> Call | None:
+        """Begin a call, or refuse it."""
+        target: Target = headers.memo or self._shared.service.target(headers)
         if target.refusal is not None:
             self.http2.send_headers(stream_id, target.refusal, end_stream=True)
-            return
-        call = Call(self, stream_id, headers, target)
-        self.calls[stream_id] = call
-        timeout = headers.get(b"grpc-timeout")
-        if timeout is not None and (seconds := status.timeout_seconds(timeout)) is not None:
-            call.deadline = self._loop.call_later(seconds, call.expire)
-        if end_stream:
-            call.receive(b"", True)
+            return None
+        call = self.calls[stream_id] = Call(self, stream_id, target)
+        if target.timeout is not None:
+            call.deadline = self._loop.call_later(target.timeout, call.expire)
+        return call
 
     def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
         """Pass a piece of a message to its call."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,9 @@ from nerite.wire.grpc_service import ModelInferRequest
 
 _MAX_PLANS = 1024
 _MAX_HEADER = 16 * 1024
+_MAX_KNOWN = 16 * 1024
+_MAX_LENGTHS = 256
+_MAX_SAME = 4
 _CONTENTS: Mapping[str, str] = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -49,6 +53,35 @@ class Plan(NamedTuple):
     """The inputs, where they came as typed contents; None if they are the raw contents."""
 
 
+class Known:
+    """A message that was read before: what it said, and where in its framed form the tensors are."""
+
+    __slots__ = ("beginning", "gaps", "header", "places", "size")
+
+    def __init__(self, header: RequestHeader, message: memoryview, raw: Sequence[Buffer]) -> None:
+        """``raw`` are the contents at the end of ``message``, with nothing between them but tags and lengths."""
+        framed = b"\0" + len(message).to_bytes(4) + message
+        end = self.size = len(framed)
+        self.header = header
+        self.places: list[tuple[int, int]] = []
+        for contents in reversed(raw):
+            self.places.insert(0, (end - len(contents), end))
+            end -= len(contents) + len(infer_wire.raw_input(len(contents)))
+        self.beginning = framed[: self.places[0][0]]
+        self.gaps = [(end, start, framed[end:start]) for (_, end), (start, _) in itertools.pairwise(self.places)]
+        """Start, end and bytes of what is between the tensors."""
+
+    def data(self, framed: bytes) -> list[Buffer] | None:
+        """Return the tensors of ``framed``, which is as long; None if it says something else."""
+        if not framed.startswith(self.beginning):
+            return None
+        for start, end, expected in self.gaps:
+            if framed[start:end] != expected:
+                return None
+        # Copies, because models may work in place.
+        return [bytearray(framed[start:end]) for start, end in self.places]
+
+
 class InferReader:
     """Reads the requests of every connection with the same forwarded metadata. Keeps plans by the bytes they were."""
 
@@ -56,29 +89,41 @@ class InferReader:
         self._forwarded = forwarded
         self._plans: dict[bytes, Plan] = {}
         self._headers: dict[tuple[object, ...], RequestHeader] = {}
-        self._beginnings: list[int] = []
+        self._known: dict[int, list[Known]] = {}
+        """By length: small messages of which only the data changes."""
+
+    def known(self, framed: bytes | memoryview) -> tuple[RequestHeader, list[Buffer]] | None:
+        """Return header and data of a message that says what one before said; None if it does not."""
+        candidates = self._known.get(len(framed))
+        if candidates is not None:
+            framed = bytes(framed)
+            for known in candidates:
+                data = known.data(framed)
+                if data is not None:
+                    return known.header, data
+        return None
 
     def read(self, message: memoryview) -> tuple[RequestHeader, str, list[Buffer]]:
         """Return header, id and data of a serialized request. Raises Triton's errors, ``Internal`` for broken bytes."""
         try:
-            for size in self._beginnings:
-                # A message that begins with the bytes of a known one, up to the raw contents, says the same.
-                if size < len(message) and message[size] == infer_wire.RAW_INPUT:
-                    plan = self._plans.get(bytes(message[:size]))
-                    if plan is not None and (raw := infer_wire.raw_inputs(message, size)) is not None:
-                        if len(raw) != len(plan.header.inputs):
-                            raise _count_error(plan.header, len(raw))
-                        return plan.header, "", raw
             parts = infer_wire.split(message)
-            known = self._plans.get(parts.header) if parts.raw else None
-            plan = known or self._plan(parts)
+            plan = (self._plans.get(parts.header) if parts.raw else None) or self._plan(parts)
         except (infer_wire.Malformed, DecodeError):
             raise Internal("Unable to parse request") from None
         if plan.typed is not None:
             return plan.header, parts.id, plan.typed
         if len(parts.raw) != len(plan.header.inputs):
             raise _count_error(plan.header, len(parts.raw))
+        if parts.plain and len(message) <= _MAX_KNOWN:
+            self._remember(Known(plan.header, message, parts.raw))
         return plan.header, parts.id, parts.raw
+
+    def _remember(self, known: Known) -> None:
+        if len(self._known) >= _MAX_LENGTHS:
+            self._known.clear()
+        same = self._known.setdefault(known.size, [])
+        same.insert(0, known)
+        del same[_MAX_SAME:]
 
     def _plan(self, parts: infer_wire.Parts) -> Plan:
         message = ModelInferRequest.FromString(parts.header)
@@ -86,10 +131,7 @@ class InferReader:
         if plan.typed is None and len(parts.header) <= _MAX_HEADER:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-                self._beginnings.clear()
             self._plans[parts.header] = plan
-            if parts.plain and len(parts.header) not in self._beginnings:
-                self._beginnings = [len(parts.header), *self._beginnings[:3]]
         return plan
 
     def _read(self, message: ModelInferRequest, raw: bool) -> Plan:

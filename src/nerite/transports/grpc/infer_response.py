@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
@@ -12,25 +13,57 @@ from nerite.transports import classification
 from nerite.transports.grpc import infer_wire
 from nerite.wire.grpc_service import InferParameter, ModelInferResponse
 
+JOINED: Final = 16 * 1024
+"""Up to this size a reply is copied into one piece: cheaper than writing several."""
+
+
+class Encoded(NamedTuple):
+    """The reply that a response header means, cut where the tensors go: everything is known but their bytes."""
+
+    first: bytes
+    """The message's prefix and all that stands before the first tensor."""
+    rest: tuple[bytes, ...]
+    """What stands before each of the others."""
+    small: bool
+
 
 def write(
     request: InferenceRequest, response: InferenceResponse, signature_of: Callable[[InferenceRequest], Signature]
 ) -> list[Buffer]:
-    """Return the serialized response in pieces. Raises Triton's errors of formatting."""
+    """Return the serialized response with its length in front, in pieces. Raises Triton's errors of formatting."""
     header = response.header
     assert header is not None
     data = response.data
-    if any(output.classification for output in request.header.outputs):
-        header, data = _classified(request, response, header, signature_of(request))
-    beginning: bytes | None = header.encoded
-    if beginning is None:
-        beginning = header.encoded = _beginning(header)
-    parts = infer_wire.raw_outputs(data)
-    parts.insert(0, beginning)
-    if request.id:
-        # Fields may come in any order; only the beginning is worth keeping.
-        parts.insert(1, infer_wire.response_id(request.id))
+    encoded: Encoded | None = header.encoded
+    if encoded is None or request.id or request.header.classifies:
+        if request.header.classifies:
+            header, data = _classified(request, response, header, signature_of(request))
+        encoded = _encode(header, [len(buffer) for buffer in data], request.id)
+        if header is response.header and not request.id and all(spec.byte_size >= 0 for spec in header.outputs):
+            header.encoded = encoded
+    if encoded.small:
+        if len(data) == 1:
+            return [b"".join((encoded.first, data[0]))]
+        return [b"".join(_woven(encoded, data))]
+    return _woven(encoded, data)
+
+
+def _woven(encoded: Encoded, data: Sequence[Buffer]) -> list[Buffer]:
+    parts: list[Buffer] = [encoded.first, *data[:1]]
+    for before, buffer in zip(encoded.rest, data[1:], strict=True):
+        parts += (before, buffer)
     return parts
+
+
+def _encode(header: ResponseHeader, sizes: Sequence[int], request_id: str) -> Encoded:
+    message = _beginning(header)
+    if request_id:
+        # Fields may come in any order.
+        message += infer_wire.response_id(request_id)
+    before = [infer_wire.raw_output(size) for size in sizes]
+    whole = len(message) + sum(map(len, before)) + sum(sizes)
+    first = b"\0" + whole.to_bytes(4) + message + b"".join(before[:1])
+    return Encoded(first, tuple(before[1:]), whole <= JOINED)
 
 
 def _beginning(header: ResponseHeader) -> bytes:

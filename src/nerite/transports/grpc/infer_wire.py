@@ -7,7 +7,6 @@ beginning can be looked up, and the contents become views.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from nerite.core.tensor import Buffer
@@ -32,7 +31,7 @@ class Parts(NamedTuple):
     id: str
     raw: list[Buffer]
     plain: bool
-    """Nothing came after the raw contents and there is no id: ``header`` is the beginning of the message."""
+    """``header`` is the beginning of the message, and the raw contents, with the shortest lengths, are the rest."""
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -47,25 +46,6 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-
-
-def raw_inputs(message: memoryview, at: int) -> list[Buffer] | None:
-    """Return the raw contents from ``at`` to the end; None if anything else is there."""
-    raw: list[Buffer] = []
-    end = len(message)
-    while at < end:
-        if message[at] != RAW_INPUT:
-            return None
-        size = message[at + 1] if at + 1 < end else 0x80
-        at += 2
-        if size >= 0x80:
-            size, at = varint(message, at - 1)
-        stop = at + size
-        if stop > end:
-            raise Malformed
-        raw.append(message[at:stop])
-        at = stop
-    return raw
 
 
 def split(message: memoryview) -> Parts:
@@ -93,6 +73,7 @@ def split(message: memoryview) -> Parts:
             raise Malformed
         if tag == RAW_INPUT:
             raw.append(message[at:stop])
+            plain = plain and at - start == len(raw_input(stop - at))
         elif tag == ID:
             try:
                 request_id = str(message[at:stop], "utf-8")
@@ -152,11 +133,11 @@ def response_id(request_id: str) -> bytes:
     return field(_RESPONSE_ID, request_id.encode())
 
 
-def raw_outputs(data: Iterable[Buffer]) -> list[Buffer]:
-    """Return the raw contents of a response, the tensors' bytes as they are."""
-    parts: list[Buffer] = []
-    for buffer in data:
-        size = len(buffer)
-        parts.append(bytes((RAW_OUTPUT, size)) if size < 0x80 else bytes((RAW_OUTPUT,)) + encode_varint(size))
-        parts.append(buffer)
-    return parts
+def raw_input(size: int) -> bytes:
+    """Return what stands before ``size`` bytes of raw contents in a request, as every encoder writes it."""
+    return bytes((RAW_INPUT,)) + encode_varint(size)
+
+
+def raw_output(size: int) -> bytes:
+    """Return what stands before ``size`` bytes of raw contents in a response."""
+    return bytes((RAW_OUTPUT, size)) if size < 0x80 else bytes((RAW_OUTPUT,)) + encode_varint(size)

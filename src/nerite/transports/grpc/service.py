@@ -58,10 +58,11 @@ class GrpcService:
         self._methods = methods()
 
     def target(self, headers: Headers) -> _Target:
-        """Return the target of a call."""
-        target: _Target | None = headers.memo
-        if target is None:
-            target = headers.memo = self._find(headers)
+        """Return the target of a call, and leave it on the headers, which repeat."""
+        target = headers.memo = self._find(headers)
+        timeout = headers.get(b"grpc-timeout")
+        if timeout is not None:
+            target.timeout = status.timeout_seconds(timeout)
         return target
 
     def _find(self, headers: Headers) -> _Target:
@@ -123,15 +124,19 @@ class GrpcService:
 class _Refused:
     """Answers every call with the same status."""
 
-    __slots__ = ("refusal",)
+    __slots__ = ("refusal", "timeout")
 
     def __init__(self, refusal: bytes) -> None:
         self.refusal: bytes | None = refusal
+        self.timeout: float | None = None
+
+    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+        raise AssertionError("a refused call has no message")
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         raise AssertionError("a refused call has no message")
 
-    def start(self, call: Call, message: memoryview) -> None:
+    def start(self, call: Call, framed: memoryview) -> None:
         raise AssertionError("a refused call has no message")
 
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
@@ -141,12 +146,13 @@ class _Refused:
 class _Inference:
     """``ModelInfer``."""
 
-    __slots__ = ("_encoding", "_level", "_reader", "_reply_encoding", "_server", "refusal")
+    __slots__ = ("_encoding", "_level", "_reader", "_reply_encoding", "_server", "refusal", "timeout")
 
     def __init__(
         self, server: InferenceServer, reader: InferReader, encoding: str, reply_encoding: str, level: int
     ) -> None:
         self.refusal: bytes | None = None
+        self.timeout: float | None = None
         self._server = server
         self._reader = reader
         self._encoding = encoding
@@ -163,11 +169,20 @@ class _Inference:
                     return buffer
         return _room(size)
 
-    def start(self, call: Call, message: memoryview) -> None:
+    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+        """Run an inference if only its data is new."""
+        known = self._reader.known(framed)
+        if known is None:
+            return False
+        request = call.request = InferenceRequest(known[0], known[1], call, _now())
+        self._server.infer(request)
+        return True
+
+    def start(self, call: Call, framed: memoryview) -> None:
         """Run an inference."""
         now = _now()
         try:
-            header, request_id, data = self._reader.read(_unpacked(message, self._encoding))
+            header, request_id, data = self._reader.read(_unpacked(framed, self._encoding))
         except NeriteError as error:
             call.fail(status.of_error(error))
             return
@@ -175,8 +190,7 @@ class _Inference:
             _log.exception("a request could not be read")
             call.fail(status.of_error(Internal("internal error, see the server's log")))
             return
-        request = InferenceRequest(header, data, call, now, request_id)
-        call.request = request
+        request = call.request = InferenceRequest(header, data, call, now, request_id)
         self._server.infer(request)
 
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
@@ -194,19 +208,21 @@ class _Inference:
             call.fail(status.of_error(Internal("internal error, see the server's log")))
             return
         if self._reply_encoding:
-            call.reply(status.head_with_encoding(self._reply_encoding), self._packed(parts))
+            call.reply(status.head_with_encoding(self._reply_encoding), [self._packed(parts)])
         else:
-            call.reply(status.HEAD, status.framed(parts))
+            call.reply(status.HEAD, parts)
 
-    def _packed(self, parts: list[Buffer]) -> list[Buffer]:
+    def _packed(self, framed: list[Buffer]) -> bytes:
+        """Return a framed message, compressed."""
         encoder = zlib.compressobj(self._level, zlib.DEFLATED, _WINDOWS[self._reply_encoding])
-        return status.framed([*map(encoder.compress, parts), encoder.flush()], compressed=True)
+        message = b"".join(framed)[_PREFIX:]
+        return status.framed(encoder.compress(message) + encoder.flush(), compressed=True)
 
 
 class _Administrative:
     """A method that is not an inference."""
 
-    __slots__ = ("_encoding", "_handle", "_request", "_tasks", "refusal")
+    __slots__ = ("_encoding", "_handle", "_request", "_tasks", "refusal", "timeout")
 
     def __init__(
         self,
@@ -215,16 +231,21 @@ class _Administrative:
         encoding: str,
     ) -> None:
         self.refusal: bytes | None = None
+        self.timeout: float | None = None
         self._request = request
         self._handle = handle
         self._encoding = encoding
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+        """Know no message: nothing here is worth it."""
+        return False
+
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return memory for a message that comes in pieces."""
         return _room(size)
 
-    def start(self, call: Call, message: memoryview) -> None:
+    def start(self, call: Call, framed: memoryview) -> None:
         """Run the method; a coroutine goes on by itself."""
 
         def answer(result: Message | NeriteError) -> None:
@@ -233,10 +254,10 @@ class _Administrative:
             if isinstance(result, NeriteError):
                 call.fail(status.of_error(result))
             else:
-                call.reply(status.HEAD, status.framed([result.SerializeToString()]))
+                call.reply(status.HEAD, [status.framed(result.SerializeToString())])
 
         try:
-            request = self._request.FromString(bytes(_unpacked(message, self._encoding)))
+            request = self._request.FromString(bytes(_unpacked(framed, self._encoding)))
             work = self._handle(request, answer)
         except DecodeError:
             answer(Internal("Unable to parse request"))

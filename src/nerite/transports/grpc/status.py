@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 from urllib.parse import quote
 
 from nerite.core.errors import NeriteError
-from nerite.core.tensor import Buffer
 from nerite.http2 import encode_headers
 
 OK: Final = 0
@@ -65,10 +63,9 @@ def _status_fields(status: int, message: str) -> list[tuple[bytes, bytes]]:
     return fields
 
 
-def framed(parts: Sequence[Buffer], compressed: bool = False) -> list[Buffer]:
+def framed(message: bytes, compressed: bool = False) -> bytes:
     """Return a message with its length in front."""
-    size = sum(map(len, parts))
-    return [bytes((compressed,)) + size.to_bytes(4, "big"), *parts]
+    return bytes((compressed,)) + len(message).to_bytes(4) + message
 
 
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
