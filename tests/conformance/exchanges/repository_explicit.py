@@ -90,6 +90,8 @@ EXCHANGES = {
     "load with empty parameters": post("/v2/repository/models/echo/load", {"parameters": {}}),
     "load with bad JSON": post("/v2/repository/models/echo/load", b"{"),
     "load with parameters as an array": post("/v2/repository/models/echo/load", {"parameters": []}),
+    "load with parameters as null": post("/v2/repository/models/echo/load", {"parameters": None}),
+    "load with a body that is an array": post("/v2/repository/models/echo/load", [1]),
     "load from a repository": post("/v2/repository/other/models/echo/load"),
     "load with an unknown parameter": [load("echo", colour="red"), load("echo", colour=1)],
     "load with a configuration": [

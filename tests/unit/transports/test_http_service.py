@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.begun: list[InferenceRequest] = []
+        self.loaded: list[tuple[str, Mapping[str, Any]]] = []
         self.raises: Exception | None = None
         self.live = True
 
@@ -43,6 +46,11 @@ class FakeServer:
         if self.raises is not None:
             raise self.raises
         self.begun.append(request)
+
+    async def load(self, model: str, parameters: Mapping[str, Any]) -> None:
+        self.loaded.append((model, parameters))
+        if self.raises is not None:
+            raise self.raises
 
 
 class Bench:
@@ -122,3 +130,34 @@ def test_a_mistake_of_ours_is_told_and_forgotten(bench: Bench, caplog: pytest.Lo
     bench.server.begun[0].respond(InferenceResponse.failed(Internal("why")))
     assert bench.answers() == [(500, {"error": "why"})]
     assert len(caplog.records) == 1
+
+
+def load(bench: Bench, body: bytes) -> list[tuple[int, Any]]:
+    """Ask for a load, and wait for the answer."""
+
+    async def ask() -> list[tuple[int, Any]]:
+        answers = bench.ask("/v2/repository/models/m/load", body)
+        while not answers:
+            await asyncio.sleep(0)
+            answers = bench.answers()
+        return answers
+
+    return asyncio.run(ask())
+
+
+def test_a_load(bench: Bench) -> None:
+    assert load(bench, b"") == [(200, None)]
+    assert load(bench, b'{"parameters":{"config":"{}"}}') == [(200, None)]
+    assert bench.server.loaded == [("m", {}), ("m", {"config": "{}"})]
+
+
+def test_a_load_with_parameters_that_cannot_be(bench: Bench) -> None:
+    ((status, body),) = load(bench, b'{"parameters":null}')
+    assert (status, body["error"].splitlines()[0]) == (500, "attempt to get members for non-object")
+    assert bench.server.loaded == []
+
+
+def test_a_mistake_of_ours_in_a_load_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.server.raises = ValueError("a mistake")
+    assert load(bench, b"") == [(500, {"error": "internal error, see the server's log"})]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]

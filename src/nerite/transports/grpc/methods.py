@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
-from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.wire import grpc_service as wire
 from nerite.wire.health import HealthCheckResponse
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
+_log = logging.getLogger("nerite.grpc")
 _SERVICE = "/inference.GRPCInferenceService/"
 METHODS: Final[Mapping[str, str]] = {
     f"{_SERVICE}ServerLive": "health",
@@ -105,29 +107,54 @@ class Administration:
         answer(ParseDict({"models": self._server.repository_index(request.ready)}, wire.RepositoryIndexResponse()))
 
     async def _load(self, request: Any, answer: Answer) -> None:
-        await self._change(self._server.load, request, wire.RepositoryModelLoadResponse(), answer)
+        await self._change(self._server.load, _load_parameters, request, wire.RepositoryModelLoadResponse(), answer)
 
     async def _unload(self, request: Any, answer: Answer) -> None:
-        await self._change(self._server.unload, request, wire.RepositoryModelUnloadResponse(), answer)
+        await self._change(
+            self._server.unload, _unload_parameters, request, wire.RepositoryModelUnloadResponse(), answer
+        )
 
     async def _change(
         self,
         work: Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, None]],
+        read: Callable[[Any], dict[str, Any]],
         request: Any,
         done: Message,
         answer: Answer,
     ) -> None:
         try:
             _only_repository(request)
-            parameters = {
-                key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-                for key, value in request.parameters.items()
-            }
-            await work(request.model_name, parameters)
+            await work(request.model_name, read(request.parameters))
         except NeriteError as error:
             answer(error)
+        except Exception:  # a mistake of ours must not cost the client its answer
+            _log.exception("a model could not be loaded or unloaded")
+            answer(Internal("internal error, see the server's log"))
         else:
             answer(done)
+
+
+def _load_parameters(parameters: Any) -> dict[str, Any]:
+    """Return the parameters of a load. Raises Triton's errors for what is none."""
+    values = {}
+    for name, value in parameters.items():
+        if name != "config" and not name.startswith("file:"):
+            raise InvalidArgument(f"unrecognized load parameter '{name}'. There are 'config' and 'file:<path>'.")
+        expected = "string_param" if name == "config" else "bytes_param"
+        if value.WhichOneof("parameter_choice") != expected:
+            raise InvalidArgument(f"invalid value type for load parameter '{name}', expected {expected}.")
+        values[name] = getattr(value, expected)
+    return values
+
+
+def _unload_parameters(parameters: Any) -> dict[str, Any]:
+    """Return the parameters of an unload; those without a meaning are left out, as Triton does. Raises its errors."""
+    if "unload_dependents" not in parameters:
+        return {}
+    value = parameters["unload_dependents"]
+    if value.WhichOneof("parameter_choice") != "bool_param":
+        raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+    return {"unload_dependents": value.bool_param}
 
 
 def _only_repository(request: Any) -> None:

@@ -13,7 +13,7 @@ from nerite.config.options import RestrictedKey
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unsupported
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
-from nerite.transports.http import compression, infer_response, reply, routes
+from nerite.transports.http import compression, infer_response, load_parameters, reply, routes
 from nerite.transports.http.connection import HttpConnection, Question, too_large
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import Plan, Reader, parse
@@ -310,7 +310,7 @@ class HttpService:
     def _load(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
-        parameters = _object(body).get("parameters", {})
+        parameters = load_parameters.read(_object(body))
         self._start(connection, self._server.load(model, parameters))
 
     def _unload(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
@@ -327,6 +327,9 @@ class HttpService:
                 await work
             except NeriteError as error:
                 connection.send([reply.error_reply(error).encode()])
+            except Exception:  # a mistake of ours must not cost the client its answer
+                _log.exception("a model could not be loaded or unloaded")
+                connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
             else:
                 connection.send([Reply(200, b"", "application/json").encode()])
 
