@@ -122,7 +122,10 @@ class InferenceServer:
         self._starting = False
 
     def ask_ready(self, answered: Callable[[bool], None]) -> None:
-        """Tell whether requests can be served: with strict readiness, by every model."""
+        """Tell whether requests can be served: with strict readiness, by every version that a load was tried of.
+
+        A model whose configuration cannot be read has none, and does not count, as with Triton.
+        """
         if self._starting or self._stopping:
             answered(False)
             return
@@ -131,9 +134,6 @@ class InferenceServer:
             return
         running: list[RunningVersion] = []
         for record in self._manager.records:
-            if record.unreadable:
-                answered(False)
-                return
             for state in record.states.values():
                 if state.state is not State.READY and state.reason != "unloaded":
                     answered(False)
@@ -209,10 +209,12 @@ class InferenceServer:
     # Repository
 
     def repository_index(self, ready_only: bool) -> list[dict[str, str]]:
-        """Return every model of the repositories with the state of its versions."""
+        """Return every model of the repositories with the state of its versions.
+
+        A model that still runs although its directory is gone is not among them, as with Triton.
+        """
         entries: list[dict[str, str]] = []
-        names = set(self._manager.directories()) | {record.name for record in self._manager.records if record.running}
-        for name in sorted(names):
+        for name in sorted(self._manager.directories()):
             record = self._manager.record(name)
             if record is None or not record.states:
                 if not ready_only:
@@ -243,7 +245,10 @@ class InferenceServer:
                 f"invalid model name '{model}', model name must not contain path traversal characters"
             )
         for name in parameters:
-            raise Unsupported(f"load parameter '{name}' is not offered by this version of the server")
+            raise Unsupported(
+                f"load parameter '{name}' is not offered by this version of the server. Change the files in the model "
+                "repository, and load the model without parameters."
+            )
         await self._manager.load(model)
 
     async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:

@@ -66,7 +66,14 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def broken(name: str) -> list[Any]:
-    return [copy(f"broken/{name}", name), load(name), gone(), get(f"/v2/models/{name}/ready"), remove(name)]
+    return [
+        copy(f"broken/{name}", name),
+        load(name),
+        gone(),
+        get(f"/v2/models/{name}/ready"),
+        get("/v2/health/ready"),
+        remove(name),
+    ]
 
 
 INDEX = post("/v2/repository/index")
@@ -122,7 +129,6 @@ EXCHANGES = {
         gone(),
     ],
     "load with files and no configuration": load("echo", **{"file:1/model.py": base64.b64encode(MODEL).decode()}),
-    "load with files that are no base64": load("uploaded", config=json.dumps(ECHO), **{"file:1/model.py": "%%%"}),
     "load with a file outside": load(
         "uploaded", config=json.dumps(ECHO), **{"file:../../x": base64.b64encode(MODEL).decode()}
     ),
@@ -163,7 +169,13 @@ EXCHANGES = {
         INDEX,
         get("/v2/models/echo/ready"),
     ],
-    "a model that vanishes": [remove("echo"), load("echo"), infer("echo", ROW), gone()],
+    "a model that vanishes": [
+        remove("echo"),
+        load("echo"),
+        infer("echo", ROW),
+        gone(),
+        post("/v2/repository/index", {"ready": True}),
+    ],
     **{f"load {name}": broken(name) for name in BROKEN},
     "gRPC: load": [called("arguments"), Grpc("RepositoryIndex", pb.RepositoryIndexRequest())],
     "gRPC: load unknown": called("none"),
@@ -200,4 +212,6 @@ EXCHANGES = {
             model_name="arguments", parameters={"unload_dependents": pb.ModelRepositoryParameter(string_param="x")}
         ),
     ),
+    # Last, because with Triton it leaves a model that keeps the server from being ready.
+    "load with files that are no base64": load("uploaded", config=json.dumps(ECHO), **{"file:1/model.py": "%%%"}),
 }

@@ -58,6 +58,7 @@ EXCHANGES = {
         gone("pair"),
         Eventually(INDEX, lambda answer: "UNLOADING" not in str(answer["json"])),
         get("/v2/models/pair"),
-        get("/v2/health/ready"),
+        # Not while the model is being unloaded, which the index does not tell of a model without a directory.
+        Eventually(get("/v2/health/ready"), lambda answer: answer["status"] == 200),
     ],
 }

@@ -1,0 +1,115 @@
+"""What the server says of its models, by what the manager knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nerite.config.options import ServerOptions
+from nerite.repository.model_record import ModelRecord, State, VersionState
+from nerite.server import InferenceServer
+
+READY = VersionState(State.READY)
+UNLOADED = VersionState(State.UNAVAILABLE, "unloaded")
+
+
+class Running:
+    """A version whose instances are ready."""
+
+    def ask_ready(self, answered: Callable[[bool], None]) -> None:
+        answered(True)
+
+
+class FakeManager:
+    def __init__(self) -> None:
+        self.known: dict[str, ModelRecord] = {}
+        self.listed: list[str] = []
+
+    @property
+    def records(self) -> list[ModelRecord]:
+        return list(self.known.values())
+
+    def record(self, name: str) -> ModelRecord | None:
+        return self.known.get(name)
+
+    def directories(self) -> dict[str, list[Path]]:
+        return {name: [Path(name)] for name in self.listed}
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.manager: Any = FakeManager()
+        self.server = InferenceServer(ServerOptions(), lambda on_change: self.manager)
+        self.server.started()
+
+    def model(self, name: str, *, listed: bool = True, unreadable: str = "", **states: VersionState) -> None:
+        """Add a model with versions ``v1``, ``v2`` … in these states."""
+        record = ModelRecord(name, unreadable=unreadable)
+        for version, state in states.items():
+            record.states[int(version[1:])] = state
+            if state.state is State.READY:
+                running: Any = Running()
+                record.running[int(version[1:])] = running
+        self.manager.known[name] = record
+        if listed:
+            self.manager.listed.append(name)
+
+    def ready(self) -> bool:
+        answers: list[bool] = []
+        self.server.ask_ready(answers.append)
+        (answer,) = answers
+        return answer
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_index(bench: Bench) -> None:
+    bench.model("b", v3=READY, v1=UNLOADED)
+    bench.manager.listed.append("a")
+    versions = [
+        {"name": "b", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
+        {"name": "b", "version": "3", "state": "READY"},
+    ]
+    assert bench.server.repository_index(False) == [{"name": "a"}, *versions]
+    assert bench.server.repository_index(True) == versions[1:]
+
+
+def test_index_of_a_model_that_cannot_be_read(bench: Bench) -> None:
+    bench.model("a", unreadable="config.pbtxt:1:1: what is this")
+    (entry,) = bench.server.repository_index(False)
+    assert entry == {"name": "a", "state": "UNAVAILABLE", "reason": "config.pbtxt:1:1: what is this"}
+    assert bench.server.repository_index(True) == []
+
+
+@pytest.mark.parametrize("ready_only", [False, True])
+def test_index_without_a_model_whose_directory_is_gone(bench: Bench, ready_only: bool) -> None:
+    bench.model("a", v1=READY)
+    bench.model("b", v1=READY, listed=False)
+    assert bench.server.repository_index(ready_only) == [{"name": "a", "version": "1", "state": "READY"}]
+
+
+@pytest.mark.parametrize(
+    ("state", "ready"),
+    [
+        (READY, True),
+        (UNLOADED, True),
+        (VersionState(State.UNAVAILABLE, "Internal: why"), False),
+        (VersionState(State.LOADING), False),
+        (VersionState(State.UNLOADING), False),
+    ],
+)
+def test_ready_by_the_state_of_a_version(bench: Bench, state: VersionState, ready: bool) -> None:
+    bench.model("a", v1=READY, v2=state)
+    assert bench.ready() is ready
+
+
+def test_ready_although_a_model_cannot_be_read(bench: Bench) -> None:
+    bench.model("a", v1=READY)
+    bench.model("b", unreadable="config.pbtxt:1:1: what is this")
+    assert bench.ready()
