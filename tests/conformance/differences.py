@@ -30,6 +30,22 @@ class Difference:
     """
 
 
+PAIR_AND_VERSIONS = ", ".join(
+    (
+        '{"name": "pair", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}',
+        '{"name": "versions", "version": "1", "state": "READY"}',
+        '{"name": "versions", "version": "3", "state": "UNAVAILABLE", "reason": "unloaded"}',
+        '{"name": "versions", "version": "4", "state": "UNAVAILABLE", "reason": "unloaded"}',
+    )
+)
+CONFIGURATION_OF_ECHO = (
+    '"name": "echo", "platform": "", "backend": "python", "runtime": "", "version_policy": {"latest": '
+    '{"num_versions": 1}}'
+)
+READY_OF_BROKEN = ", ".join(
+    f'{{"name": "{model}", "version": "1", "state": "READY"}}' for model in ("fine", "noexecute", "specific")
+)
+
 DIFFERENCES = (
     # ---- Mistakes of Triton that are not repeated ----
     Difference(
@@ -105,6 +121,112 @@ DIFFERENCES = (
             ),
         },
     ),
+    Difference(
+        "Bodies of an unload that cannot be parsed",
+        "Triton unloads the model without having understood the request. Nerite tells the client, and unloads nothing.",
+        {
+            "repository_explicit/unload with bad JSON": ("200", "500 failed to parse the request JSON buffer"),
+            "repository_fixed/unload with bad JSON": (
+                "503 explicit model load / unload is not allowed",
+                "500 failed to parse the request JSON buffer",
+            ),
+        },
+    ),
+    Difference(
+        "Why a model could not be read, in the index",
+        "Triton lists a model whose configuration is wrong like one that nobody tried to load, and one without a "
+        "version not at all once its load was tried. Nerite says what is wrong with it.",
+        {
+            "broken_start/index": (
+                '200 [{"name": "badfield"}, {"name": "badtype"}, ',
+                '200 [{"name": "badfield", "state": "UNAVAILABLE", "reason": "<models>/badfield/config.pbtxt:2:1: ',
+            ),
+            "repository_explicit/load badfield#2": (
+                '200 [{"name": "arguments"}, {"name": "badfield"}, ',
+                '200 [{"name": "arguments"}, {"name": "badfield", "state": "UNAVAILABLE", "reason": "<models>/badfield',
+            ),
+            "repository_explicit/load noversion#2": (
+                '200 [{"name": "arguments"}, {"name": "pair", ',
+                '200 [{"name": "arguments"}, {"name": "noversion", "state": "UNAVAILABLE", "reason": "at least one ',
+            ),
+            "repository_explicit/load othername#2": (
+                '200 [{"name": "arguments"}, {"name": "othername"}, ',
+                '200 [{"name": "arguments"}, {"name": "othername", "state": "UNAVAILABLE", "reason": "<models>/other',
+            ),
+            "repository_explicit/load zerodims#2": (
+                f'200 [{{"name": "arguments"}}, {PAIR_AND_VERSIONS}, {{"name": "zerodims"}}]',
+                f'200 [{{"name": "arguments"}}, {PAIR_AND_VERSIONS}, {{"name": "zerodims", "state": "UNAVAILABLE", ',
+            ),
+        },
+    ),
+    # ---- Of a later release ----
+    Difference(
+        "A configuration or files that come with a load",
+        "Not offered yet: such a load is refused as a whole, and nothing changes. The model's files in the repository "
+        "are what is loaded.",
+        {
+            "repository_explicit/load with a configuration": ("200", "501 load parameter 'config' is not offered"),
+            "repository_explicit/load without it again#2": (
+                f'200 {{{CONFIGURATION_OF_ECHO}, "max_batch_size": 3,',
+                f'200 {{{CONFIGURATION_OF_ECHO}, "max_batch_size": 8,',
+            ),
+            "repository_explicit/load with a bad configuration": (
+                "500 failed to load 'echo', failed to poll from model repository",
+                "501 load parameter 'config' is not offered",
+            ),
+            "repository_explicit/load with files": ("200", "501 load parameter 'config' is not offered"),
+            "repository_explicit/load with files and no configuration": (
+                "500 failed to load 'echo', failed to poll from model repository",
+                "501 load parameter 'file:1/model.py' is not offered",
+            ),
+            "repository_explicit/load with files that are no base64": (
+                "400 load failed for model 'uploaded': version 1 is at UNAVAILABLE state",
+                "501 load parameter 'config' is not offered",
+            ),
+            "repository_explicit/load with a file outside": (
+                "500 failed to load 'uploaded', failed to poll from model repository",
+                "501 load parameter 'config' is not offered",
+            ),
+            "repository_explicit/gRPC: load with files": ("OK", "UNIMPLEMENTED load parameter '"),
+        },
+    ),
+    Difference(
+        "Decoupled models",
+        "Not offered yet: their load is refused, with the reason in the index and in the log.",
+        {
+            "broken_start/index of what is ready": (
+                f'200 [{READY_OF_BROKEN}, {{"name": "stream", "version": "1", "state": "READY"}}]',
+                f"200 [{READY_OF_BROKEN}]",
+            ),
+            "broken_start/decoupled over infer": (
+                "501 HTTP end point doesn't support models with decoupled transaction policy",
+                "404 Request for unknown model: 'stream' has no available versions",
+            ),
+            "broken_start/decoupled over infer, and a wrong input": (
+                "501 HTTP end point doesn't support models with decoupled transaction policy",
+                "404 Request for unknown model: 'stream' has no available versions",
+            ),
+            "broken_start/gRPC: decoupled over infer": (
+                "UNIMPLEMENTED ModelInfer RPC doesn't support models with decoupled transaction policy",
+                "NOT_FOUND Request for unknown model: 'stream' has no available versions",
+            ),
+        },
+    ),
+    Difference(
+        "generate and generate_stream",
+        "Not offered yet: there is no such path, with a key or without.",
+        {"restricted/generate": ("403 This API is restricted", "404 Not Found")},
+    ),
+    Difference(
+        "Metrics of pinned memory",
+        "Nerite keeps no pool of pinned memory, so that there is nothing to measure.",
+        {
+            "counting/metrics of the machine#2": (
+                "metrics: nv_pinned_memory_pool_total_bytes, nv_pinned_memory_pool_used_bytes",
+                "metrics: none",
+            )
+        },
+    ),
     # ---- Wording ----
     Difference(
         "Names of classes and files in the errors of Python models",
@@ -126,6 +248,29 @@ DIFFERENCES = (
         },
     ),
     # ---- Of a newer Triton ----
+    Difference(
+        "What is told of a name or a value that cannot be",
+        "Newer versions of Triton say what is wrong: that a model's name is empty or a path, and that 'ready' of an "
+        "index is no boolean. Nerite does as they do.",
+        {
+            "repository_explicit/load by a path#1": (
+                "500 failed to load '..', failed to poll from model repository",
+                "400 invalid model name '..', model name must not contain path traversal characters",
+            ),
+            "repository_explicit/gRPC: load nothing": (
+                "INTERNAL failed to load '', failed to poll from model repository",
+                "INVALID_ARGUMENT Model name cannot be empty. Please enter a valid name to deploy.",
+            ),
+            "repository_fixed/index with ready as text": (
+                "500 attempt to access JSON non-boolean as boolean",
+                "400 Invalid value for 'ready': expected a boolean",
+            ),
+            "repository_fixed/index with ready as null": (
+                "500 attempt to access JSON non-boolean as boolean",
+                "400 Invalid value for 'ready': expected a boolean",
+            ),
+        },
+    ),
     Difference(
         "Parameters of a Python model's response",
         "Newer versions of Triton take bool, int and str; Nerite does as they do.",
@@ -155,12 +300,17 @@ def by_exchange() -> dict[str, tuple[str, str]]:
 
 
 def brief(answer: Mapping[str, Any]) -> str:
-    """An answer on one line, the way the list above has it: status, then the error's text or the body."""
+    """An answer on one line, the way the list above has it: status, then the error's text or the body.
+
+    Of metrics the names of the families.
+    """
     if "broken" in answer:
         return f"no answer ({answer['broken']})"
     if "code" in answer:
         body = answer.get("details", answer.get("message"))
         return f"{answer['code']} {body if isinstance(body, str) else json.dumps(body)}".strip()
+    if "families" in answer:
+        return f"metrics: {', '.join(sorted(answer['families'])) or 'none'}"
     body = answer.get("json", answer.get("text"))
     if isinstance(body, dict) and "error" in body:
         body = body["error"]

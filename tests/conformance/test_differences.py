@@ -81,4 +81,6 @@ def test_brief() -> None:
     assert brief({"status": 200, "headers": {}, "json": [1]}) == "200 [1]"
     assert brief({"code": "INTERNAL", "details": "x"}) == "INTERNAL x"
     assert brief({"code": "OK", "message": {"live": True}}) == 'OK {"live": true}'
+    assert brief({"headers": {}, "families": {"nv_b": {}, "nv_a": {}}}) == "metrics: nv_a, nv_b"
+    assert brief({"headers": {}, "families": {}}) == "metrics: none"
     assert brief({"broken": "TimeoutError"}) == "no answer (TimeoutError)"
