@@ -97,7 +97,6 @@ def _array(text: bytes, at: int, depth: int) -> int:
 
 
 def _string(text: bytes, at: int) -> int:
-    begin = at - 1
     while True:
         match = _PLAIN.match(text, at)
         at = match.end() if match else at
@@ -105,18 +104,20 @@ def _string(text: bytes, at: int) -> int:
         if byte == b'"':
             return at + 1
         if byte != b"\\":
-            # A text that ends, or a control character, which only stands in a string as an escape.
-            what = "Invalid encoding in string." if byte else "Missing a closing quotation mark in string."
-            raise JsonError(what, at if byte else begin)
+            # A text that ends, for which Triton takes a zero too, or a control character, which has to be escaped.
+            ends = byte in (b"", b"\0")
+            raise JsonError(
+                "Missing a closing quotation mark in string." if ends else "Invalid escape character in string.", at
+            )
         if text[at + 1 : at + 2] == b"u":
-            at = _code(text, at, begin)
+            at = _code(text, at)
         elif text[at + 1 : at + 2] and text[at + 1] in _ESCAPES:
             at += 2
         else:
             raise JsonError("Invalid escape character in string.", at)
 
 
-def _code(text: bytes, at: int, begin: int) -> int:
+def _code(text: bytes, at: int) -> int:
     """Check the escape of a code, and the other half of a pair behind it."""
     match = _HEX.match(text, at + 2)
     if not match:
