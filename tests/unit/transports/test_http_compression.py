@@ -18,7 +18,7 @@ PACK = {"gzip": gzip.compress, "deflate": zlib.compress}
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("plain", [b"", b"hello", b"x" * 100_000])
 def test_a_body_is_unpacked(encoding: str, plain: bytes) -> None:
-    unpacked = compression.decompress(encoding, memoryview(PACK[encoding](plain)), 100_000)
+    unpacked = compression.decompress(memoryview(PACK[encoding](plain)), 100_000)
     assert bytes(unpacked) == plain
     assert not unpacked.readonly
 
@@ -27,29 +27,33 @@ def test_a_body_is_unpacked(encoding: str, plain: bytes) -> None:
 def test_a_body_that_unpacks_beyond_the_limit(encoding: str) -> None:
     packed = memoryview(PACK[encoding](b"x" * 10_000_001))
     with pytest.raises(InvalidArgument, match=r"maximum allowed input size of 10000000 bytes"):
-        compression.decompress(encoding, packed, 10_000_000)
+        compression.decompress(packed, 10_000_000)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-@pytest.mark.parametrize("body", [b"", b"hello", b"\x1f\x8b"])
-def test_a_body_that_is_not_packed(encoding: str, body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"hello", b"\x1f\x8b"])
+def test_a_body_that_is_not_packed(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match="failed to decompress request body"):
-        compression.decompress(encoding, memoryview(body), 100)
+        compression.decompress(memoryview(body), 100)
+
+
+def test_no_body() -> None:
+    with pytest.raises(InvalidArgument, match=r"^nothing to be decompressed$"):
+        compression.decompress(memoryview(b""), 100)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_a_body_that_is_cut_off(encoding: str) -> None:
     packed = PACK[encoding](b"hello" * 10)
-    for end in range(len(packed)):
+    for end in range(1, len(packed)):
         with pytest.raises(InvalidArgument, match="failed to decompress request body"):
-            compression.decompress(encoding, memoryview(packed[:end]), 100)
+            compression.decompress(memoryview(packed[:end]), 100)
 
 
 def test_codings_that_there_are() -> None:
-    for encoding in ("", "gzip", "deflate"):
+    for encoding in ("identity", "gzip", "deflate"):
         assert compression.known(encoding)
         compression.check(encoding)
-    for encoding in ("br", "x-gzip", "gzip, deflate"):
+    for encoding in ("", "br", "x-gzip", "gzip, deflate"):
         assert not compression.known(encoding)
         with pytest.raises(Unsupported, match=r"^Unsupported compression type$"):
             compression.check(encoding)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from http_peer import Peer, request
+from http_peer import Peer, replies, request
 
 from nerite.config.options import RestrictedKey
 from nerite.core.errors import Internal, NotFound, Unavailable
@@ -93,6 +93,18 @@ def test_a_model_that_there_is_not_comes_before_what_is_wrong_with_the_question(
     assert (status, body) == (404, {"error": "Request for unknown model: 'none' is not found"})
     ((status, body),) = bench.ask("/v2/models/m/infer", b"{")
     assert status == 500
+
+
+def test_a_body_that_cannot_be_unpacked(bench: Bench) -> None:
+    bench.peer.send(request("/v2/models/m/infer", b"", "Content-Encoding: gzip"))
+    ((status, headers, body),) = replies(bench.peer.transport.taken())
+    assert (status, headers["content-type"]) == (400, "text/plain")
+    assert json.loads(body) == {"error": "nothing to be decompressed"}
+    ((status, _),) = bench.ask("/v2/models/none/infer", b"no gzip", "Content-Encoding: gzip")
+    assert status == 404
+    for encoding in ("", "br"):
+        told = bench.ask("/v2/models/m/infer", BODY, f"Content-Encoding: {encoding}")
+        assert told == [(501, {"error": "Unsupported compression type"})]
 
 
 def test_nothing_and_not_this_way(bench: Bench) -> None:

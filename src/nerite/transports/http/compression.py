@@ -9,12 +9,14 @@ from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.tensor import Buffer
 
 _WINDOW = {"gzip": 31, "deflate": 15}
+_EITHER = 47
+"""A window of zlib's that takes both codings, whichever the body is: clients confuse them."""
 _LEVEL = 1
 
 
 def known(encoding: str) -> bool:
-    """Return whether there is code for a coding; none at all is one."""
-    return not encoding or encoding in _WINDOW
+    """Return whether there is code for a coding."""
+    return encoding == "identity" or encoding in _WINDOW
 
 
 def check(encoding: str) -> None:
@@ -23,9 +25,11 @@ def check(encoding: str) -> None:
         raise Unsupported("Unsupported compression type")
 
 
-def decompress(encoding: str, body: memoryview, limit: int) -> memoryview:
+def decompress(body: memoryview, limit: int) -> memoryview:
     """Return the body as it was before compression. Raises ``InvalidArgument`` if it is none, or beyond ``limit``."""
-    decoder = zlib.decompressobj(_WINDOW[encoding])
+    if not body:
+        raise InvalidArgument("nothing to be decompressed")
+    decoder = zlib.decompressobj(_EITHER)
     try:
         plain = decoder.decompress(body, limit + 1)
     except zlib.error as error:

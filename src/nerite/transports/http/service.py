@@ -86,7 +86,11 @@ class HttpService:
         target: Target = head.route
         try:
             if target.encoding and target.reader is not None:
-                body = compression.decompress(target.encoding, body, self._max_input_size)
+                try:
+                    body = compression.decompress(body, self._max_input_size)
+                except NeriteError as error:
+                    self._refuse(connection, target.reader, error, reply.PLAIN)
+                    return None
             if target.reader is not None:
                 return self._infer(connection, target, target.reader, body)
             if target.answer is not None:
@@ -136,9 +140,10 @@ class HttpService:
             self._accepting = None
         return Question(start, (reader, plan)) if plan.repeats and not target.encoding else None
 
-    def _refuse(self, connection: HttpConnection, reader: Reader, error: NeriteError) -> None:
+    def _refuse(
+        self, connection: HttpConnection, reader: Reader, error: NeriteError, content_type: str = "application/json"
+    ) -> None:
         """Answer a request that is wrong, unless there is nobody to ask: that comes first, and is called text."""
-        content_type = "application/json"
         try:
             self._server.find(reader.model_name, reader.model_version)
         except NeriteError as unknown:
@@ -205,16 +210,13 @@ class HttpService:
             # Triton looks at the method early for these, and calls its error text.
             early = endpoint.name in ("infer", "live", "ready", "model_ready")
             return self._plain(answer=reply.NOT_ALLOWED if early else reply.NOT_ALLOWED_JSON)
-        encoding = head.headers.get("content-encoding", "")
-        if encoding == "identity":
-            encoding = ""
         if endpoint.name != "infer":
             call = getattr(self, f"_{endpoint.name}")
             return self._plain(
                 refusal=refusal,
-                encoding=encoding,
                 call=lambda connection, _head, body: call(connection, body, **route.arguments),
             )
+        encoding = head.headers.get("content-encoding", "identity")
         accepts = compression.accepted(head.headers.get("accept-encoding", ""))
         forwarded: dict[str, Parameter] = {}
         json_size = -1
@@ -227,16 +229,17 @@ class HttpService:
             offered = b"" if compression.known(encoding) else b"Accept-Encoding: gzip, deflate\r\n"
             refusal = refusal or reply.error_reply(error, reply.PLAIN)._replace(headers=offered)
         reader = Reader(route.arguments["model"], route.arguments["version"], forwarded, self._max_input_size)
+        if encoding == "identity":
+            encoding = ""
         return Target(None, refusal, reader, json_size, encoding, accepts, None)
 
     def _plain(
         self,
         answer: Reply | None = None,
         refusal: Reply | None = None,
-        encoding: str = "",
         call: Callable[[HttpConnection, RequestHead, memoryview], None] | None = None,
     ) -> Target:
-        return Target(answer, refusal, None, 0, encoding, "", call)
+        return Target(answer, refusal, None, 0, "", "", call)
 
     def _locked(self, category: str, head: RequestHead) -> Reply | None:
         lock = self._restricted.get(category)
