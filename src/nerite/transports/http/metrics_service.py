@@ -41,7 +41,7 @@ class MetricsService:
         if head.method != "GET":
             answer = reply.NOT_ALLOWED
         elif head.path != "/metrics":
-            answer = reply.EMPTY
+            answer = Reply(200, b"", _TYPE)
         else:
             families = metrics.families(self._server.metrics(), counters=self._options.counter_latencies)
             if self._options.cpu:
