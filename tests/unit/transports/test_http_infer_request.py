@@ -349,6 +349,11 @@ def test_raw_text_is_one_element() -> None:
             "The shape of the raw input 'IN' can not be deduced because there are more than one variable-sized "
             "dimension",
         ),
+        (
+            [Input("IN", dtypes.FP32, (3,))],
+            "input byte size mismatch for input 'raw_input' for model 'M'. Expected 12, got 8 (a body that is empty, "
+            "or whose Inference-Header-Content-Length is 0, is the data of 'IN' without any JSON)",
+        ),
     ],
 )
 def test_raw_bytes_that_cannot_be_understood(reader: Reader, inputs: list[Input], message: str) -> None:

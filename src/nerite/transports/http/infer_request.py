@@ -116,6 +116,13 @@ class Reader:
         else:
             shape = self._deduced(declared.name, declared.dims, size // declared.datatype.size)
             spec = TensorSpec(declared.name, declared.datatype, (*batch, *shape))
+            if spec.byte_size != size:
+                # Triton's name for an input that nobody has named.
+                raise InvalidArgument(
+                    f"input byte size mismatch for input 'raw_input' for model '{self.model_name}'. "
+                    f"Expected {spec.byte_size}, got {size} (a body that is empty, or whose "
+                    f"Inference-Header-Content-Length is 0, is the data of '{declared.name}' without any JSON)"
+                )
             place = (0, size)
         header = RequestHeader(
             self.model_name,
