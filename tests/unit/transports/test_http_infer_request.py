@@ -228,6 +228,19 @@ MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
         )
         for wrong in (1, "true", None)
     ),
+    (
+        body(IN, outputs=[{"name": "O", "parameters": {"shared_memory_region": "r"}}]),
+        NotFound,
+        "Unable to find shared memory region: 'r'",
+    ),
+    *(
+        (
+            body(IN, outputs=[{"name": "O", "parameters": {"shared_memory_region": "r", option: value}}]),
+            InvalidArgument,
+            f"Output can't set both 'shared_memory_region' and '{option}'",
+        )
+        for option, value in (("classification", 0), ("binary_data", True))
+    ),
     *(
         (body(IN, parameters={key: wrong}), Internal, f"Unable to parse '{key}': {NOT_UNSIGNED}")
         for key in ("priority", "timeout")

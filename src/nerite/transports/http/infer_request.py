@@ -16,13 +16,13 @@ from typing import Any
 import orjson
 
 from nerite.core import dtype as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NotFound, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unsupported
 from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader, labelled
 from nerite.core.signature import Signature, show
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 from nerite.transports.http import json_error, json_tensors
 
-_MAX_ELEMENTS = (1 << 63) - 1
+_MAX_INT64 = (1 << 63) - 1
 _MAX_PLANS = 256
 _MAX_PLAN_JSON = 16 * 1024
 _INFINITY = re.compile(rb'"(?:[^"\\]|\\.)*"|Inf(?:inity)?')
@@ -206,10 +206,10 @@ class Reader:
         if datatype is None:
             raise InvalidArgument(f"invalid datatype for input {name}")
         spec = TensorSpec(name, datatype, tuple(shape))
-        if spec.elements > _MAX_ELEMENTS:
+        if spec.elements > _MAX_INT64:
             raise InvalidArgument(
                 f"invalid shape for input '{name}': shape {show(shape)} causes total element count to exceed "
-                f"maximum size of {_MAX_ELEMENTS}"
+                f"maximum size of {_MAX_INT64}"
             )
         return spec
 
@@ -239,6 +239,8 @@ class Reader:
         for item in listed:
             name = _member(item, "name", str, "string")
             parameters = _parameters_of(item)
+            if "shared_memory_region" in parameters:
+                raise _no_region(parameters)
             classification = parameters.get("classification", 0)
             if type(classification) is not int or classification < 0:
                 raise Internal(
@@ -300,6 +302,15 @@ def _source(item: Any) -> str:
         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
         f"'shared_memory_region' in 'parameters'. {what}"
     )
+
+
+def _no_region(parameters: Mapping[str, Any]) -> NeriteError:
+    """Return the refusal of an output in shared memory, of which there is none: what contradicts it comes first."""
+    if "classification" in parameters:
+        return InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+    if parameters.get("binary_data"):
+        return InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
+    return NotFound(f"Unable to find shared memory region: '{parameters['shared_memory_region']}'")
 
 
 def _parameters_of(item: Mapping[str, Any]) -> Mapping[str, Any]:
