@@ -135,6 +135,13 @@ def test_values_that_python_calls_equal_are_kept_apart(reader: Reader) -> None:
     assert [type(value) for value in values] == [int, bool, float, str]
 
 
+def test_numbers_beyond_a_signed_integer_are_floats(reader: Reader) -> None:
+    parameters = {"largest": 2**63 - 1, "larger": 2**63, "beyond": 2**64}
+    told = reader.plan(body(IN, parameters=parameters)).header.parameters
+    assert [told[key] for key in parameters] == [2**63 - 1, 2.0**63, 2.0**64]
+    assert [type(told[key]) for key in parameters] == [int, float, float]
+
+
 def test_what_is_kept_is_bounded(reader: Reader) -> None:
     for number in range(2000):
         reader.plan(body(binary("A", 1), parameters={"number": number}))

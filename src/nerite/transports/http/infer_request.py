@@ -280,6 +280,8 @@ class Reader:
                 raise InvalidArgument(
                     "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
                 )
+            elif type(item) is int and item > _MAX_INT64:
+                custom[key] = float(item)  # as all numbers beyond a signed integer are
             elif isinstance(item, (str, bool, int, float)):
                 custom[key] = item
             else:
