@@ -177,11 +177,11 @@ class Signature:
                         ),
                         request.id,
                     )
-            elif (error := self._check_strings(spec, data)) is not None:
-                return labelled(error, request.id)
+            elif (error := self._check_strings(spec, data, request)) is not None:
+                return error
         return None
 
-    def _check_strings(self, spec: TensorSpec, data: Buffer) -> NeriteError | None:
+    def _check_strings(self, spec: TensorSpec, data: Buffer, request: InferenceRequest) -> NeriteError | None:
         """Walk the elements of a BYTES tensor: each length in place, and as many as the shape says."""
         where = f"for inference input '{spec.name}' for model '{self.model_name}'"
         size = len(data)
@@ -189,22 +189,24 @@ class Signature:
         while at < size:
             if found == spec.elements:
                 return InvalidArgument(
-                    f"unexpected number of string elements {found + 1} {where}, expecting {spec.elements}"
+                    f"{request.label}unexpected number of string elements {found + 1} {where}, "
+                    f"expecting {spec.elements}"
                 )
             if size - at < 4:
                 return InvalidArgument(
-                    f"incomplete string length indicator {where}, expecting 4 bytes but only {size - at} bytes "
-                    "available. Please make sure the string length indicator is in one buffer."
+                    f"{request.label}incomplete string length indicator {where}, expecting 4 bytes but only "
+                    f"{size - at} bytes available. Please make sure the string length indicator is in one buffer."
                 )
             length = int.from_bytes(data[at : at + 4], "little")
             at += 4
             if length > size - at:
+                # Found by Triton's backends, which know neither the model's name nor the request's id.
                 return InvalidArgument(
-                    f"incomplete string data {where}, expecting string of length {length} but only "
-                    f"{size - at} bytes available"
+                    f"incomplete string data for inference input '{spec.name}', expecting string of length {length} "
+                    f"but only {size - at} bytes available"
                 )
             at += length
             found += 1
         if found != spec.elements:
-            return InvalidArgument(f"expected {spec.elements} string elements {where}, got {found}")
+            return InvalidArgument(f"{request.label}expected {spec.elements} string elements {where}, got {found}")
         return None
