@@ -7,6 +7,7 @@ the header, and so for every tensor of strings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -94,10 +95,12 @@ class Signature:
         if not self.required <= seen.keys():
             raise self._missing(seen)
         header.batch_size = self._batch_size(header) if self.max_batch_size > 0 else 1
-        for spec in header.inputs:
+        for spec in reversed(header.inputs):
             declared = self.inputs[spec.name]
             self._check_type(spec, declared)
             self._check_shape(spec, declared)
+        if header.batch_size == 0:
+            self._refuse_no_rows(header)
         header.batch_key = None if self.uniform else self._batch_key(header)
 
     def _batch_size(self, header: RequestHeader) -> int:
@@ -145,8 +148,13 @@ class Signature:
     def _check_shape(self, spec: TensorSpec, declared: Input) -> None:
         shape = spec.shape[1:] if self.max_batch_size > 0 else spec.shape
         if len(shape) == len(declared.dims) and all(
-            expected in (-1, size) for size, expected in zip(shape, declared.dims, strict=True)
+            expected in (-1, size) or size == -1 for size, expected in zip(shape, declared.dims, strict=True)
         ):
+            if any(size < 0 for size in spec.shape):
+                raise InvalidArgument(
+                    f"All input dimensions should be specified for input '{spec.name}' for model "
+                    f"'{self.model_name}', got {show(spec.shape)}"
+                )
             return
         expected = (-1, *declared.dims) if self.max_batch_size > 0 else declared.dims
         note = _BATCH_NOTE if self.max_batch_size > 0 else ""
@@ -154,6 +162,21 @@ class Signature:
             f"unexpected shape for input '{spec.name}' for model '{self.model_name}'. "
             f"Expected {show(expected)}, got {show(spec.shape)}. {note}"
         )
+
+    def _refuse_no_rows(self, header: RequestHeader) -> None:
+        """Raise for a batch of none, in whose place Triton expects a batch of one."""
+        for spec in reversed(header.inputs):
+            elements = math.prod(spec.shape[1:])
+            if not elements:
+                continue
+            what = (
+                f"input byte size mismatch for input '{spec.name}' for model '{self.model_name}'. "
+                f"Expected {elements * spec.datatype.size}, got 0"
+                if spec.datatype.size
+                else f"expected {elements} string elements for inference input '{spec.name}' for model "
+                f"'{self.model_name}', got 0"
+            )
+            raise InvalidArgument(f"{what} (the first dimension is the batch, which must be at least 1)")
 
     def _batch_key(self, header: RequestHeader) -> object:
         """Return what two requests must agree on to share a batch: optional inputs, and shapes that may vary."""

@@ -144,6 +144,28 @@ def test_refusals_that_name_the_request(of: Signature, specs: list[TensorSpec], 
     assert refusal(of, *specs, id="seven") == f"[request id: seven] {expected}"
 
 
+@pytest.mark.parametrize("shape", [(-1, 16), (2, -1), (-3, 16), (-1, -1)])
+def test_a_size_below_zero(shape: tuple[int, ...]) -> None:
+    told = refusal(BATCHED, spec("A", shape), spec("B", (shape[0], 2)))
+    assert re.fullmatch(
+        re.escape(LABEL) + r"All input dimensions should be specified for input '[AB]' for model 'M', got \[.*\]", told
+    )
+
+
+def test_a_size_below_zero_in_a_shape_that_is_wrong_anyway() -> None:
+    told = refusal(PAIR, spec("A", (-4,)), B)
+    assert told == f"{LABEL}unexpected shape for input 'A' for model 'M'. Expected [4], got [-4]. "
+
+
+def test_a_batch_of_none() -> None:
+    told = refusal(BATCHED, spec("A", (0, 16)), spec("B", (0, 2)), id="7")
+    assert told.startswith("[request id: 7] input byte size mismatch for input 'B' for model 'M'. Expected 8, got 0 ")
+    assert "must be at least 1" in told
+    texts = signature(Input("A", dtypes.BYTES, (2,)), batch=8)
+    told = refusal(texts, spec("A", (0, 2), dtypes.BYTES))
+    assert told.startswith(f"{LABEL}expected 2 string elements for inference input 'A' for model 'M', got 0 ")
+
+
 def test_batches_that_do_not_match() -> None:
     told = refusal(BATCHED, spec("A", (1, 16)), spec("B", (2, 2)))
     assert re.fullmatch(re.escape(LABEL) + r"input '[AB]' batch size does not match other inputs for 'M'", told)
@@ -157,6 +179,11 @@ def test_refusals_that_do_not_name_the_request() -> None:
 def test_the_size_of_the_batch_is_looked_at_before_the_shapes() -> None:
     told = refusal(BATCHED, spec("A", (9, 1)), spec("B", (9, 2)))
     assert told == f"{LABEL}inference request batch-size must be <= 8 for 'M'"
+
+
+def test_of_two_wrong_inputs_the_last_is_told() -> None:
+    told = refusal(PAIR, spec("B", (3,)), spec("A", (2,)))
+    assert told == f"{LABEL}unexpected shape for input 'A' for model 'M'. Expected [4], got [2]. "
 
 
 def test_outputs_are_looked_at_before_inputs() -> None:

@@ -140,12 +140,6 @@ class InferReader:
         typed: list[Buffer] | None = None if raw else []
         for tensor in message.inputs:
             datatype = dtypes.BY_NAME.get(tensor.datatype) or _UNKNOWN
-            for size in tensor.shape:
-                if size < 0:
-                    raise InvalidArgument(
-                        f"All input dimensions should be specified for input '{tensor.name}' for model "
-                        f"'{message.model_name}', got [{','.join(map(str, tensor.shape))}]"
-                    )
             spec = TensorSpec(tensor.name, datatype, tuple(tensor.shape))
             if "shared_memory_region" in tensor.parameters:
                 region = tensor.parameters["shared_memory_region"].string_param
