@@ -314,6 +314,7 @@ def wrong_type(key: str, wording: str) -> str:
     return f"invalid value type for '{key}' parameter, expected {wording}."
 
 
+REGION = {"shared_memory_region": {"string_param": "r"}, "shared_memory_byte_size": {"int64_param": 8}}
 MISTAKES = [
     (b"\xff\xff\xff", Internal, "Unable to parse request"),
     (b"\x0a\x01\xff", Internal, "Unable to parse request"),
@@ -358,10 +359,37 @@ MISTAKES = [
         Unsupported,
         "string correlation ID cannot be longer than 128 characters",
     ),
-    (
-        request(tensor(parameters={"shared_memory_region": {"string_param": "r"}})),
-        NotFound,
-        "Unable to find shared memory region: 'r'",
+    *(
+        (
+            request(tensor(), outputs=[{"name": "OUT", "parameters": parameters}], raw_input_contents=[bytes(8)]),
+            kind,
+            text,
+        )
+        for parameters, kind, text in (
+            (REGION, NotFound, "Unable to find shared memory region: 'r'"),
+            (
+                {**REGION, "classification": {"int64_param": 1}},
+                InvalidArgument,
+                "output can't set both 'shared_memory_region' and 'classification'",
+            ),
+        )
+    ),
+    *(
+        (request(tensor(parameters=parameters)), kind, text)
+        for parameters, kind, text in (
+            (REGION, NotFound, "Unable to find shared memory region: 'r'"),
+            (
+                {"shared_memory_region": {"string_param": "r"}},
+                InvalidArgument,
+                "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+                "'IN'",
+            ),
+            (
+                {**REGION, "shared_memory_region": {"int64_param": 3}},
+                InvalidArgument,
+                "invalid value type for 'shared_memory_region' parameter for tensor 'IN', expected string_param.",
+            ),
+        )
     ),
 ]
 

@@ -142,8 +142,7 @@ class InferReader:
             datatype = dtypes.BY_NAME.get(tensor.datatype) or _UNKNOWN
             spec = TensorSpec(tensor.name, datatype, tuple(tensor.shape))
             if "shared_memory_region" in tensor.parameters:
-                region = tensor.parameters["shared_memory_region"].string_param
-                raise NotFound(f"Unable to find shared memory region: '{region}'")
+                raise _no_region(tensor)
             specs.append(spec)
             if tensor.HasField("contents"):
                 if raw:
@@ -218,8 +217,26 @@ def _output(output: Any) -> RequestedOutput:
             if classification <= 0:
                 raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
         elif key == "shared_memory_region":
-            raise NotFound(f"Unable to find shared memory region: '{parameter.string_param}'")
+            raise _no_region(output)
     return RequestedOutput(output.name, binary=True, classification=classification)
+
+
+def _no_region(tensor: Any) -> NeriteError:
+    """Return the refusal of a tensor in shared memory, of which there is none: what is wrong with saying so first."""
+    region = tensor.parameters["shared_memory_region"]
+    if not region.HasField("string_param"):
+        return InvalidArgument(
+            f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor.name}', "
+            "expected string_param."
+        )
+    if "shared_memory_byte_size" not in tensor.parameters:
+        return InvalidArgument(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+            f"'{tensor.name}'"
+        )
+    if "classification" in tensor.parameters:
+        return InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
+    return NotFound(f"Unable to find shared memory region: '{region.string_param}'")
 
 
 _FIELDS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
