@@ -335,6 +335,11 @@ MISTAKES = [
         InvalidArgument,
         "unexpected explicit tensor data for input tensor 'IN' for model 'M' of type 'FP32', expected datatype 'INT32'",
     ),
+    (
+        request(tensor(contents={"int_contents": [1, 2], "fp32_contents": [1.0, 2.0]})),
+        InvalidArgument,
+        "unexpected explicit tensor data for input tensor 'IN' for model 'M', binary data was already supplied.",
+    ),
     (with_parameter("triton_x", bool_param=True), InvalidArgument, RESERVED),
     *(
         (

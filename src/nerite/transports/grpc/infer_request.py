@@ -187,8 +187,14 @@ def _count_error(header: RequestHeader, given: int) -> NeriteError:
 def _contents(spec: TensorSpec, contents: Any, model: str) -> Buffer:
     """Return the wire form of typed contents."""
     expected = _CONTENTS.get(spec.datatype.name)
-    for descriptor, _ in contents.ListFields():
+    fields = contents.ListFields()
+    for descriptor, _ in fields:
         if descriptor.name != expected:
+            if fields[0][0].name == expected:
+                raise InvalidArgument(
+                    f"unexpected explicit tensor data for input tensor '{spec.name}' for model '{model}', binary data "
+                    "was already supplied."
+                )
             given = next((name for name, field in _CONTENTS.items() if field == descriptor.name), "")
             raise InvalidArgument(
                 f"unexpected explicit tensor data for input tensor '{spec.name}' for model '{model}' of type "
