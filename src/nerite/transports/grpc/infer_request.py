@@ -266,8 +266,10 @@ def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
             name, choices, wording = known
             if choice not in choices:
                 raise InvalidArgument(f"invalid value type for '{key}' parameter, expected {wording}.")
-            if type(value) is int and value < 0 and key != "sequence_id":
-                raise InvalidArgument(f"invalid value for '{key}', expected value >= 0.")
+            if type(value) is int and value < 0:
+                if key != "sequence_id":
+                    raise InvalidArgument(f"invalid value for '{key}', expected value >= 0.")
+                value += 1 << 64  # an unsigned id, in the only field that there is for it
             if type(value) is str and len(value) > MAX_CORRELATION_ID:
                 raise Unsupported("string correlation ID cannot be longer than 128 characters")
             fields[name] = value
