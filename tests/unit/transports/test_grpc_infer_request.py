@@ -76,7 +76,6 @@ def test_everything_a_request_can_say(reader: InferReader) -> None:
             "flag": {"bool_param": True},
             "number": {"int64_param": 7},
             "half": {"double_param": 0.5},
-            "nothing": {},
         },
         inputs=[tensor("A", "FP32", (1, 2)), tensor("B", "BYTES", (1,))],
         outputs=[{"name": "X"}, {"name": "Y", "parameters": {"classification": {"int64_param": 3}}}],
@@ -363,6 +362,10 @@ MISTAKES = [
         wrong_type("priority", "int64_param or uint64_param"),
     ),
     (with_parameter("timeout", uint64_param=1), InvalidArgument, wrong_type("timeout", "int64_param")),
+    *(
+        (with_parameter("x", **choice), InvalidArgument, wrong_type("x", "int64_param, bool_param, or string_param"))
+        for choice in ({"uint64_param": 1}, {})
+    ),
     (
         with_parameter("sequence_id", string_param="x" * 129),
         Unsupported,

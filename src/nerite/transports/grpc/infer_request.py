@@ -281,6 +281,10 @@ def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
                 "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
                 "starting with 'triton_' are allowed: triton_enable_empty_final_response"
             )
-        elif value is not None:
+        elif value is None or choice == "uint64_param":
+            raise InvalidArgument(
+                f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
+            )
+        else:
             custom[key] = value
     return fields, custom
