@@ -11,11 +11,12 @@ import pytest
 
 from doubles import Caller
 from nerite.config.options import RestrictedKey
-from nerite.core.errors import Internal
+from nerite.core.errors import Internal, NotFound
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.http2 import Headers
 from nerite.transports.grpc.service import GrpcService
+from nerite.wire.grpc_service import ModelInferRequest
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -29,6 +30,11 @@ class FakeServer:
 
     def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
         return None
+
+    def find(self, model: str, version: str) -> object:
+        if model == "none":
+            raise NotFound("Request for unknown model: 'none' is not found")
+        return object()
 
 
 class FakeCall:
@@ -108,6 +114,27 @@ def test_an_answer_that_cannot_be_written_is_still_an_answer(caplog: pytest.LogC
     assert call.failures[0][b"grpc-status"] == b"13"
     assert call.failures[0][b"grpc-message"] == b"internal error, see the server's log"
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("none", b"Request for unknown model: 'none' is not found"),
+        ("m", b"unable to find data for input tensor 'IN' for model 'm' in request."),
+        ("", b"unable to find data for input tensor 'IN' for model '' in request."),
+    ],
+)
+def test_a_model_that_there_is_not_comes_before_what_is_wrong_with_the_question(model: str, told: bytes) -> None:
+    call: Any = FakeCall()
+    message = ModelInferRequest(model_name=model, inputs=[{"name": "IN"}]).SerializeToString()
+    target(INFER).start(call, memoryview(bytes(5) + message))
+    assert call.failures[0][b"grpc-message"] == told
+
+
+def test_bytes_that_are_no_message() -> None:
+    call: Any = FakeCall()
+    target(INFER).start(call, memoryview(bytes(5) + b"\x0a\x04none\xff"))
+    assert call.failures[0][b"grpc-message"] == b"Unable to parse request"
 
 
 def test_a_failure_is_passed_on() -> None:
