@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 
 import pytest
@@ -315,7 +316,8 @@ def test_what_is_not_http_ends_the_connection_with_an_answer(peer: Peer, stream:
         peer.send(stream[at : at + step])
     before, (status, headers, body) = replies(peer.transport.taken())
     assert before[0] == 200
-    assert (status, headers["connection"], body) == (400, "close", b'{"error":"Bad Request"}')
+    assert (status, headers["connection"]) == (400, "close")
+    assert len(json.loads(body)["error"]) > len("Bad Request: ")
     assert peer.transport.closed
 
 

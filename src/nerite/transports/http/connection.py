@@ -280,14 +280,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             found = data.find(b"\r\n\r\n", at, size)
             end = found + 4 if found >= 0 else size
             if end - at > MAX_HEAD:
-                self._refuse_bytes()
+                self._refuse_bytes(f"the head is larger than {MAX_HEAD} bytes")
                 return
             if found < 0:
                 break
             try:
                 head = self._shared.heads.get(bytes(view[at:end]))
-            except BadHead:
-                self._refuse_bytes()
+            except BadHead as error:
+                self._refuse_bytes(str(error))
                 return
             self._head = head
             stop = end + head.content_length
@@ -334,8 +334,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         assert self._chunks is not None and self._head is not None
         try:
             rest = self._chunks.feed(data)
-        except BadChunk:
-            self._refuse_bytes()
+        except BadChunk as error:
+            self._refuse_bytes(str(error))
             return
         except InvalidArgument as error:
             self._last = True
@@ -387,11 +387,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not self._closing:
             self._skip(bytes(rest))
 
-    def _refuse_bytes(self) -> None:
+    def _refuse_bytes(self, reason: str) -> None:
         """Answer bytes that are not HTTP, and close: what comes next cannot be known."""
-        self._transport.write(
-            reply.Reply(400, b'{"error":"Bad Request"}', "application/json", b"Connection: close\r\n").encode()
-        )
+        refusal = reply.json_reply({"error": f"Bad Request: {reason}"}, 400)
+        self._transport.write(refusal._replace(headers=b"Connection: close\r\n").encode())
         self._close()
 
 
