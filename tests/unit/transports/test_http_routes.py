@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.config.options import RESTRICTED_CATEGORIES
-from nerite.transports.http.routes import ENDPOINTS, find
+from nerite.transports.http.routes import ENDPOINTS, NOT_OFFERED, find
 
 MODEL = {"model": "m", "version": ""}
 VERSION = {"model": "m", "version": "3"}
@@ -44,8 +44,30 @@ VERSION = {"model": "m", "version": "3"}
 def test_where_a_path_leads(path: str, name: str, method: str, category: str, arguments: dict[str, str]) -> None:
     route = find(path)
     assert route is not None
-    assert (route.endpoint.name, route.endpoint.method, route.endpoint.category) == (name, method, category)
+    assert (route.endpoint.name, route.endpoint.methods, route.endpoint.category) == (name, (method,), category)
     assert route.arguments == arguments
+    assert category in RESTRICTED_CATEGORIES
+
+
+@pytest.mark.parametrize(
+    ("path", "methods", "category"),
+    [
+        ("/v2/models/m/generate", "POST", "inference"),
+        ("/v2/models/m/versions/3/generate_stream", "POST", "inference"),
+        ("/v2/systemsharedmemory/status", "GET", "shared-memory"),
+        ("/v2/cudasharedmemory/region/r/status", "GET", "shared-memory"),
+        ("/v2/systemsharedmemory/region/r/register", "POST", "shared-memory"),
+        ("/v2/cudasharedmemory/unregister", "POST", "shared-memory"),
+        ("/v2/trace/setting", "GET POST", "trace"),
+        ("/v2/models/m/trace/setting", "GET POST", "trace"),
+        ("/v2/logging", "GET POST", "logging"),
+    ],
+)
+def test_what_is_not_offered_is_known(path: str, methods: str, category: str) -> None:
+    route = find(path)
+    assert route is not None
+    assert route.endpoint in NOT_OFFERED
+    assert (route.endpoint.methods, route.endpoint.category) == (tuple(methods.split()), category)
     assert category in RESTRICTED_CATEGORIES
 
 
@@ -75,6 +97,8 @@ def test_where_a_path_leads(path: str, name: str, method: str, category: str, ar
         "/v2/repository/models//load",
         "x/v2",
         "/v2/health/live\n",
+        "/v2/models/m/versions/3/trace/setting",
+        "/v2/sharedmemory/status",
     ],
 )
 def test_paths_that_lead_nowhere(path: str) -> None:

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 
 class Endpoint(NamedTuple):
-    """A kind of question: its name, the method it takes, and the category by which access is restricted."""
+    """A kind of question: its name, the methods it takes, and the category by which access is restricted."""
 
     name: str
-    method: str
+    methods: tuple[str, ...]
     category: str
     pattern: re.Pattern[str]
 
@@ -25,10 +25,11 @@ class Route(NamedTuple):
 _MODEL = r"/v2/models/(?P<model>[^/]+)"
 _VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
 _REPOSITORY = r"/v2/repository(?:/(?P<repository>[^/]+))?"
+_REGIONS = r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
 
 
-def _endpoint(name: str, method: str, category: str, pattern: str) -> Endpoint:
-    return Endpoint(name, method, category, re.compile(pattern))
+def _endpoint(name: str, methods: str, category: str, pattern: str) -> Endpoint:
+    return Endpoint(name, tuple(methods.split()), category, re.compile(pattern))
 
 
 ENDPOINTS: Final = (
@@ -45,13 +46,21 @@ ENDPOINTS: Final = (
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/load"),
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/unload"),
 )
+NOT_OFFERED: Final = (
+    _endpoint("the generate extension", "POST", "inference", _MODEL + _VERSION + "/generate(?:_stream)?"),
+    _endpoint("the shared memory extension", "GET", "shared-memory", _REGIONS + "/status"),
+    _endpoint("the shared memory extension", "POST", "shared-memory", _REGIONS + "/(?:un)?register"),
+    _endpoint("the trace extension", "GET POST", "trace", "/v2/(?:models/[^/]+/)?trace/setting"),
+    _endpoint("the logging extension", "GET POST", "logging", "/v2/logging"),
+)
+"""What Triton answers and this version does not. Known, so that it can be told apart from a misspelt path."""
 _FIRST: Final = {"/v2/models/stats": "all_statistics"}
 
 
 def find(path: str) -> Route | None:
     """Return the route of a path, None if there is none. The method is not looked at."""
     special = _FIRST.get(path)
-    for endpoint in ENDPOINTS:
+    for endpoint in ENDPOINTS + NOT_OFFERED:
         if special is not None and endpoint.name != special:
             continue
         match = endpoint.pattern.fullmatch(path)

@@ -206,10 +206,13 @@ class HttpService:
             return self._plain(answer=reply.NOT_FOUND)
         endpoint = route.endpoint
         refusal = self._locked(endpoint.category, head)
-        if refusal is None and head.method != endpoint.method:
+        if refusal is None and head.method not in endpoint.methods:
             # Triton looks at the method early for these, and calls its error text.
             early = endpoint.name in ("infer", "live", "ready", "model_ready")
             return self._plain(answer=reply.NOT_ALLOWED if early else reply.NOT_ALLOWED_JSON)
+        if endpoint in routes.NOT_OFFERED:
+            error = Unsupported(f"{endpoint.name} is not offered by this version of the server")
+            return self._plain(answer=reply.error_reply(error), refusal=refusal)
         if endpoint.name != "infer":
             call = getattr(self, f"_{endpoint.name}")
             return self._plain(
