@@ -108,9 +108,115 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Shapes over gRPC whose size in bytes does not fit 64 bits",
-        "Triton's size is what remains of it in 64 bits. Nerite names the true one.",
+        "More inputs than the model has",
+        "Triton lists all that came, in the order of a hash table, and none that is missing. Nerite names one that the "
+        "model does not have.",
         {
+            "infer_json/one input too many": (
+                "400 [request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'pair'. Got input(s) [",
+                "400 unexpected inference input 'C' for model 'pair'",
+            ),
+            "infer_json/too many inputs beside optional ones": (
+                "400 [request id: <id_unknown>] expected number of inputs between 2 and 3 but got 4 inputs for model",
+                "400 unexpected inference input 'OTHER' for model 'options'",
+            ),
+            "grpc_infer/one input too many": (
+                "INVALID_ARGUMENT [request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'pair'",
+                "INVALID_ARGUMENT unexpected inference input 'C' for model 'pair'",
+            ),
+        },
+    ),
+    Difference(
+        "Raw contents over gRPC that belong to no input",
+        "Triton drops them. They are a mistake of the client, which is told.",
+        {
+            "grpc_infer/raw data for one input too many": (
+                'OK {"model_name": "echo"',
+                "INVALID_ARGUMENT expected 1 raw_input_contents entries for model 'echo', got 2",
+            )
+        },
+    ),
+    Difference(
+        "Compressed bodies that are broken",
+        "Triton takes what it could unpack of them, and be it nothing, for the whole body. Nerite says that they are "
+        "broken. This includes deflate without zlib's frame.",
+        {
+            "compression/deflate without a frame": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 failed to decompress request body",
+            ),
+            "compression/gzip that is not": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 failed to decompress request body",
+            ),
+            "compression/gzip cut off": (
+                "500 failed to parse the request JSON buffer",
+                "400 failed to decompress request body: it is incomplete",
+            ),
+        },
+    ),
+    Difference(
+        "An Inference-Header-Content-Length that is no number, or beyond 32 bits",
+        "Triton goes by the digits it begins with, 0 where there are none, and by what remains of them in 32 bits. The "
+        "JSON is then cut, or taken for a tensor. Nerite says that the length is wrong.",
+        {
+            "infer_binary/length is text": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 Unable to parse Inference-Header-Content-Length, got: abc",
+            ),
+            "infer_binary/length is text after digits": (
+                "500 failed to parse the request JSON buffer",
+                "400 Unable to parse Inference-Header-Content-Length, got: 12abc",
+            ),
+            "infer_binary/length empty": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 Unable to parse Inference-Header-Content-Length, got:",
+            ),
+            "infer_binary/length beyond 32 bits": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 inference header size should be in range (0, 103), got: 4294967296",
+            ),
+        },
+    ),
+    Difference(
+        "Negative timeouts over gRPC",
+        "Triton makes a very long time of them. Over HTTP it refuses them, and Nerite does so over both.",
+        {
+            "parameters/gRPC: timeout negative": (
+                'OK {"model_name": "request"',
+                "INVALID_ARGUMENT invalid value for 'timeout', expected value >= 0.",
+            )
+        },
+    ),
+    Difference(
+        "Metadata that would be forwarded under a reserved name",
+        "Names that begin with triton_ are reserved. Triton refuses them in HTTP headers only, Nerite in gRPC metadata "
+        "too.",
+        {
+            "parameters/gRPC: reserved metadata": (
+                'OK {"model_name": "request"',
+                "INVALID_ARGUMENT Header 'triton_thing' is reserved for Triton usage and cannot be forwarded.",
+            )
+        },
+    ),
+    Difference(
+        "A forwarded header without a value",
+        "Triton's HTTP parser makes a blank of it.",
+        {
+            "parameters/empty header": (
+                '200 {"model_name": "request"',
+                '200 {"model_name": "request"',
+            )
+        },
+    ),
+    Difference(
+        "Shapes whose size does not fit 64 bits",
+        "Triton goes on with what remains of it in 64 bits. Nerite goes by the true one.",
+        {
+            "infer_json/dimension of 2^63": (
+                "500 Unable to parse 'data': Shape does not match true shape of 'data' field",
+                "400 invalid shape for input 'IN': shape [1,9223372036854775808] causes total element count to exceed",
+            ),
             "grpc_infer/elements beyond 64 bits": (
                 "INVALID_ARGUMENT [request id: <id_unknown>] input byte size mismatch",
                 "INVALID_ARGUMENT",
@@ -213,11 +319,6 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "generate and generate_stream",
-        "Not offered yet: there is no such path, with a key or without.",
-        {"restricted/generate": ("403 This API is restricted", "404 Not Found")},
-    ),
-    Difference(
         "Metrics of pinned memory",
         "Nerite keeps no pool of pinned memory, so that there is nothing to measure.",
         {
@@ -225,6 +326,38 @@ DIFFERENCES = (
                 "metrics: nv_pinned_memory_pool_total_bytes, nv_pinned_memory_pool_used_bytes",
                 "metrics: none",
             )
+        },
+    ),
+    # ---- Left open by the protocols ----
+    Difference(
+        "JSON keys that stand twice",
+        "JSON does not say what they mean. Triton takes the first, Nerite the last, as most programs do.",
+        {
+            "infer_json/keys twice": (
+                '200 {"id": "a"',
+                '200 {"id": "b"',
+            )
+        },
+    ),
+    Difference(
+        "Methods that HTTP does not know",
+        "Triton finds that the path does not take them. Nerite does not read further than the method, says so, and "
+        "closes the connection.",
+        {"http_routes/method of no meaning": ("405 Method Not Allowed", "400 Bad Request: Invalid method")},
+    ),
+    Difference(
+        "The content type of the error about a string that is cut off",
+        "Triton finds it when the model is to run, and calls it text/plain as all errors of models. Nerite finds it "
+        "before, as all other sizes that are wrong, and calls it JSON, which it is.",
+        {
+            "infer_binary/BYTES: half a text": (
+                "400 incomplete string data for inference input 'IN'",
+                "400 incomplete string data for inference input 'IN'",
+            ),
+            "infer_binary/BYTES: huge length": (
+                "400 incomplete string data for inference input 'IN'",
+                "400 incomplete string data for inference input 'IN'",
+            ),
         },
     ),
     # ---- Wording ----
