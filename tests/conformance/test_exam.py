@@ -26,9 +26,6 @@ from conformance.triton import TritonUnavailable, installation
 pytestmark = pytest.mark.timeout(600)
 
 ALLOWED = by_exchange()
-OPEN = {
-    line for line in Path(__file__).with_name("open.txt").read_text().splitlines() if line and not line.startswith("#")
-}
 CASES = [(topic, name) for topic in topics() for name in topic.exchanges]
 
 
@@ -84,21 +81,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.mark.parametrize(("topic", "name"), CASES, ids=[f"{topic.name}/{name}" for topic, name in CASES])
 def test_same_answers(stage: Stage, topic: Topic, name: str) -> None:
-    exchange = f"{topic.name}/{name}"
-    try:
-        compare(stage, topic, name)
-    except (AssertionError, pytest.fail.Exception):
-        if exchange not in OPEN:
-            raise
-    else:
-        assert exchange not in OPEN, f"the answers agree: take {exchange} out of open.txt"
-
-
-def test_what_is_open_is_an_exchange() -> None:
-    assert {f"{topic.name}/{name}" for topic, name in CASES} >= OPEN
-
-
-def compare(stage: Stage, topic: Topic, name: str) -> None:
     """Ask both servers, and fail unless they answer alike or as the list of differences says."""
     exchange, steps = f"{topic.name}/{name}", topic.exchanges[name]
     pair = stage.set(topic.scene)

@@ -184,7 +184,7 @@ class _Inference:
         try:
             header, request_id, data = self._reader.read(_unpacked(framed, self._encoding))
         except NeriteError as error:
-            call.fail(status.of_error(self._first_mistake(message, error)))
+            call.fail(status.of_error(self._first_mistake(framed, error)))
             return
         except Exception:  # a mistake of ours must not cost the client its answer
             _log.exception("a request could not be read")
@@ -193,11 +193,11 @@ class _Inference:
         request = call.request = InferenceRequest(header, data, call, now, request_id)
         self._server.infer(request)
 
-    def _first_mistake(self, message: memoryview, error: NeriteError) -> NeriteError:
+    def _first_mistake(self, framed: memoryview, error: NeriteError) -> NeriteError:
         """Return what is wrong with a request: ``error``, unless there is nobody to ask, which comes first."""
         if isinstance(error, Internal):  # the message cannot be read
             return error
-        name, version, _ = infer_wire.peek(_unpacked(message, self._encoding))
+        name, version, _ = infer_wire.peek(_unpacked(framed, self._encoding))
         if name:
             try:
                 self._server.find(name, version)
