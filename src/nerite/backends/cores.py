@@ -15,11 +15,11 @@ def usable_cores() -> int:
     threads. Never raises: what cannot be read does not limit.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(affinity, _quota(_CGROUP) or affinity))
+    return max(1, min(affinity, quota() or affinity))
 
 
-def _quota(cgroup: Path) -> int:
-    """Return the CPU quota of ``cgroup`` in whole cores, rounded up; 0 where there is none."""
+def quota(cgroup: Path = _CGROUP) -> int:
+    """Return the CPU quota of ``cgroup``, ours by default, in whole cores, rounded up; 0 where there is none."""
     try:
         if (unified := cgroup / "cpu.max").exists():
             limit, period = unified.read_text().split()

@@ -25,6 +25,7 @@ from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.execution import guard, messages
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
+from nerite.execution.vigil import Vigil, limit_of
 
 
 class _Nobody:
@@ -42,6 +43,7 @@ class Worker:
 
     def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
         self._channel = channel
+        self._vigil = Vigil(channel)
         self._descriptors = descriptors
         self._frames = messages.Frames()
         arena = Arena()
@@ -57,7 +59,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the server says CLOSE or goes away."""
-        receive = self._channel.recv_into
+        receive = self._vigil.receive
         frames = self._frames
         while self._running:
             size = receive(frames.space())
@@ -141,6 +143,7 @@ class Worker:
             return registry.backend(value["backend"]).complete(read_context(value))
         if kind == messages.LOAD:
             self._name = value["instance"]["name"]
+            self._vigil.limit = limit_of(value["settings"])
             self._model = registry.backend(value["backend"]).open(read_context(value))
             self._instance = self._model.instance(InstanceContext(**value["instance"]))
             return True

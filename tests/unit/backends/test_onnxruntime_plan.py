@@ -231,12 +231,12 @@ def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], quota: 
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert cores._quota(tmp_path) == quota
+    assert cores.quota(tmp_path) == quota
 
 
 def test_a_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)), raising=False)
-    monkeypatch.setattr(cores, "_quota", lambda _: 3)
+    monkeypatch.setattr(cores, "quota", lambda: 3)
     assert cores.usable_cores() == 3
-    monkeypatch.setattr(cores, "_quota", lambda _: 0)
+    monkeypatch.setattr(cores, "quota", lambda: 0)
     assert cores.usable_cores() == 64
