@@ -31,6 +31,8 @@ from nerite.transports.http.service import HttpService
 from nerite.transports.tls import context_of
 
 _MAX_METRICS_BODY = 64 * 1024
+_COLLECT_EVERY = 10_000
+"""Objects made and not yet gone, before the collector looks for cycles. A batch of requests is some thousand."""
 
 
 class Listener(Protocol):
@@ -120,9 +122,10 @@ class ServerProcess:
             return False
         server.started()
         self._welcome(server)
-        # What lives from here on lives long: the collector need not look at it again.
+        # What lives from here on lives long: the collector need not look at it again. And requests make no cycles.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_COLLECT_EVERY)
         return True
 
     async def _load_models(self, server: InferenceServer) -> list[tuple[str, NeriteError]]:

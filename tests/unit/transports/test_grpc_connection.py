@@ -189,6 +189,20 @@ def test_answers_of_one_turn_leave_in_one_write() -> None:
     assert peer.transport.writes == writes + 2
 
 
+def test_many_answers_leave_in_several_writes() -> None:
+    """The client begins with the first while the others are written."""
+    peer = Peer()
+    calls = [peer.call("/later", status.framed(b"x")) for _ in range(20)]
+    peer.flush()
+    writes = peer.transport.writes
+    for waiting in peer.service.waiting:
+        waiting.respond(OK)
+    assert peer.transport.writes == writes + 3
+    peer.hear()
+    assert set(calls) <= set(peer.ended)
+    assert peer.transport.writes == writes + 3
+
+
 def test_a_call(peer: Peer) -> None:
     stream = peer.call("/echo", message(b"hello"))
     peer.flush()

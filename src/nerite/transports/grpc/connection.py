@@ -19,6 +19,8 @@ READ_SIZE = 256 * 1024
 _HIGH_WATER = 1024 * 1024
 _PREFIX = 5
 _MAX_MESSAGE = 2**31 - 1
+_TOGETHER = 8
+"""Answers that leave in one write. Not more, so that the client has something to do while we write the others."""
 _NOT_HTTP2 = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
     b"This is the gRPC port, which speaks HTTP/2. The HTTP port is 8000 unless it was set otherwise.\n"
@@ -249,7 +251,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def answered(self) -> None:
         """Write an answer: at once if no other is due, else with those that follow in this turn of the loop."""
-        if not self.calls:
+        if not self.calls or len(self.http2.outbound) >= _TOGETHER:
             self.flush()
         elif not self._gathering:
             self._gathering = True
