@@ -102,6 +102,10 @@ class FakeLoop:
         heapq.heappush(self._timers, (timer.at_ns, next(self._number), timer))
         return timer
 
+    def pass_time(self, ns: int) -> None:
+        """Let time pass without anything being done."""
+        self.now_ns += ns
+
     def settle(self) -> None:
         """Do what is ready, without letting time pass."""
         while self._ready:

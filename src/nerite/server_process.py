@@ -20,6 +20,7 @@ from nerite.config.options import ServerOptions
 from nerite.core.errors import NeriteError
 from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
+from nerite.execution.vigil import limit_of
 from nerite.observability.bridge import WorkerLines
 from nerite.observability.log import log
 from nerite.observability.record import Table
@@ -72,7 +73,8 @@ class ServerProcess:
             loop.add_signal_handler(number, self._asked_to_stop)
         lines = WorkerLines(log)
         nursery = Nursery(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
-        launcher = Launcher(loop, self._loader, nursery, lines)
+        stay_awake = limit_of(self._options.stay_awake_microseconds)
+        launcher = Launcher(loop, self._loader, nursery, lines, stay_awake)
         server = InferenceServer(self._options, self._manager_of(launcher))
         try:
             start = loop.create_task(self._start(server))

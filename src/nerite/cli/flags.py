@@ -260,6 +260,10 @@ FLAGS: tuple[Flag, ...] = (
 
     Flag("options-file", "Nerite", TEXT,
          "TOML file with more options: each key is a flag without its dashes, a repeated flag is a list."),
+    Flag("stay-awake-microseconds", "Nerite", INTEGER,
+         "How long the server and its workers wait awake for what comes next, when it mostly comes that soon; "
+         "0 is never. Being woken takes longer than a small model, but who stays awake uses a core.",
+         "stay_awake_microseconds", default_text="400; 0 on one core, or under a limit of processor time"),
     Flag("http-use-ssl", "Nerite", BOOLEAN, "Serve HTTP over TLS.", "http.tls.enabled"),
     Flag("http-use-ssl-mutual", "Nerite", BOOLEAN,
          "Serve HTTP over TLS, and ask clients for a certificate.", "http.tls.mutual"),

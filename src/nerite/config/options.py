@@ -273,6 +273,8 @@ class ServerOptions:
 
     id: str = "triton"
     exit_timeout_secs: int = 30
+    stay_awake_microseconds: int = -1
+    """How long the server and its workers may wait awake; 0 is never, below that the machine decides."""
     log: LogOptions = LogOptions()
     repository: RepositoryOptions = RepositoryOptions()
     http: HttpOptions = field(default_factory=HttpOptions)

@@ -17,6 +17,7 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution.runner import Batch, Runner
+from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.decider import Decider
 from nerite.scheduling.release_order import ReleaseOrder
@@ -33,6 +34,7 @@ class Dispatcher:
         runners: Sequence[Runner],
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
+        sentry: Sentry,
         *,
         preserve_ordering: bool = False,
     ) -> None:
@@ -40,6 +42,7 @@ class Dispatcher:
         self._runners = tuple(runners)
         self._statistics = statistics
         self._loop = loop
+        self._stir = sentry.stir
         self._idle: deque[Runner] = deque(runners)
         self._busy = 0
         self._looking = False
@@ -98,6 +101,7 @@ class Dispatcher:
     def _turn(self) -> None:
         """Look at the queue, as was arranged."""
         self._look()
+        self._stir(self._busy > 0)
         self._check_drained()
 
     def _look(self) -> None:
@@ -134,6 +138,8 @@ class Dispatcher:
                 for earlier, answer in self._order.finish(self._places.pop(request), (request, response)):
                     earlier.respond(answer)
         self._statistics.executed(batch, marks, _now())
+        if not self._looking:
+            self._stir(self._busy > 0)
         self._check_drained()
 
     def _usable(self, runner: Runner) -> None:

@@ -25,6 +25,7 @@ from nerite.execution.loop_runner import LoopRunner
 from nerite.execution.nursery import Nursery, WorkerProcess
 from nerite.execution.runner import Runner
 from nerite.execution.running_version import RunningVersion
+from nerite.execution.sentry import Sentry
 from nerite.execution.thread_runner import ThreadRunner
 from nerite.execution.worker import write_context
 from nerite.execution.worker_runner import WorkerPlan, WorkerRunner
@@ -40,8 +41,13 @@ IN_WORKERS = frozenset(("python",))
 class Launcher:
     """One for the server. Its coroutines are for the loop; the blocking work is done by ``loader``."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, loader: Executor, nursery: Nursery, log: Log) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, loader: Executor, nursery: Nursery, log: Log, stay_awake: float
+    ) -> None:
+        """``stay_awake``: seconds that the loop, and each worker, may wait awake for what comes next."""
         self._loop = loop
+        self._stay_awake = stay_awake
+        self._sentry = Sentry(loop, stay_awake)
         self._loader = loader
         self._nursery = nursery
         self._log = log
@@ -89,6 +95,7 @@ class Launcher:
             runners,
             arena,
             self._loop,
+            self._sentry,
             release,
         )
         running.load_seconds = time.monotonic() - began
@@ -128,7 +135,9 @@ class Launcher:
         arena: Arena,
         interpreter: Path | None,
     ) -> WorkerPlan:
-        return WorkerPlan(backend, context, instance, interpreter, {}, self._nursery, arena, self._log)
+        return WorkerPlan(
+            backend, context, instance, interpreter, {}, self._nursery, arena, self._log, self._stay_awake
+        )
 
 
 def _nothing() -> None:

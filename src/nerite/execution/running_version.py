@@ -14,6 +14,7 @@ from nerite.core.signature import Signature
 from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.runner import Runner
+from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.decider import Decider
 
@@ -34,6 +35,7 @@ class RunningVersion:
         runners: Sequence[Runner],
         arena: Arena,
         loop: asyncio.AbstractEventLoop,
+        sentry: Sentry,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """``release`` is called in the end, when every instance is closed: the backend's own clean-up."""
@@ -58,6 +60,7 @@ class RunningVersion:
             self.runners,
             self.statistics,
             loop,
+            sentry,
             preserve_ordering=bool(batching and batching.preserve_ordering),
         )
         self._submit = self._dispatcher.submit

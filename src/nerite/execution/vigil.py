@@ -1,63 +1,53 @@
-"""How a worker waits for its next message: asleep, or awake while messages come one soon after the other.
+"""Whether to wait asleep or awake: a decider without a clock.
 
-To fall asleep and to be woken again costs each of two processes tens of microseconds, more than a small model needs,
-and leaves both with cold caches. So where the last message came soon, the worker stays awake for the next one, as long
-again at most, and gives way to everybody else in between. Where messages are further apart it sleeps as ever: what is
-spent awake is never more than one core, and only by a worker that answers thousands of batches a second.
+To fall asleep and to be woken again costs tens of microseconds, more than a small model needs, and leaves cold caches.
+So where the last wait was short, the next one is spent awake, up to a limit, by looking again and again and giving way
+to everybody else in between. Where things are further apart one sleeps as ever: what is spent awake is never more
+than one core, and only by who is busy thousands of times a second.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-from collections.abc import Callable, Mapping
-
 from nerite.backends import cores
-from nerite.core.errors import InvalidArgument
 
-SETTING = "stay-awake-microseconds"
 _DEFAULT_MICROSECONDS = 400
 
 
 class Vigil:
-    """Receives from a blocking socket. Asleep until ``limit`` is set."""
+    """One that waits. Waits of two kinds are told apart, because the one says little about the other.
 
-    def __init__(self, channel: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limit = 0.0
-        """Seconds to stay awake; 0 is never."""
-        self._receive = channel.recv_into
-        self._clock = clock
-        self._soon = True
-
-    def receive(self, space: memoryview) -> int:
-        """Wait for bytes and return how many came, 0 at the end of the channel."""
-        clock, limit = self._clock, self.limit
-        began = clock()
-        size = -1
-        if self._soon:
-            while size < 0 and clock() - began < limit:
-                try:
-                    size = self._receive(space, 0, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    os.sched_yield()
-        if size < 0:
-            size = self._receive(space)
-        self._soon = clock() - began < limit
-        return size
-
-
-def limit_of(settings: Mapping[str, str]) -> float:
-    """Return how many seconds workers with these backend settings stay awake. Raises ``InvalidArgument``.
-
-    Never by default where it would take from somebody: on one core, and under a quota of processor time, which it
-    would use up.
+    Told when a wait begins (``rest``) and when it is over (``stir``), asked in between (``awake``). Times in seconds.
     """
-    text = settings.get(SETTING)
-    if text is None:
-        return _DEFAULT_MICROSECONDS / 1e6 if cores.usable_cores() > 1 and not cores.quota() else 0.0
-    if not text.isdecimal():
-        raise InvalidArgument(
-            f"backend setting '{SETTING}' is '{text}'; it must be a number of microseconds, 0 for never"
-        )
-    return int(text) / 1e6
+
+    __slots__ = ("_began", "_kind", "_limit", "_short")
+
+    def __init__(self, limit: float) -> None:
+        """``limit``: how long to stay awake; 0 is never."""
+        self._limit = limit
+        self._began = 0.0
+        self._kind = False
+        self._short = {False: False, True: False}
+
+    def rest(self, now: float, kind: bool = False) -> None:
+        """Note that a wait begins."""
+        self._began = now
+        self._kind = kind
+
+    def stir(self, now: float) -> None:
+        """Note that what was waited for is here."""
+        self._short[self._kind] = now - self._began < self._limit
+
+    def awake(self, now: float) -> bool:
+        """Return whether to look again, instead of going to sleep."""
+        return self._short[self._kind] and now - self._began < self._limit
+
+
+def limit_of(microseconds: int) -> float:
+    """Return the limit in seconds that an option means; below 0 the machine decides.
+
+    Then it is never where it would take from somebody: on one core, and under a quota of processor time, which it would
+    use up.
+    """
+    if microseconds < 0:
+        microseconds = _DEFAULT_MICROSECONDS if cores.usable_cores() > 1 and not cores.quota() else 0
+    return microseconds / 1e6

@@ -25,7 +25,9 @@ from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.execution import guard, messages
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
-from nerite.execution.vigil import Vigil, limit_of
+from nerite.execution.vigil import Vigil
+
+_now = time.monotonic
 
 
 class _Nobody:
@@ -43,7 +45,7 @@ class Worker:
 
     def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
         self._channel = channel
-        self._vigil = Vigil(channel)
+        self._vigil = Vigil(0.0)
         self._descriptors = descriptors
         self._frames = messages.Frames()
         arena = Arena()
@@ -59,16 +61,30 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the server says CLOSE or goes away."""
-        receive = self._vigil.receive
         frames = self._frames
         while self._running:
-            size = receive(frames.space())
+            size = self._receive(frames.space())
             if size == 0:
                 return
             for kind, count, body in frames.received(size):
                 self._handle(kind, count, body)
             if self._borrower.released:
                 self._channel.sendall(messages.tokens_frame(self._borrower.take_released()))
+
+    def _receive(self, space: memoryview) -> int:
+        """Wait for bytes and return how many came, 0 at the end of the channel."""
+        vigil, receive = self._vigil, self._channel.recv_into
+        vigil.rest(_now())
+        size = -1
+        while size < 0 and vigil.awake(_now()):
+            try:
+                size = receive(space, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                os.sched_yield()
+        if size < 0:
+            size = receive(space)
+        vigil.stir(_now())
+        return size
 
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
         if kind == messages.EXECUTE:
@@ -143,7 +159,7 @@ class Worker:
             return registry.backend(value["backend"]).complete(read_context(value))
         if kind == messages.LOAD:
             self._name = value["instance"]["name"]
-            self._vigil.limit = limit_of(value["settings"])
+            self._vigil = Vigil(value["stay_awake"])
             self._model = registry.backend(value["backend"]).open(read_context(value))
             self._instance = self._model.instance(InstanceContext(**value["instance"]))
             return True

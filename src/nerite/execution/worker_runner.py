@@ -49,6 +49,8 @@ class WorkerPlan:
     nursery: Nursery
     arena: Arena
     log: Log
+    stay_awake: float
+    """Seconds that the worker may wait awake for its next batch."""
 
     def start(self) -> tuple[WorkerProcess, Channel]:
         """Make a worker, without a model yet. Blocks; not for the loop's thread. Raises ``NeriteError``."""
@@ -59,7 +61,8 @@ class WorkerPlan:
         """Open the model in a worker. Blocks. Raises ``NeriteError``, and the worker is gone then."""
         instance = {"name": self.instance.name, "kind": self.instance.kind, "device": self.instance.device}
         try:
-            channel.ask(messages.LOAD, write_context(self.backend, self.context, instance=instance))
+            context = write_context(self.backend, self.context, instance=instance, stay_awake=self.stay_awake)
+            channel.ask(messages.LOAD, context)
         except NeriteError:
             channel.close()
             process.kill()

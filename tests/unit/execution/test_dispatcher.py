@@ -17,6 +17,7 @@ from nerite.execution import dispatcher as module
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.loop_runner import LoopRunner
 from nerite.execution.runner import Batch
+from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.one_by_one import OneByOne
@@ -40,12 +41,9 @@ class Bench:
     ) -> Dispatcher:
         self.runners = [FakeRunner(f"model_{number}") for number in range(instances)]
         batcher = DynamicBatcher(BatchingRules(max_batch_size, **rules))
+        loop: Any = self.loop
         return Dispatcher(
-            batcher,
-            self.runners,
-            self.statistics,
-            self.loop,  # type: ignore[arg-type]
-            preserve_ordering=preserve_ordering,
+            batcher, self.runners, self.statistics, loop, Sentry(loop, 0.0), preserve_ordering=preserve_ordering
         )
 
     def ask(self, of: Dispatcher, *rows: int, **fields: Any) -> list[InferenceRequest]:
@@ -147,7 +145,8 @@ def test_an_instance_that_runs_at_once(bench: Bench) -> None:
             of.submit(asked[-1])
 
     bench.caller = Caller(ask_again)
-    of = Dispatcher(OneByOne(), [LoopRunner("model_0", Model())], bench.statistics, bench.loop)  # type: ignore[arg-type]
+    loop: Any = bench.loop
+    of = Dispatcher(OneByOne(), [LoopRunner("model_0", Model())], bench.statistics, loop, Sentry(loop, 0.0))
     of.submit(request(sink=bench.caller))
     bench.loop.settle()
     assert len(bench.caller.answers) == 2001

@@ -25,6 +25,7 @@ from nerite.core.tensor import TensorSpec
 from nerite.execution import dispatcher as module
 from nerite.execution import guard
 from nerite.execution.dispatcher import Dispatcher
+from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.one_by_one import OneByOne
@@ -165,6 +166,7 @@ def test_everyone_gets_their_own_rows_or_one_error(
             runners,
             statistics,
             loop,  # type: ignore[arg-type]
+            Sentry(loop, 0.0),  # type: ignore[arg-type]
             preserve_ordering=ordered,
         )
         for operation, argument in operations:

@@ -1,105 +1,76 @@
-"""When a worker stays awake for its next message."""
+"""When one waits awake."""
 
 from __future__ import annotations
-
-import socket
-from typing import Any
 
 import pytest
 
 from nerite.backends import cores
-from nerite.core.errors import InvalidArgument
 from nerite.execution.vigil import Vigil, limit_of
 
 LIMIT = 400.0
 
 
-class FakeChannel:
-    """A socket on which a message comes at a given time; each look at it takes one unit."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.message_at = 0.0
-        self.looks = 0
-        self.slept = 0
-
-    def clock(self) -> float:
-        return self.now
-
-    def recv_into(self, space: memoryview, size: int = 0, flags: int = 0) -> int:
-        if not flags:
-            self.slept += 1
-            self.now = max(self.now, self.message_at)
-            return 3
-        self.looks += 1
-        self.now += 1
-        if self.now < self.message_at:
-            raise BlockingIOError
-        return 3
-
-
 @pytest.fixture
-def channel() -> FakeChannel:
-    return FakeChannel()
+def vigil() -> Vigil:
+    return Vigil(LIMIT)
 
 
-@pytest.fixture
-def vigil(channel: FakeChannel) -> Vigil:
-    pretended: Any = channel
-    vigil = Vigil(pretended, channel.clock)
-    vigil.limit = LIMIT
-    return vigil
+def wait(vigil: Vigil, now: float, length: float, kind: bool = False) -> tuple[float, float]:
+    """Wait that long; return for how much of it one was awake, and when it was over."""
+    vigil.rest(now, kind)
+    awake = 0.0
+    while awake < length and vigil.awake(now + awake):
+        awake += 1
+    vigil.stir(now + length)
+    return awake, now + length
 
 
-def receive(vigil: Vigil, channel: FakeChannel, after: float) -> tuple[bool, bool]:
-    """Wait for a message that comes after so long; return whether the worker looked, and whether it slept."""
-    looks, slept = channel.looks, channel.slept
-    channel.message_at = channel.now + after
-    assert vigil.receive(memoryview(bytearray(8))) == 3
-    return channel.looks > looks, channel.slept > slept
+def test_after_a_short_wait_the_next_one_is_awake(vigil: Vigil) -> None:
+    awake, now = wait(vigil, 0, 10)
+    assert awake == 0
+    for length in (1, 10, LIMIT - 1):
+        awake, now = wait(vigil, now, length)
+        assert awake == length
 
 
-def test_messages_that_come_soon_are_waited_for_awake(vigil: Vigil, channel: FakeChannel) -> None:
-    receive(vigil, channel, 10)
-    for after in (0, 10, LIMIT - 2):
-        assert receive(vigil, channel, after) == (True, False)
+def test_in_the_end_one_sleeps_and_from_then_on(vigil: Vigil) -> None:
+    _, now = wait(vigil, 0, 10)
+    awake, now = wait(vigil, now, LIMIT * 10)
+    assert awake == LIMIT
+    awake, now = wait(vigil, now, LIMIT * 10)
+    assert awake == 0
+    # One short wait, and it is worth it again.
+    awake, now = wait(vigil, now, 10)
+    assert awake == 0
+    awake, now = wait(vigil, now, 10)
+    assert awake == 10
 
 
-def test_it_sleeps_in_the_end_and_from_then_on(vigil: Vigil, channel: FakeChannel) -> None:
-    receive(vigil, channel, 10)
-    assert receive(vigil, channel, LIMIT * 10) == (True, True)
-    assert channel.looks < 2 * LIMIT
-    assert receive(vigil, channel, LIMIT * 10) == (False, True)
-    # One message that comes soon, and it is worth it again.
-    assert receive(vigil, channel, 10) == (False, True)
-    assert receive(vigil, channel, 10) == (True, False)
-
-
-def test_rare_messages_cost_nothing(vigil: Vigil, channel: FakeChannel) -> None:
-    receive(vigil, channel, LIMIT * 2)
-    looks = channel.looks
+def test_rare_events_cost_nothing(vigil: Vigil) -> None:
+    now = 0.0
     for _ in range(100):
-        receive(vigil, channel, LIMIT + 1)
-    assert channel.looks == looks
+        awake, now = wait(vigil, now, LIMIT)
+        assert awake == 0
 
 
-def test_never(vigil: Vigil, channel: FakeChannel) -> None:
-    vigil.limit = 0.0
+def test_waits_of_two_kinds_are_told_apart(vigil: Vigil) -> None:
+    """A client that asks again at once, and a model that takes its time."""
+    now = 0.0
+    spent = []
     for _ in range(3):
-        assert receive(vigil, channel, 0) == (False, True)
+        _, now = wait(vigil, now, 10, kind=False)
+        awake, now = wait(vigil, now, LIMIT * 5, kind=True)
+        spent.append(awake)
+    assert spent == [0, 0, 0]
+    assert wait(vigil, now, 10, kind=False)[0] == 10
 
 
-def test_a_real_channel_and_its_end() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        vigil = Vigil(ours)
-        vigil.limit = 0.05
-        space = memoryview(bytearray(8))
-        for _ in range(3):
-            theirs.send(b"abc")
-            assert (vigil.receive(space), bytes(space[:3])) == (3, b"abc")
-        theirs.close()
-        assert vigil.receive(space) == 0
+def test_never() -> None:
+    vigil = Vigil(0.0)
+    now = 0.0
+    for _ in range(3):
+        awake, now = wait(vigil, now, 0)
+        assert awake == 0
 
 
 @pytest.mark.parametrize(("usable", "quota", "microseconds"), [(2, 0, 400), (1, 0, 0), (2, 2, 0)])
@@ -108,12 +79,6 @@ def test_by_default_nobody_is_kept_from_working(
 ) -> None:
     monkeypatch.setattr(cores, "usable_cores", lambda: usable)
     monkeypatch.setattr(cores, "quota", lambda: quota)
-    assert limit_of({}) == microseconds / 1e6
-    assert limit_of({"stay-awake-microseconds": "50"}) == 50e-6
-    assert limit_of({"stay-awake-microseconds": "0"}) == 0.0
-
-
-@pytest.mark.parametrize("value", ["", "-1", "many", "1.5"])
-def test_a_setting_that_is_no_number(value: str) -> None:
-    with pytest.raises(InvalidArgument, match="backend setting 'stay-awake-microseconds' is"):
-        limit_of({"stay-awake-microseconds": value})
+    assert limit_of(-1) == microseconds / 1e6
+    assert limit_of(50) == 50e-6
+    assert limit_of(0) == 0.0
