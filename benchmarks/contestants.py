@@ -68,7 +68,9 @@ def identity_repository(folder: Path, *, in_process: bool = False) -> Path:
 def nerite(name: str, repository: Path, folder: Path, *flags: str) -> Iterator[Contestant]:
     """Run Nerite."""
     command = [str(Path(sys.executable).with_name("nerite")), "serve"]
-    with _running(name, command, dict(os.environ), repository, folder, flags) as contestant:
+    # Installed software has its bytecode; without this every start would compile our sources.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with _running(name, command, environment, repository, folder, flags) as contestant:
         yield contestant
 
 
