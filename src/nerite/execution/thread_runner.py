@@ -15,7 +15,7 @@ from nerite.execution.runner import Batch, Done, Runner
 
 
 class ThreadRunner:
-    """One thread, one instance, one job at a time."""
+    """One thread, one instance, one job at a time. The thread begins with the first job, which some never get."""
 
     def __init__(self, name: str, instance: Instance, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class ThreadRunner:
         self._instance = instance
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None] | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._thread: threading.Thread | None = None
 
     def run(self, batch: Batch) -> None:
         """Hand a batch to the thread."""
@@ -36,7 +36,7 @@ class ThreadRunner:
             responses = guard.run(self._instance, self.name, batch, marks)
             return lambda: self.done(self, batch, responses, marks)
 
-        self._jobs.put(job)
+        self._do(job)
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model, here and now: native backends answer from memory."""
@@ -49,8 +49,14 @@ class ThreadRunner:
             self._instance.close()
             return closed
 
-        self._jobs.put(job)
+        self._do(job)
         self._jobs.put(lambda: None)
+
+    def _do(self, job: Callable[[], Callable[[], None]]) -> None:
+        self._jobs.put(job)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+            self._thread.start()
 
     def _work(self) -> None:
         while (report := self._jobs.get()()) is not None:

@@ -76,14 +76,23 @@ class ModelManager:
     def directories(self) -> dict[str, list[Path]]:
         """Return the directories of each model, by name. More than one is a mistake that the load reports."""
         found: dict[str, list[Path]] = {}
-        for repository in self._options.paths:
-            root = Path(repository)
-            if not root.is_dir():
-                raise Internal(f"failed to stat file {repository}: no such directory")
+        for root in self._roots():
             for child in sorted(root.iterdir()):
                 if child.is_dir() and not child.name.startswith("."):
                     found.setdefault(child.name, []).append(child)
         return found
+
+    def _directories_of(self, name: str) -> list[Path]:
+        """Return what ``directories`` has for one model, without looking at the others."""
+        places = [root / name for root in self._roots()]
+        return [] if name.startswith(".") else [place for place in places if place.is_dir()]
+
+    def _roots(self) -> list[Path]:
+        """Return the repositories. Raises ``Internal`` for one that is not there."""
+        for repository in self._options.paths:
+            if not Path(repository).is_dir():
+                raise Internal(f"failed to stat file {repository}: no such directory")
+        return [Path(repository) for repository in self._options.paths]
 
     async def load_all(self, names: Iterable[str]) -> list[tuple[str, NeriteError]]:
         """Load models side by side; return the failures."""
@@ -105,7 +114,7 @@ class ModelManager:
 
     async def _load(self, name: str) -> None:
         run = asyncio.get_running_loop().run_in_executor
-        directories = (await run(self._loader, self.directories)).get(name, [])
+        directories = await run(self._loader, self._directories_of, name)
         if not directories:
             raise Internal(f"failed to load '{name}', failed to poll from model repository")
         record = self._records.setdefault(name, ModelRecord(name))
