@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -52,8 +54,16 @@ class Listener(Protocol):
 
 def run(options: ServerOptions) -> int:
     """Serve until a signal ends it; return the exit status."""
+    _allow_many_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(ServerProcess(options).serve())
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files as far as we may: each connection is one, and the usual limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses what it calls unlimited
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class ServerProcess:
