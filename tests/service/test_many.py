@@ -11,17 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serving import Serving, pbtxt, python_model, serving
-
-ECHO = """
-def execute(self, requests):
-    return [
-        pb_utils.InferenceResponse(
-            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
-        )
-        for request in requests
-    ]
-"""
+from serving import IDENTITY, Serving, pbtxt, python_model, serving
 
 
 def relu() -> bytes:
@@ -38,7 +28,7 @@ def most_files(limits: str) -> int:
 
 def test_a_thousand_idle_connections(tmp_path: Path) -> None:
     """Under the usual limit of open files, which the server raises as far as it may."""
-    python_model(tmp_path / "models", "echo", ECHO, pbtxt(batch=8))
+    python_model(tmp_path / "models", "echo", IDENTITY, pbtxt(batch=8))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
         pytest.skip("not enough files may be open here")

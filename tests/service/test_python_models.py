@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,3 +112,21 @@ def execute(self, requests):
         assert sorted(server.workers()) == ["three_0_0", "three_0_1", "three_0_2"]
         pids = {float(pid) for pid in server.workers().values()}
         assert {server.infer("three", [0.0])[0] for _ in range(12)} == pids
+
+
+def spent(pid: int) -> int:
+    """Ticks of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_who_has_nothing_to_do_sleeps(tmp_path: Path) -> None:
+    """However busy it was a moment ago."""
+    python_model(tmp_path / "models", "echo", IDENTITY, pbtxt(batch=8))
+    with serving(tmp_path / "models", tmp_path / "log", "--stay-awake-microseconds=1000") as server:
+        for _ in range(50):
+            server.infer("echo", [1.0])
+        processes = [server.process.pid, server.workers()["echo_0_0"]]
+        before = [spent(pid) for pid in processes]
+        time.sleep(1.0)  # the thing to be measured is what happens while nobody asks
+        assert all(spent(pid) - ticks < 20 for pid, ticks in zip(processes, before, strict=True))
