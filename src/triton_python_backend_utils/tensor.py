@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
-from nerite.core.tensor import Buffer, TensorSpec, buffer_of, decode_bytes, encode_bytes, to_array
+from nerite.core.tensor import Buffer, TensorSpec, buffer_of, encode_bytes, to_array
 from triton_python_backend_utils import dlpack
 from triton_python_backend_utils.errors import TritonModelException, incompatible
 
 _ndarray = np.ndarray
 _BYTES = dtypes.BYTES
-_BF16 = dtypes.BF16
 _SMALL = 2048
 """Bytes up to which a copy costs half of a view, and less to pass on."""
 _BY_NUMPY: dict[np.dtype[Any], DataType] = {
@@ -116,16 +115,11 @@ class ReceivedTensor(Tensor):
         """Return the tensor as an array, a view on the buffer."""
         array = self._array
         if array is None:
-            datatype = self._datatype
-            if datatype is _BF16:
+            if self._datatype is dtypes.BF16:
                 raise TritonModelException(
                     "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
                 )
-            if datatype is _BYTES:
-                array = decode_bytes(self._buffer, self._spec.elements).reshape(self._shape)
-            else:
-                array = _ndarray(self._shape, datatype.numpy, self._buffer)
-            self._array = array
+            array = self._array = to_array(self._spec, self._buffer)
         return array
 
     def to_dlpack(self) -> object:

@@ -2,8 +2,8 @@
 
 To fall asleep and to be woken again costs tens of microseconds, more than a small model needs, and leaves cold caches.
 So where the last wait was short, the next one is spent awake, up to a limit, by looking again and again and giving way
-to everybody else in between. Where things are further apart one sleeps as ever: what is spent awake is never more
-than one core, and only by who is busy thousands of times a second.
+to everybody else in between. Where things are further apart one sleeps as ever: each of the loop and the workers spends
+one core awake at most, and only while it is busy thousands of times a second.
 """
 
 from __future__ import annotations

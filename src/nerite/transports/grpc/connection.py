@@ -156,11 +156,8 @@ class Call:
 
     def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
         """Send the message of the reply, and OK."""
-        self.request = None
-        if self.deadline is not None:
-            self.deadline.cancel()
+        self._end()
         connection = self.connection
-        del connection.calls[self.stream_id]
         connection.http2.reply(self.stream_id, head, parts, status.TRAILERS_OK)
         connection.answered()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
@@ -13,9 +13,6 @@ from nerite.transports import classification
 from nerite.transports.grpc import infer_wire
 from nerite.wire.grpc_service import InferParameter, ModelInferResponse
 
-JOINED: Final = 16 * 1024
-"""Up to this size a reply is copied into one piece: cheaper than writing several."""
-
 
 class Encoded(NamedTuple):
     """The reply that a response header means, cut where the tensors go: everything is known but their bytes."""
@@ -24,7 +21,6 @@ class Encoded(NamedTuple):
     """The message's prefix and all that stands before the first tensor."""
     rest: tuple[bytes, ...]
     """What stands before each of the others."""
-    small: bool
 
 
 def write(
@@ -41,14 +37,6 @@ def write(
         encoded = _encode(header, [len(buffer) for buffer in data], request.id)
         if header is response.header and not request.id and all(spec.byte_size >= 0 for spec in header.outputs):
             header.encoded = encoded
-    if encoded.small:
-        if len(data) == 1:
-            return [b"".join((encoded.first, data[0]))]
-        return [b"".join(_woven(encoded, data))]
-    return _woven(encoded, data)
-
-
-def _woven(encoded: Encoded, data: Sequence[Buffer]) -> list[Buffer]:
     parts: list[Buffer] = [encoded.first, *data[:1]]
     for before, buffer in zip(encoded.rest, data[1:], strict=True):
         parts += (before, buffer)
@@ -63,7 +51,7 @@ def _encode(header: ResponseHeader, sizes: Sequence[int], request_id: str) -> En
     before = [infer_wire.raw_output(size) for size in sizes]
     whole = len(message) + sum(map(len, before)) + sum(sizes)
     first = b"\0" + whole.to_bytes(4) + message + b"".join(before[:1])
-    return Encoded(first, tuple(before[1:]), whole <= JOINED)
+    return Encoded(first, tuple(before[1:]))
 
 
 def _beginning(header: ResponseHeader) -> bytes:
