@@ -20,12 +20,13 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.tensor import Buffer
 from nerite.transports.http import reply
 from nerite.transports.http.chunks import BadChunk, ChunkDecoder
+from nerite.transports.http.handler import Handler
 from nerite.transports.http.head import MAX_HEAD, BadHead, HeadCache, RequestHead
 from nerite.transports.http.reply import Reply
 
@@ -35,37 +36,6 @@ if TYPE_CHECKING:
 
 READ_SIZE = 256 * 1024
 _MAX_STASH = 256 * 1024
-
-
-class Handler(Protocol):
-    """What connections give their requests to."""
-
-    def begin(self, head: RequestHead) -> Reply | None:
-        """Look at a head before its body. A reply is sent at once, and the body skipped."""
-
-    def receive_buffer(self, head: RequestHead) -> memoryview | None:
-        """Return writable memory of ``head.content_length`` bytes for a large body, or None for any."""
-
-    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
-        """Answer a request, now or later, through ``connection.send``.
-
-        Returns what to remember of a request that may come again with other data.
-        """
-
-    def handle_again(self, connection: HttpConnection, meaning: Any, data: bytearray) -> None:
-        """Answer a request whose text is that of a ``Question`` with this meaning, given what follows the text."""
-
-    def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Send the answer of an inference that ``handle`` began."""
-
-
-class Question(NamedTuple):
-    """What a handler makes of a request, apart from its data."""
-
-    text_size: int
-    """So many bytes of the body say what is asked; what follows is data."""
-    meaning: Any
-    """The handler's own."""
 
 
 class Asked(NamedTuple):

@@ -6,7 +6,8 @@ import asyncio
 import ssl
 
 from nerite.core.errors import Unavailable
-from nerite.transports.http.connection import Handler, HttpConnection, Shared
+from nerite.transports.http.connection import HttpConnection, Shared
+from nerite.transports.http.handler import Handler
 
 _BACKLOG = 4096
 

@@ -10,7 +10,8 @@ from nerite.core.response import InferenceResponse
 from nerite.observability import exposition, metrics
 from nerite.observability.machine import Machine
 from nerite.transports.http import reply
-from nerite.transports.http.connection import HttpConnection, Question
+from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
 

@@ -14,7 +14,8 @@ from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricte
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
 from nerite.transports.http import compression, infer_response, load_parameters, reply, routes
-from nerite.transports.http.connection import HttpConnection, Question, too_large
+from nerite.transports.http.connection import HttpConnection, too_large
+from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import Plan, Reader, parse
 from nerite.transports.http.reply import Reply
