@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ _ROUNDS = 5
 def resident(pid: int) -> float:
     """Return the megabytes of a process and its descendants, shared pages divided among those that share them."""
     total = 0
-    for process in [pid, *_descendants(pid)]:
+    for process in [pid, *descendants(pid)]:
         try:
             lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         except OSError:
@@ -25,10 +26,20 @@ def resident(pid: int) -> float:
     return total / 1000
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Return the processes that ``pid`` started, and those that they started."""
     done = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
     children = [int(line) for line in done.stdout.split()]
-    return [*children, *(below for child in children for below in _descendants(child))]
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process and its descendants have used."""
+    ticks = 0
+    for process in [pid, *descendants(pid)]:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def report() -> str:

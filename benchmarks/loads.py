@@ -30,31 +30,12 @@ def need(*tools: str) -> None:
 
 
 def write_bodies(folder: Path) -> None:
-    """Write the requests that wrk and h2load post."""
+    """Write the requests that wrk and h2load post to the identity model."""
     from nerite.wire.grpc_service import ModelInferRequest
 
     for name, count in (("small", SMALL), ("large", LARGE)):
         data = b"\0\0\x80?" * count
-        head = json.dumps(
-            {
-                "inputs": [
-                    {
-                        "name": "INPUT0",
-                        "shape": [1, count],
-                        "datatype": "FP32",
-                        "parameters": {"binary_data_size": len(data)},
-                    }
-                ],
-                "outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}],
-            }
-        ).encode()
-        (folder / f"{name}.http").write_bytes(head + data)
-        (folder / f"{name}.lua").write_text(
-            f'local file = io.open("{folder}/{name}.http", "rb")\n'
-            'wrk.body = file:read("*a")\nfile:close()\nwrk.method = "POST"\n'
-            f'wrk.headers["Inference-Header-Content-Length"] = "{len(head)}"\n'
-            'wrk.headers["Content-Type"] = "application/octet-stream"\n'
-        )
+        write_http(folder, name, ("INPUT0", [1, count], data), "OUTPUT0")
         message = ModelInferRequest(
             model_name="identity",
             inputs=[{"name": "INPUT0", "datatype": "FP32", "shape": [1, count]}],
@@ -63,12 +44,31 @@ def write_bodies(folder: Path) -> None:
         (folder / f"{name}.grpc").write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
 
 
-def wrk(folder: Path, size: str, connections: int, seconds: float) -> Load:
-    """Post binary tensors over HTTP/1.1 from ``connections`` connections."""
+def write_http(folder: Path, name: str, tensor: tuple[str, list[int], bytes], output: str) -> None:
+    """Write the request with one binary FP32 ``tensor`` (name, shape, bytes) that wrk posts as ``name``."""
+    input_name, shape, data = tensor
+    parameters = {"binary_data_size": len(data)}
+    head = json.dumps(
+        {
+            "inputs": [{"name": input_name, "shape": shape, "datatype": "FP32", "parameters": parameters}],
+            "outputs": [{"name": output, "parameters": {"binary_data": True}}],
+        }
+    ).encode()
+    (folder / f"{name}.http").write_bytes(head + data)
+    (folder / f"{name}.lua").write_text(
+        f'local file = io.open("{folder}/{name}.http", "rb")\n'
+        'wrk.body = file:read("*a")\nfile:close()\nwrk.method = "POST"\n'
+        f'wrk.headers["Inference-Header-Content-Length"] = "{len(head)}"\n'
+        'wrk.headers["Content-Type"] = "application/octet-stream"\n'
+    )
+
+
+def wrk(folder: Path, body: str, connections: int, seconds: float, model: str = "identity") -> Load:
+    """Post the request written as ``body`` over HTTP/1.1 from ``connections`` connections."""
 
     def run(server: Contestant) -> float:
-        url = f"http://127.0.0.1:{server.http}/v2/models/identity/infer"
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", f"{folder}/{size}.lua", url]
+        url = f"http://127.0.0.1:{server.http}/v2/models/{model}/infer"
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", f"{folder}/{body}.lua", url]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         if "Non-2xx" in said:
             raise RuntimeError(f"{server.name} answered with errors: {said}")

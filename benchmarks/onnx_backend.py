@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx_models import cnn, mlp
 from onnxruntime import InferenceSession
 
 from nerite.backends import registry
@@ -44,52 +44,6 @@ ROUNDS = 11
 SLICE_SECONDS = 0.06
 BATCHES = (1, 8, 32)
 RATIOS = ("own", "one", "many")
-
-
-def _weights(name: str, *shape: int) -> onnx.TensorProto:
-    values = np.random.default_rng(0).normal(size=shape) / np.sqrt(np.prod(shape[1:]))
-    return numpy_helper.from_array(values.astype(np.float32), name)
-
-
-def _model(nodes: list[onnx.NodeProto], dims: list[int], weights: list[onnx.TensorProto]) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [helper.make_tensor_value_info("IN", TensorProto.FLOAT, ["N", *dims])],
-        [helper.make_tensor_value_info("OUT", TensorProto.FLOAT, ["N", 10])],
-        weights,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def mlp() -> tuple[onnx.ModelProto, list[int]]:
-    """784 - 256 - 128 - 10: the classifier of handwritten digits that everybody starts with."""
-    node = helper.make_node
-    nodes = [
-        node("MatMul", ["IN", "w1"], ["a"]),
-        node("Relu", ["a"], ["b"]),
-        node("MatMul", ["b", "w2"], ["c"]),
-        node("Relu", ["c"], ["d"]),
-        node("MatMul", ["d", "w3"], ["OUT"]),
-    ]
-    return _model(nodes, [784], [_weights("w1", 784, 256), _weights("w2", 256, 128), _weights("w3", 128, 10)]), [784]
-
-
-def cnn() -> tuple[onnx.ModelProto, list[int]]:
-    """Two convolutions over 32 x 32 colour images."""
-    node = helper.make_node
-    shape: dict[str, Any] = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}
-    nodes = [
-        node("Conv", ["IN", "w1"], ["a"], **shape),
-        node("Relu", ["a"], ["b"]),
-        node("Conv", ["b", "w2"], ["c"], **shape),
-        node("Relu", ["c"], ["d"]),
-        node("GlobalAveragePool", ["d"], ["e"]),
-        node("Flatten", ["e"], ["f"]),
-        node("MatMul", ["f", "w3"], ["OUT"]),
-    ]
-    weights = [_weights("w1", 16, 3, 3, 3), _weights("w2", 32, 16, 3, 3), _weights("w3", 32, 10)]
-    return _model(nodes, [3, 32, 32], weights), [3, 32, 32]
 
 
 class _Nobody:

@@ -9,9 +9,6 @@ Needs wrk and h2load (Debian: wrk, nghttp2-client). Triton is installed on first
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import re
 import statistics
 import sys
 import tempfile
@@ -20,10 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import footprint
-from contestants import ROOT, Contestant, identity_repository, nerite, real_triton
+from contestants import Contestant, identity_repository, nerite, real_triton
 from loads import Load, h2load, need, tritonclient, write_bodies, wrk
-
-PAGE = ROOT / "docs" / "benchmarks.md"
+from page import machine, write
 
 
 class Cell(NamedTuple):
@@ -106,22 +102,6 @@ def markdown(title: str, results: list[Result]) -> str:
             f"| {in_process:,.0f} | **{in_process / triton:.2f}** | {cell.in_process} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def machine() -> str:
-    """Return what this was measured on."""
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    name = model[1] if model else platform.processor()
-    return f"{os.cpu_count()} processors ({name}), Python {platform.python_version()}, client and server on one machine"
-
-
-def write(section: str, text: str) -> None:
-    """Put ``text`` between the markers of ``section`` in the page."""
-    page = PAGE.read_text()
-    start, end = f"<!-- {section} -->\n", f"<!-- /{section} -->"
-    before, _, rest = page.partition(start)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(before + start + text + end + after)
 
 
 def main() -> None:

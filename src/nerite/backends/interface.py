@@ -53,7 +53,7 @@ class InstanceContext:
 
 
 class Instance(Protocol):
-    """One copy of a model, used by one thread at a time."""
+    """One copy of a model, used by one thread at a time; on a CPU not always by the same."""
 
     def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse]:
         """Answer each request of a batch, in order.

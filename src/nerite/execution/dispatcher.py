@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from nerite.core.errors import Cancelled, NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.execution.places import Places
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, VersionStatistics
@@ -43,7 +43,7 @@ class Dispatcher:
         self._statistics = statistics
         self._loop = loop
         self._stir = sentry.stir
-        self._idle: deque[Runner] = deque(runners)
+        self._places = Places(runners)
         self._busy = 0
         self._looking = False
         self._timed = decider.timed
@@ -52,7 +52,7 @@ class Dispatcher:
         self._order: ReleaseOrder[tuple[InferenceRequest, InferenceResponse]] | None = (
             ReleaseOrder() if preserve_ordering else None
         )
-        self._places: dict[InferenceRequest, int] = {}
+        self._turns: dict[InferenceRequest, int] = {}
         self._on_cancel = self._cancelled
         self._on_drained: list[Callable[[], None]] = []
         for runner in runners:
@@ -77,10 +77,11 @@ class Dispatcher:
             request.respond(InferenceResponse.failed(refusal))
             return
         request.on_cancel = self._on_cancel
-        if self._idle and not self._looking:
+        places = self._places
+        if (places.idle or places.ahead) and not self._looking:
             self._looking = True
             self._loop.call_soon(self._turn)
-        elif not self._idle and not self._busy:
+        elif not self._busy and not places.idle:
             self._fail_hopeless()
         if self._timed:
             self._arm()
@@ -105,29 +106,32 @@ class Dispatcher:
         self._check_drained()
 
     def _look(self) -> None:
-        """Give batches to idle instances while there are both."""
+        """Give batches to instances while there are both."""
         self._looking = True
-        decider = self._decider
-        idle = self._idle
-        while idle and decider.size:
+        decider, places = self._decider, self._places
+        idle = places.idle
+        while decider.size and (idle or places.ahead):
             now = _now()
             self._expire(now)
-            batch = decider.take(now)
+            batch = decider.take(now) if idle else decider.take_full(now)
             if batch is None:
                 break
-            if self._order is not None:
-                for request in batch:
-                    self._places[request] = self._order.begin()
-            self._busy += len(batch)
-            idle.popleft().run(batch)
+            self._start(places.begin() if idle else places.line_up(), batch)
         self._looking = False
         self._arm()
+
+    def _start(self, runner: Runner, batch: Batch) -> None:
+        if self._order is not None:
+            for request in batch:
+                self._turns[request] = self._order.begin()
+        self._busy += len(batch)
+        runner.run(batch)
 
     def _done(self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse], marks: Marks | None) -> None:
         """An instance has finished: start its next batch, then pass the answers on."""
         self._busy -= len(batch)
         if runner.usable:
-            self._idle.append(runner)
+            self._places.end(runner, marks.ended_ns - marks.started_ns if marks is not None else 0)
             if not self._looking:
                 self._look()
         if self._order is None:
@@ -135,7 +139,7 @@ class Dispatcher:
                 request.respond(response)
         else:
             for request, response in zip(batch, responses, strict=True):
-                for earlier, answer in self._order.finish(self._places.pop(request), (request, response)):
+                for earlier, answer in self._order.finish(self._turns.pop(request), (request, response)):
                     earlier.respond(answer)
         self._statistics.executed(batch, marks, _now())
         if not self._looking:
@@ -145,11 +149,11 @@ class Dispatcher:
     def _usable(self, runner: Runner) -> None:
         """An instance went down, came up, or failed to come up."""
         if runner.usable:
-            self._idle.append(runner)
+            self._places.came(runner)
             self._turn()
-        elif runner in self._idle:
-            self._idle.remove(runner)
-        if not self._idle and not self._busy:
+        else:
+            self._places.gone(runner)
+        if not self._places.idle and not self._busy:
             self._fail_hopeless()
 
     def _fail_hopeless(self) -> None:
@@ -167,7 +171,7 @@ class Dispatcher:
             return
         self._refuse(request, Cancelled(""), Outcome.CANCELED)
         self._check_drained()
-        if self._idle and not self._looking:
+        if self._places.idle and not self._looking:
             # What is left may be a batch that need not wait.
             self._looking = True
             self._loop.call_soon(self._turn)
@@ -185,7 +189,7 @@ class Dispatcher:
 
     def _arm(self) -> None:
         """Set the timer to when the decider wants to be asked again."""
-        at = self._decider.wake_at(bool(self._idle))
+        at = self._decider.wake_at(bool(self._places.idle))
         if self._timer is not None:
             if at == self._timer_at:
                 return

@@ -84,7 +84,11 @@ class Launcher:
             if _in_process(context):
                 runners = [LoopRunner(item.name, instance) for item, instance in pairs]
             else:
-                runners = [ThreadRunner(item.name, instance, self._loop) for item, instance in pairs]
+                # What a framework keeps for an accelerator often belongs to one thread.
+                runners = [
+                    ThreadRunner(item.name, instance, self._loop, on_loop=item.kind != "GPU")
+                    for item, instance in pairs
+                ]
         running = RunningVersion(
             context.name,
             context.version,

@@ -16,6 +16,7 @@ class LoopRunner:
 
     def __init__(self, name: str, instance: Instance) -> None:
         self.name = name
+        self.ahead = False
         self.usable = True
         self.failure: NeriteError | None = None
         self.done: Done

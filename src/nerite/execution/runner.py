@@ -19,12 +19,15 @@ Done: TypeAlias = Callable[["Runner", Batch, Sequence[InferenceResponse], Marks 
 class Runner(Protocol):
     """An instance of a model. Idle until ``run``, and again when it has called back.
 
+    With ``ahead`` it takes a second batch while the first runs, and starts it when that ends.
+
     ``usable`` is False while it cannot take a batch, though nothing runs in it (a worker that restarts);
     ``on_usable`` is called whenever that changes, and when an attempt to restart it failed. ``failure`` says why the
     last such attempt failed, and is None if it did not.
     """
 
     name: str
+    ahead: bool
     usable: bool
     failure: NeriteError | None
     done: Done

@@ -1,40 +1,66 @@
-"""An instance in a thread of the server: for frameworks that release the GIL while they compute."""
+"""An instance with a thread of its own: for frameworks that release the GIL while they compute."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from nerite.backends.interface import Instance
 from nerite.core.errors import NeriteError
 from nerite.core.marks import Marks
 from nerite.execution import guard
+from nerite.execution.brevity import Brevity
 from nerite.execution.runner import Batch, Done, Runner
 
 
 class ThreadRunner:
-    """One thread, one instance, one job at a time. The thread begins with the first job, which some never get."""
+    """One instance, one thread, one job after the other; what is brief runs on the loop, while the thread is idle.
 
-    def __init__(self, name: str, instance: Instance, loop: asyncio.AbstractEventLoop) -> None:
+    The thread begins with the first job, which some instances never get.
+    """
+
+    def __init__(self, name: str, instance: Instance, loop: asyncio.AbstractEventLoop, *, on_loop: bool = True) -> None:
+        """``on_loop``: the loop's thread may execute too."""
         self.name = name
+        self.ahead = True
         self.usable = True
         self.failure: NeriteError | None = None
         self.done: Done
         self.on_usable: Callable[[Runner], None]
         self._instance = instance
         self._loop = loop
+        self._brevity = Brevity() if on_loop else None
+        self._pending = 0
         self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None] | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, batch: Batch) -> None:
-        """Hand a batch to the thread."""
-        marks = Marks()
+        """Execute a batch at once if it will be brief; else hand it to the thread."""
+        brevity = self._brevity
+        if brevity is not None and brevity.on_loop and not self._pending:
+            marks = Marks()
+            responses = guard.run(self._instance, self.name, batch, marks)
+            brevity.ran_on_loop(marks.ended_ns - marks.started_ns)
+            self.done(self, batch, responses, marks)
+            return
+        self._pending += 1
 
         def job() -> Callable[[], None]:
+            marks = Marks()
+            computing = time.thread_time_ns()
             responses = guard.run(self._instance, self.name, batch, marks)
-            return lambda: self.done(self, batch, responses, marks)
+            computed = time.thread_time_ns() - computing
+
+            def report() -> None:
+                self._pending -= 1
+                if brevity is not None:
+                    brevity.ran_in_thread(computed, marks.ended_ns - marks.started_ns)
+                self.done(self, batch, responses, marks)
+
+            return report
 
         self._do(job)
 

@@ -82,6 +82,7 @@ class WorkerRunner:
     ) -> None:
         """Take over a worker in which the model is loaded. For the loop's thread."""
         self.name = plan.instance.name
+        self.ahead = False
         self.usable = True
         self.done: Done
         self.on_usable: Callable[[Runner], None]

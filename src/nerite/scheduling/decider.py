@@ -27,6 +27,9 @@ class Decider(Protocol):
     def take(self, now: int) -> list[InferenceRequest] | None:
         """Return the batch that a free instance should run now; None if it should wait."""
 
+    def take_full(self, now: int) -> list[InferenceRequest] | None:
+        """Return the batch that ``take`` would, if no request that is yet to come could join it; else None."""
+
     def wake_at(self, free: bool) -> int | None:
         """Return when to call ``expire`` and ``take`` again if nothing else happens before; None for never.
 

@@ -79,6 +79,14 @@ class DynamicBatcher:
             return self._release(len(gathered))
         return None
 
+    def take_full(self, now: int) -> list[InferenceRequest] | None:
+        """Return the batch that ``take`` would, if no request that is yet to come could join it; else None."""
+        if self._queue.size < self._hold:
+            return None
+        if not self._full:
+            self._gather()
+        return self.take(now) if self._full or self._rows >= self._largest else None
+
     def wake_at(self, free: bool) -> int | None:
         """Return when the gathered batch has waited enough, or the next request expires."""
         deadline = self._queue.next_deadline()

@@ -38,6 +38,10 @@ class OneByOne:
         self._queue.leave(batch)
         return batch or None
 
+    def take_full(self, now: int) -> list[InferenceRequest] | None:
+        """Return what ``take`` does: one request is all that fits."""
+        return self.take(now)
+
     def wake_at(self, free: bool) -> int | None:
         """Return None: time changes nothing here."""
         return None

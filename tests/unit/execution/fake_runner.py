@@ -17,29 +17,36 @@ OK = InferenceResponse(ResponseHeader("model", "1", ()))
 class FakeRunner:
     """An instance that runs as long as the test wants."""
 
-    def __init__(self, name: str = "model_0") -> None:
+    def __init__(self, name: str = "model_0", *, ahead: bool = False) -> None:
         self.name = name
+        self.ahead = ahead
         self.usable = True
         self.failure: NeriteError | None = None
         self.done: Done
         self.on_usable: Callable[[Runner], None]
         self.batch: Batch | None = None
+        self.next: Batch | None = None
         self.batches: list[Batch] = []
         self.started: list[tuple[int, Batch]] = []
         """Batches with a number that grows from start to start, over all instances."""
 
     def run(self, batch: Batch) -> None:
         assert self.usable
-        assert self.batch is None, "one batch at a time"
-        self.batch = batch
+        assert self.next is None, "one batch at a time, and one ahead"
+        if self.batch is None:
+            self.batch = batch
+        else:
+            assert self.ahead
+            self.next = batch
         self.batches.append(batch)
         self.started.append((next(_starts), batch))
 
-    def finish(self, answers: Sequence[InferenceResponse] | None = None) -> None:
+    def finish(self, answers: Sequence[InferenceResponse] | None = None, took_ns: int = 0) -> None:
         assert self.batch is not None
-        batch, self.batch = self.batch, None
+        batch, self.batch, self.next = self.batch, self.next, None
         marks = Marks()
         marks.end()
+        marks.ended_ns = marks.started_ns + took_ns
         self.done(self, batch, answers or [OK] * len(batch), marks)
 
     def die(self) -> None:

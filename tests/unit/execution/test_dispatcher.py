@@ -16,6 +16,7 @@ from nerite.core.response import InferenceResponse
 from nerite.execution import dispatcher as module
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.loop_runner import LoopRunner
+from nerite.execution.places import BRIEF_NS
 from nerite.execution.runner import Batch
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, VersionStatistics
@@ -37,9 +38,15 @@ class Bench:
         self.runners: list[FakeRunner] = []
 
     def dispatcher(
-        self, *, instances: int = 1, preserve_ordering: bool = False, max_batch_size: int = 8, **rules: Any
+        self,
+        *,
+        instances: int = 1,
+        ahead: bool = False,
+        preserve_ordering: bool = False,
+        max_batch_size: int = 8,
+        **rules: Any,
     ) -> Dispatcher:
-        self.runners = [FakeRunner(f"model_{number}") for number in range(instances)]
+        self.runners = [FakeRunner(f"model_{number}", ahead=ahead) for number in range(instances)]
         batcher = DynamicBatcher(BatchingRules(max_batch_size, **rules))
         loop: Any = self.loop
         return Dispatcher(
@@ -152,6 +159,69 @@ def test_an_instance_that_runs_at_once(bench: Bench) -> None:
     assert len(bench.caller.answers) == 2001
     assert all(bench.answer(each) == "ok" for each in asked)
     assert (of.in_flight, bench.statistics.success.count) == (0, 2001)
+
+
+def warm(bench: Bench, of: Dispatcher, took_ns: int) -> None:
+    """Have each instance run one request that takes ``took_ns``."""
+    for runner in bench.runners:
+        bench.ask(of)
+        bench.loop.settle()
+        runner.finish(took_ns=took_ns)
+
+
+def test_a_full_batch_goes_ahead_to_an_instance_whose_batches_are_brief(bench: Bench) -> None:
+    of = bench.dispatcher(ahead=True, max_batch_size=2)
+    warm(bench, of, BRIEF_NS - 1)
+    (runner,) = bench.runners
+    first, second, third = bench.ask(of, 2, 1, 1), bench.ask(of, 2), bench.ask(of, 1)
+    bench.loop.settle()
+    assert (runner.batch, runner.next) == (first[:1], first[1:])
+    runner.finish()
+    assert (runner.batch, runner.next) == (first[1:], second)
+    runner.finish()
+    assert (runner.batch, runner.next) == (second, None), "a batch that can grow does not go ahead"
+    filling = bench.ask(of, 1)
+    bench.loop.settle()
+    assert runner.next == [*third, *filling], "it goes once it is full, though no instance came free"
+    runner.finish()
+    runner.finish()
+    assert {bench.answer(each) for each in (*first, *second, *third, *filling)} == {"ok"}
+    assert of.in_flight == 0
+
+
+def test_nothing_goes_ahead_where_batches_take_long(bench: Bench) -> None:
+    of = bench.dispatcher(ahead=True, max_batch_size=1)
+    warm(bench, of, BRIEF_NS)
+    bench.ask(of, 1, 1)
+    bench.loop.settle()
+    (runner,) = bench.runners
+    assert (runner.batch is None, runner.next) == (False, None)
+    assert of.pending == 1
+
+
+def test_idle_instances_come_before_those_that_run(bench: Bench) -> None:
+    of = bench.dispatcher(instances=2, ahead=True, max_batch_size=1)
+    warm(bench, of, 0)
+    asked = bench.ask(of, 1, 1, 1, 1, 1)
+    bench.loop.settle()
+    assert [(runner.batch, runner.next) for runner in bench.runners] == [
+        ([asked[0]], [asked[2]]),
+        ([asked[1]], [asked[3]]),
+    ]
+    assert of.pending == 1
+
+
+def test_what_went_ahead_is_answered_in_order(bench: Bench) -> None:
+    of = bench.dispatcher(instances=2, ahead=True, max_batch_size=1, preserve_ordering=True)
+    warm(bench, of, 0)
+    asked = bench.ask(of, 1, 1, 1)
+    bench.loop.settle()
+    bench.runners[1].finish()
+    assert [bench.answer(each) for each in asked] == ["nothing yet"] * 3
+    bench.runners[0].finish()
+    assert [bench.answer(each) for each in asked] == ["ok", "ok", "nothing yet"]
+    bench.runners[0].finish()
+    assert bench.answer(asked[2]) == "ok"
 
 
 def test_a_batch_waits_as_long_as_the_delay_and_no_longer(bench: Bench) -> None:

@@ -68,10 +68,11 @@ class BatcherModel:
                 refused.append(each.request)
         return refused
 
-    def chosen(self, now: int) -> tuple[list[Waiting] | None, int | None]:
-        """The batch that should run now; or None, and when the one that is gathered has waited enough."""
-        if len(self.waiting) < self.held:
-            return None, None
+    def chosen(self, now: int) -> tuple[list[Waiting] | None, int | None, bool]:
+        """The batch that should run now; or None, and when the one that is gathered has waited enough.
+
+        And whether it is full: nothing that follows what waits could join.
+        """
         rules = self.rules
         limit = rules.max_batch_size
         preferred = rules.preferred_sizes or (limit,)
@@ -95,25 +96,31 @@ class BatcherModel:
             if rows in preferred:
                 best = len(gathered)
         if not gathered:
-            return None, None
+            return None, None, False
+        full = boundary or rows >= max(preferred)
         due = min(each.since for each in gathered) + rules.max_delay_us * 1000
         overdue = bool(rules.max_delay_us) and now >= due
         if best and not overdue:
-            return gathered[:best], None
-        if boundary or overdue or not rules.max_delay_us or rows >= max(preferred):
-            return gathered, None
-        return None, due
+            return gathered[:best], None, full
+        if full or overdue or not rules.max_delay_us:
+            return gathered, None, full
+        return None, due, False
 
     def take(self, now: int) -> tuple[list[InferenceRequest] | None, int | None]:
         """The batch; or None, and when to ask again."""
-        batch, due = self.chosen(now)
-        if len(self.waiting) >= self.held:
-            self.held = 0
+        if len(self.waiting) < self.held:
+            return None, None
+        self.held = 0
+        batch, due, _ = self.chosen(now)
         if batch is None:
             return None, due
         for each in batch:
             self.waiting.remove(each)
         return [each.request for each in batch], None
+
+    def take_full(self, now: int) -> list[InferenceRequest] | None:
+        """The batch, if it is full."""
+        return self.take(now)[0] if len(self.waiting) >= self.held and self.chosen(now)[2] else None
 
     def withdraw(self, request: InferenceRequest) -> bool:
         before = len(self.waiting)

@@ -49,6 +49,18 @@ def test_a_batch_is_never_larger_than_allowed() -> None:
     assert [rows_of(of.take(0)) for _ in range(5)] == [[3], [2, 2], [4], [1], None]
 
 
+def test_a_full_batch_is_one_that_nobody_else_can_join() -> None:
+    of = batcher(4, max_delay_us=5)
+    offered(of, 1, 2)
+    assert of.take_full(0) is None
+    offered(of, 1, 3)
+    assert rows_of(of.take_full(0)) == [1, 2, 1]
+    assert of.take_full(0) is None
+    offered(of, 2)
+    assert rows_of(of.take_full(0)) == [3]
+    assert rows_of(of.take(5 * US)) == [2]
+
+
 def test_a_request_that_fits_no_batch_runs_alone() -> None:
     of = batcher(4)
     offered(of, 1, 9, 1)
@@ -368,6 +380,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("pass until woken"), st.none()),
         st.tuples(st.just("take"), st.none()),
         st.tuples(st.just("take"), st.none()),
+        st.tuples(st.just("take full"), st.none()),
         st.tuples(st.just("expire"), st.none()),
         st.tuples(st.just("withdraw"), st.integers(0, 40)),
         st.tuples(st.just("drain"), st.none()),
@@ -411,6 +424,10 @@ def test_any_mix_of_rules_and_events(rules: BatchingRules, operations: list[tupl
             if batch is None:
                 moments = [moment for moment in (due, model.next_deadline()) if moment is not None]
                 assert real.wake_at(True) == min(moments, default=None)
+        elif operation == "take full":
+            batch = real.take_full(now)
+            assert batch == model.take_full(now)
+            left += batch or []
         elif operation == "withdraw" and asked:
             each = asked[argument % len(asked)]
             withdrawn = real.withdraw(each)

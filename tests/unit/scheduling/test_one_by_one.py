@@ -22,6 +22,14 @@ def test_priorities_and_timeouts_mean_nothing() -> None:
     assert scheduler.take(10**18) == [first]
 
 
+def test_one_request_is_a_full_batch() -> None:
+    scheduler = OneByOne()
+    first = request()
+    scheduler.offer(first, 0)
+    assert scheduler.take_full(0) == [first]
+    assert scheduler.take_full(0) is None
+
+
 def test_withdraw() -> None:
     scheduler = OneByOne()
     first, second = request(), request()

@@ -1,0 +1,78 @@
+"""When the loop executes, and when the thread does."""
+
+from nerite.execution.brevity import BRIEF_NS, DEBT_NS, Brevity
+
+LONG = 3 * BRIEF_NS
+
+
+def in_thread(of: Brevity, count: int, computed_ns: int = BRIEF_NS, took_ns: int = BRIEF_NS) -> list[bool]:
+    """Run ``count`` times; return where the execution after each belongs."""
+    seen = []
+    for _ in range(count):
+        of.ran_in_thread(computed_ns, took_ns)
+        seen.append(of.on_loop)
+    return seen
+
+
+def executions_until_on_loop(of: Brevity) -> int:
+    count = 0
+    while not of.on_loop:
+        in_thread(of, 1)
+        count += 1
+    return count
+
+
+def test_a_model_begins_in_its_thread() -> None:
+    assert not Brevity().on_loop
+
+
+def test_the_loop_takes_over_after_eight_brief_executions() -> None:
+    assert in_thread(Brevity(), 8) == [False] * 7 + [True]
+
+
+def test_one_that_is_not_brief_begins_the_count_again() -> None:
+    of = Brevity()
+    in_thread(of, 7)
+    in_thread(of, 1, computed_ns=LONG)
+    assert executions_until_on_loop(of) == 8
+
+
+def test_waiting_for_the_gil_does_not_count_but_waiting_for_something_does() -> None:
+    assert in_thread(Brevity(), 8, took_ns=1_000_000)[-1]
+    assert not in_thread(Brevity(), 8, took_ns=10_000_000)[-1]
+
+
+def test_now_and_then_an_execution_may_take_longer() -> None:
+    of = Brevity()
+    in_thread(of, 8)
+    for _ in range(100):
+        of.ran_on_loop(BRIEF_NS + DEBT_NS - 1)
+        for _ in range(12):
+            of.ran_on_loop(BRIEF_NS // 10)
+    assert of.on_loop
+
+
+def test_one_that_takes_very_long_sends_the_model_back() -> None:
+    of = Brevity()
+    in_thread(of, 8)
+    of.ran_on_loop(BRIEF_NS + DEBT_NS)
+    assert not of.on_loop
+
+
+def test_many_that_take_a_little_longer_send_the_model_back() -> None:
+    of = Brevity()
+    in_thread(of, 8)
+    count = 0
+    while of.on_loop:
+        of.ran_on_loop(BRIEF_NS + DEBT_NS // 10)
+        count += 1
+    assert count == 10
+
+
+def test_each_return_to_the_thread_lasts_twice_as_long() -> None:
+    of = Brevity()
+    waits = []
+    for _ in range(5):
+        waits.append(executions_until_on_loop(of))
+        of.ran_on_loop(BRIEF_NS + DEBT_NS)
+    assert waits == [8, 16, 32, 64, 128]
