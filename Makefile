@@ -24,8 +24,10 @@ check: $(VENV)/dev  ## lint, formatting, types
 test: $(VENV)/dev  ## every test
 	$(BIN)/pytest
 
-bench: $(VENV)/dev  ## the tables of docs/benchmarks.md, side by side with Triton
+bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, and the curves
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/onnx_served.py
+	$(BIN)/python benchmarks/curves.py
 
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt

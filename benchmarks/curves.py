@@ -24,7 +24,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import onnx
 from contestants import Contestant, identity_repository, nerite
 from footprint import processor_seconds, resident
 from loads import Load, h2load, need, write_bodies, wrk
@@ -35,6 +34,8 @@ MODELS = (1, 10, 100, 1000)
 IDLE = (0, 10, 100, 1000)
 CONNECTIONS = (1, 4, 16, 64, 256, 1000)
 WAITING = (8, 64, 512, 4096)
+ASLEEP = "--stay-awake-microseconds=0"
+"""Waiting awake would count as cost."""
 
 
 class Point(NamedTuple):
@@ -46,11 +47,12 @@ class Point(NamedTuple):
 
 def measured(server: Contestant, load: Load, seconds: float, rounds: int) -> Point:
     """Run one load a few times; medians."""
-    load(server)
+    for _ in range(3):
+        load(server)
     points = []
     for _ in range(rounds):
         before = processor_seconds(server.process.pid)
-        rate = load(server)
+        rate = load(server).rate
         spent = processor_seconds(server.process.pid) - before
         points.append((rate, spent / (rate * seconds) * 1e6))
     rates, costs = zip(*points, strict=True)
@@ -59,7 +61,11 @@ def measured(server: Contestant, load: Load, seconds: float, rounds: int) -> Poi
 
 def of_models(folder: Path, seconds: float, rounds: int) -> str:
     """Return the table for more and more models."""
-    lines = ["### Models", "", "| models | ready after | memory | requests/s | cost of one |", "|---|---|---|---|---|"]
+    lines = ["### Models", ""]
+    lines += [
+        "| models | ready after | memory | one is asked, requests/s | cost of one | all are asked | cost of one |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|"]
     sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 16]) for name in ("INPUT0", "OUTPUT0")]
     graph = helper.make_graph([helper.make_node("Relu", ["INPUT0"], ["OUTPUT0"])], "graph", sides[:1], sides[1:])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
@@ -68,18 +74,23 @@ def of_models(folder: Path, seconds: float, rounds: int) -> str:
         for number in range(count):
             (repository / f"m{number}" / "1").mkdir(parents=True)
             (repository / f"m{number}" / "1" / "model.onnx").write_bytes(proto)
-        (folder / f"turns-{count}.lua").write_text(
+        turns = f"turns-{count}"
+        (folder / f"{turns}.lua").write_text(
             (folder / "small.lua").read_text()
             + f"local requests, last = {{}}, -1\nfunction init()\n  for number = 0, {count - 1} do\n"
             '    requests[number] = wrk.format(nil, "/v2/models/m" .. number .. "/infer")\n  end\nend\n'
             f"function request()\n  last = (last + 1) % {count}\n  return requests[last]\nend\n"
         )
         began = time.monotonic()
-        with nerite(f"models-{count}", repository, folder) as server:
+        with nerite(f"models-{count}", repository, folder, ASLEEP) as server:
             ready = time.monotonic() - began
-            point = measured(server, wrk(folder, f"turns-{count}", 16, seconds), seconds, rounds)
             memory = resident(server.process.pid)
-        lines.append(f"| {count:,} | {ready:.2f} s | {memory:.0f} MB | {point.rate:,.0f} | {point.cost:.1f} us |")
+            one = measured(server, wrk(folder, "small", 16, seconds, "m0"), seconds, rounds)
+            each = measured(server, wrk(folder, turns, 16, seconds), seconds, rounds)
+        lines.append(
+            f"| {count:,} | {ready:.2f} s | {memory:.0f} MB "
+            f"| {one.rate:,.0f} | {one.cost:.1f} us | {each.rate:,.0f} | {each.cost:.1f} us |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -94,7 +105,7 @@ def curve(title: str, counts: tuple[int, ...], point: Callable[[int], Point]) ->
 
 def of_connections(folder: Path, seconds: float, rounds: int) -> str:
     """Return the tables for idle connections and for those that ask."""
-    with nerite("connections", identity_repository(folder / "c", in_process=True), folder) as server:
+    with nerite("connections", identity_repository(folder / "c", in_process=True), folder, ASLEEP) as server:
 
         def idle(count: int) -> Point:
             with ExitStack() as stack:
@@ -113,7 +124,7 @@ def of_waiting(folder: Path, seconds: float, rounds: int) -> str:
     repository = identity_repository(folder / "q")
     config = repository / "identity" / "config.pbtxt"
     config.write_text(config.read_text().replace("dynamic_batching {}", ""))
-    with nerite("waiting", repository, folder) as server:
+    with nerite("waiting", repository, folder, ASLEEP) as server:
 
         def waiting(count: int) -> Point:
             return measured(server, h2load(folder, "small", 8, count // 8, seconds), seconds, rounds)
@@ -124,8 +135,8 @@ def of_waiting(folder: Path, seconds: float, rounds: int) -> str:
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=3, help="of each run (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each point (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=2, help="of each run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each point (default: %(default)s)")
     parser.add_argument("--print", action="store_true", help="print the tables and leave the page alone")
     options = parser.parse_args()
     need("wrk", "h2load")

@@ -1,14 +1,16 @@
-"""The loads: public generators, and NVIDIA's client. Each returns requests a second of one short run."""
+"""The loads: public generators, and NVIDIA's client. Each returns the pace of one short run."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from contestants import ROOT, Contestant
 
@@ -18,7 +20,17 @@ SMALL = 16
 LARGE = 150_528
 """FP32 elements: 64 bytes, and 602 KB (a picture of 224 x 224)."""
 
-Load = Callable[[Contestant], float]
+
+class Pace(NamedTuple):
+    """What one run showed."""
+
+    rate: float
+    """Requests a second."""
+    client: float
+    """Seconds of processor time that the client itself used for one."""
+
+
+Load = Callable[[Contestant], Pace]
 
 
 def need(*tools: str) -> None:
@@ -66,13 +78,13 @@ def write_http(folder: Path, name: str, tensor: tuple[str, list[int], bytes], ou
 def wrk(folder: Path, body: str, connections: int, seconds: float, model: str = "identity") -> Load:
     """Post the request written as ``body`` over HTTP/1.1 from ``connections`` connections."""
 
-    def run(server: Contestant) -> float:
+    def run(server: Contestant) -> Pace:
         url = f"http://127.0.0.1:{server.http}/v2/models/{model}/infer"
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", f"{folder}/{body}.lua", url]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        said, spent = _output(command)
         if "Non-2xx" in said:
             raise RuntimeError(f"{server.name} answered with errors: {said}")
-        return float(_found(r"Requests/sec:\s+([\d.]+)", said))
+        return Pace(float(_found(r"Requests/sec:\s+([\d.]+)", said)), spent / int(_found(r"(\d+) requests in", said)))
 
     return run
 
@@ -80,14 +92,15 @@ def wrk(folder: Path, body: str, connections: int, seconds: float, model: str = 
 def h2load(folder: Path, size: str, connections: int, streams: int, seconds: float) -> Load:
     """Post a serialized ModelInferRequest over HTTP/2, on ``streams`` streams of ``connections`` connections."""
 
-    def run(server: Contestant) -> float:
+    def run(server: Contestant) -> Pace:
         url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
         command = ["h2load", f"-D{seconds}", f"-c{connections}", f"-m{streams}", "-t1", "-d", f"{folder}/{size}.grpc"]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers", url]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        if int(_found(r"(\d+) failed", said)) or int(_found(r"status codes: (\d+) 2xx", said)) == 0:
+        said, spent = _output(command)
+        done = int(_found(r"status codes: (\d+) 2xx", said))
+        if int(_found(r"(\d+) failed", said)) or done == 0:
             raise RuntimeError(f"{server.name} answered with errors: {said}")
-        return float(_found(r"finished in [\d.]+s, ([\d.]+) req/s", said))
+        return Pace(float(_found(r"finished in [\d.]+s, ([\d.]+) req/s", said)), spent / done)
 
     return run
 
@@ -103,11 +116,11 @@ tensor.set_data_from_numpy(np.ones((1, {count}), np.float32))
 outputs = [client_of.InferRequestedOutput("OUTPUT0")]
 for _ in range({warm}):
     client.infer("identity", [tensor], outputs=outputs)
-calls, began = 0, time.perf_counter()
+calls, began, spent = 0, time.perf_counter(), time.process_time()
 while time.perf_counter() - began < {seconds}:
     client.infer("identity", [tensor], outputs=outputs).as_numpy("OUTPUT0")
     calls += 1
-print(calls / (time.perf_counter() - began))
+print(calls / (time.perf_counter() - began), (time.process_time() - spent) / calls)
 """
 
 
@@ -115,12 +128,22 @@ def tritonclient(protocol: str, size: str, seconds: float) -> Load:
     """Call with NVIDIA's client, one call at a time, in a process of its own."""
     program = _CLIENT.format(protocol=protocol, count=SMALL if size == "small" else LARGE, warm=50, seconds=seconds)
 
-    def run(server: Contestant) -> float:
+    def run(server: Contestant) -> Pace:
         url = f"127.0.0.1:{server.http if protocol == 'http' else server.grpc}"
         command = [sys.executable, "-c", program, url]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        rate, client = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return Pace(float(rate), float(client))
 
     return run
+
+
+def _output(command: list[str]) -> tuple[str, float]:
+    """Return what a command says, and the processor time it used."""
+    before = os.times()
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return said, spent
 
 
 def _found(pattern: str, text: str) -> str:

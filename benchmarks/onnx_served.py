@@ -105,8 +105,8 @@ def measure(shape: Shape, folder: Path, seconds: float, rounds: int) -> Rates:
         joined = wrk(folder, "joined", 3 * shape.batch, seconds, "m")
         for _ in range(rounds):
             rates["bare"].append(_bare(path, shape.batch, seconds))
-            rates["whole"].append(whole(server) * shape.batch)
-            rates["joined"].append(joined(server))
+            rates["whole"].append(whole(server).rate * shape.batch)
+            rates["joined"].append(joined(server).rate)
     return Rates(shape, *(statistics.median(rates[name]) for name in ("bare", "whole", "joined")))
 
 
@@ -125,8 +125,8 @@ def table(found: list[Rates]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="ONNX models under saturation, beside a bare session.run loop")
-    parser.add_argument("--seconds", type=float, default=3.0, help="one run")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each; the median counts")
+    parser.add_argument("--seconds", type=float, default=2.0, help="one run")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each; the median counts")
     parser.add_argument("--only", nargs="*", choices=MODELS, help="just these models")
     parser.add_argument("--print", action="store_true", help="print the table and leave the page alone")
     arguments = parser.parse_args()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import footprint
 from contestants import Contestant, identity_repository, nerite, real_triton
-from loads import Load, h2load, need, tritonclient, write_bodies, wrk
+from loads import Load, Pace, h2load, need, tritonclient, write_bodies, wrk
 from page import machine, write
 
 
@@ -35,6 +35,8 @@ class Result(NamedTuple):
     """Medians of one cell, in requests a second."""
 
     cell: Cell
+    client: float
+    """What the client's own processor time allows, were all servers infinitely fast."""
     triton: float
     worker: float
     in_process: float
@@ -80,12 +82,13 @@ def tables(folder: Path, seconds: float) -> dict[str, list[Cell]]:
 
 def measure(cell: Cell, servers: list[Contestant], rounds: int) -> Result:
     """Run one load on all servers in turn, a few times."""
-    rates: dict[str, list[float]] = {server.name: [] for server in servers}
+    paces: dict[str, list[Pace]] = {server.name: [] for server in servers}
     for _ in range(rounds):
         for server in servers:
-            rates[server.name].append(cell.load(server))
-    triton, worker, in_process = (statistics.median(rates[server.name]) for server in servers)
-    return Result(cell, triton, worker, in_process)
+            paces[server.name].append(cell.load(server))
+    triton, worker, in_process = (statistics.median(pace.rate for pace in paces[server.name]) for server in servers)
+    client = 1 / statistics.median(pace.client for pace in paces[servers[-1].name])
+    return Result(cell, client, triton, worker, in_process)
 
 
 def markdown(title: str, results: list[Result]) -> str:
@@ -93,13 +96,14 @@ def markdown(title: str, results: list[Result]) -> str:
     lines = [
         f"### {title}",
         "",
-        "| | Triton | Nerite, worker | ratio | wanted | Nerite, in process | ratio | wanted |",
-        "|---|---|---|---|---|---|---|---|",
+        "| | Triton | Nerite, worker | ratio | wanted | Nerite, in process | ratio | wanted | client alone | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for cell, triton, worker, in_process in results:
+    for cell, client, triton, worker, in_process in results:
         lines.append(
             f"| {cell.name} | {triton:,.0f} | {worker:,.0f} | **{worker / triton:.2f}** | {cell.worker} "
-            f"| {in_process:,.0f} | **{in_process / triton:.2f}** | {cell.in_process} |"
+            f"| {in_process:,.0f} | **{in_process / triton:.2f}** | {cell.in_process} "
+            f"| {client:,.0f} | {client / triton:.2f} |"
         )
     return "\n".join(lines) + "\n"
 

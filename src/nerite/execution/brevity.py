@@ -3,9 +3,10 @@
 Handing a batch to a thread and taking the answer back costs two wake-ups and a fight for the GIL, about 0.1 ms on two
 cores. For a model that computes for 20 us, a small network or a tree, that is five times the work. Nobody knows before
 how long a model takes, so it begins in its thread; after a run of executions that may be brief the loop takes over.
-There the time is exact: no wait for the GIL is in it, and no cold cache. Executions that are not brief add up to a debt
-that brief ones pay back; once it is large the model returns to its thread, for twice as long as the last time. So a
-model that is brief only now and then stays in its thread, and holds up the loop a few times in its life.
+There no wait for the GIL is in the time, and no cold cache. Executions that are not brief add up to a debt that brief
+ones pay back; a single one never counts for more than a quarter, as any may be held up by what else the machine does.
+Where the debt is full the model returns to its thread, for twice as long as the last time. So a model that is brief
+only now and then stays in its thread, and holds up the loop a few times in its life.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Final
 
 BRIEF_NS: Final = 70_000
 """An execution of less is better run on the loop."""
-DEBT_NS: Final = 700_000
-"""How far the executions on the loop may exceed that together; one that takes longer sends the model back at once."""
+MOST_NS: Final = 4 * BRIEF_NS
+"""An execution of more counts for so much."""
+DEBT_NS: Final = 4 * (MOST_NS - BRIEF_NS)
+"""Where the debt is full: what the executions on the loop may take together beyond ``BRIEF_NS`` each."""
 _COLD: Final = 2
 """In a thread, woken for it, the same computation takes up to so many times longer."""
 _WAIT_NS: Final = 5_000_000
 _FIRST: Final = 8
-_MOST: Final = 1 << 20
+_LONGEST: Final = 1 << 20
 
 
 class Brevity:
@@ -44,12 +47,8 @@ class Brevity:
 
     def ran_on_loop(self, took_ns: int) -> None:
         """Note an execution during which everything else waited."""
-        debt = self._debt + took_ns - BRIEF_NS
-        if debt <= 0:
-            self._debt = 0
-        elif debt < DEBT_NS:
-            self._debt = debt
-        else:
+        self._debt = max(0, self._debt + min(took_ns, MOST_NS) - BRIEF_NS)
+        if self._debt >= DEBT_NS:
             self._debt = self._run = 0
             self.on_loop = False
-            self._needed = min(self._needed * 2, _MOST)
+            self._needed = min(self._needed * 2, _LONGEST)

@@ -19,7 +19,8 @@ from nerite.execution.runner import Batch, Done, Runner
 class ThreadRunner:
     """One instance, one thread, one job after the other; what is brief runs on the loop, while the thread is idle.
 
-    The thread begins with the first job, which some instances never get.
+    The thread is there while there is work for it: it begins with the first job, which some instances never get, and
+    ends where the loop takes over.
     """
 
     def __init__(self, name: str, instance: Instance, loop: asyncio.AbstractEventLoop, *, on_loop: bool = True) -> None:
@@ -58,6 +59,8 @@ class ThreadRunner:
                 self._pending -= 1
                 if brevity is not None:
                     brevity.ran_in_thread(computed, marks.ended_ns - marks.started_ns)
+                    if brevity.on_loop and not self._pending:
+                        self._end_thread()
                 self.done(self, batch, responses, marks)
 
             return report
@@ -76,13 +79,18 @@ class ThreadRunner:
             return closed
 
         self._do(job)
-        self._jobs.put(lambda: None)
+        self._end_thread()
 
     def _do(self, job: Callable[[], Callable[[], None]]) -> None:
         self._jobs.put(job)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             self._thread.start()
+
+    def _end_thread(self) -> None:
+        """End the thread after the jobs it has. If another begins before that, whichever takes the word for it ends."""
+        self._jobs.put(lambda: None)
+        self._thread = None
 
     def _work(self) -> None:
         while (report := self._jobs.get()()) is not None:

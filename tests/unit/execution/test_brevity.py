@@ -42,31 +42,34 @@ def test_waiting_for_the_gil_does_not_count_but_waiting_for_something_does() -> 
     assert not in_thread(Brevity(), 8, took_ns=10_000_000)[-1]
 
 
-def test_now_and_then_an_execution_may_take_longer() -> None:
+def test_now_and_then_an_execution_may_take_long() -> None:
     of = Brevity()
     in_thread(of, 8)
     for _ in range(100):
-        of.ran_on_loop(BRIEF_NS + DEBT_NS - 1)
-        for _ in range(12):
+        of.ran_on_loop(1_000 * BRIEF_NS)
+        for _ in range(4):
             of.ran_on_loop(BRIEF_NS // 10)
     assert of.on_loop
 
 
-def test_one_that_takes_very_long_sends_the_model_back() -> None:
+def executions_until_in_thread(of: Brevity, took_ns: int) -> int:
+    count = 0
+    while of.on_loop:
+        of.ran_on_loop(took_ns)
+        count += 1
+    return count
+
+
+def test_four_that_take_long_send_the_model_back() -> None:
     of = Brevity()
     in_thread(of, 8)
-    of.ran_on_loop(BRIEF_NS + DEBT_NS)
-    assert not of.on_loop
+    assert executions_until_in_thread(of, 1_000 * BRIEF_NS) == 4
 
 
 def test_many_that_take_a_little_longer_send_the_model_back() -> None:
     of = Brevity()
     in_thread(of, 8)
-    count = 0
-    while of.on_loop:
-        of.ran_on_loop(BRIEF_NS + DEBT_NS // 10)
-        count += 1
-    assert count == 10
+    assert executions_until_in_thread(of, BRIEF_NS + DEBT_NS // 100) == 100
 
 
 def test_each_return_to_the_thread_lasts_twice_as_long() -> None:
@@ -74,5 +77,5 @@ def test_each_return_to_the_thread_lasts_twice_as_long() -> None:
     waits = []
     for _ in range(5):
         waits.append(executions_until_on_loop(of))
-        of.ran_on_loop(BRIEF_NS + DEBT_NS)
+        executions_until_in_thread(of, LONG)
     assert waits == [8, 16, 32, 64, 128]

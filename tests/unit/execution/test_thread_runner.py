@@ -116,6 +116,8 @@ async def test_a_brief_model_moves_to_the_loop(brief: None) -> None:
     await bench.one_by_one(10)
     assert threading.main_thread() not in model.threads[:8]
     assert set(model.threads[8:]) == {threading.main_thread()}
+    (thread,) = set(model.threads[:8])
+    await asyncio.to_thread(thread.join)
     await bench.close()
 
 
