@@ -1,4 +1,4 @@
-"""Writes docs/differences.md from tests/conformance/differences.py."""
+"""Writes docs/differences.md from tests/conformance/differences/."""
 
 from __future__ import annotations
 

@@ -104,6 +104,6 @@ def test_same_answers(stage: Stage, topic: Topic, name: str) -> None:
 
 def check_difference(key: str, expected: Answer, answer: Answer) -> None:
     """Fail unless the two answers are otherwise in the way that the list of differences says."""
-    assert not same(expected, answer), f"no longer different: take {key} out of differences.py"
+    assert not same(expected, answer), f"no longer different: take {key} out of differences/"
     assert brief(expected).startswith(ALLOWED[key][0])
     assert brief(answer).startswith(ALLOWED[key][1])

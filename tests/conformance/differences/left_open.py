@@ -1,0 +1,39 @@
+"""What the protocols leave open."""
+
+from __future__ import annotations
+
+from conformance.differences.difference import Difference
+
+DIFFERENCES = (
+    Difference(
+        "JSON keys that stand twice",
+        "JSON does not say what they mean. Triton takes the first, Nerite the last, as most programs do.",
+        {
+            "infer_json/keys twice": (
+                '200 {"id": "a"',
+                '200 {"id": "b"',
+            )
+        },
+    ),
+    Difference(
+        "Methods that HTTP does not know",
+        "Triton finds that the path does not take them. Nerite does not read further than the method, says so, and "
+        "closes the connection.",
+        {"http_routes/method of no meaning": ("405 Method Not Allowed", "400 Bad Request: Invalid method")},
+    ),
+    Difference(
+        "The content type of the error about a string that is cut off",
+        "Triton finds it when the model is to run, and calls it text/plain as all errors of models. Nerite finds it "
+        "before, as all other sizes that are wrong, and calls it JSON, which it is.",
+        {
+            "infer_binary/BYTES: half a text": (
+                "400 incomplete string data for inference input 'IN'",
+                "400 incomplete string data for inference input 'IN'",
+            ),
+            "infer_binary/BYTES: huge length": (
+                "400 incomplete string data for inference input 'IN'",
+                "400 incomplete string data for inference input 'IN'",
+            ),
+        },
+    ),
+)

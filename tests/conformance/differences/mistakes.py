@@ -1,0 +1,233 @@
+"""Mistakes of Triton that are not repeated."""
+
+from __future__ import annotations
+
+from conformance.differences.difference import NEVER, Difference
+
+PAIR_AND_VERSIONS = ", ".join(
+    (
+        '{"name": "pair", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}',
+        '{"name": "versions", "version": "1", "state": "READY"}',
+        '{"name": "versions", "version": "3", "state": "UNAVAILABLE", "reason": "unloaded"}',
+        '{"name": "versions", "version": "4", "state": "UNAVAILABLE", "reason": "unloaded"}',
+    )
+)
+DIFFERENCES = (
+    Difference(
+        "Requests that end Triton's process",
+        "A request must never end the server. It is refused like any other mistake.",
+        {
+            "classification/of texts": (NEVER, "400 class result not available for output"),
+            "classification/gRPC: of texts": (NEVER, "INVALID_ARGUMENT class result not available for output"),
+            "classification/of no elements": (NEVER, "200"),
+            "infer_json/dimension of 2^63 - 1": (NEVER, "400"),
+            "infer_json/elements beyond 64 bits": (NEVER, "400"),
+            "infer_json/bytes beyond 64 bits": (NEVER, "400"),
+        },
+    ),
+    Difference(
+        "Answers of Python models that leave Triton waiting for ever",
+        "None in place of a response is a mistake of the model; its caller is told at once.",
+        {
+            "python_models/none": (NEVER, "500"),
+            "python_models/nothing": (NEVER, "500"),
+            "python_models/gRPC: none": (NEVER, "INTERNAL"),
+            "python_models/gRPC: nothing": (NEVER, "INTERNAL"),
+        },
+    ),
+    Difference(
+        "HTTP requests sent before the answer to the one before",
+        "Triton drops them. Pipelining is part of HTTP/1.1.",
+        {
+            "http_routes/two requests at once": (NEVER, "200"),
+            "http_routes/three requests at once, one of them refused": (NEVER, "404 Not Found"),
+        },
+    ),
+    Difference(
+        "A connection kept open under HTTP/1.0",
+        "Triton sends no Content-Length, so that the client waits for the end of the connection.",
+        {"http_routes/HTTP/1.0 that keeps the connection": (NEVER, "200")},
+    ),
+    Difference(
+        "HTTP that cannot be parsed",
+        "Triton closes the connection without a word. Nerite says 400 first.",
+        {
+            "http_routes/no HTTP at all": ("no answer", "400"),
+            "http_routes/header without a colon": ("no answer", "400"),
+            "infer_json/wrong content length": ("no answer", "400"),
+        },
+    ),
+    Difference(
+        "Chunk extensions and trailers",
+        "Both are part of HTTP/1.1, and ignored. Triton closes the connection.",
+        {"http_routes/chunked body with a trailer": ("no answer", '200 {"model_name": "echo"')},
+    ),
+    Difference(
+        "A needed input left out beside an optional one",
+        "Triton counts the inputs and does not look at their names, so that the model runs without the input.",
+        {
+            "infer_json/needed input missing beside optional ones": (
+                '200 {"model_name": "options"',
+                "400 [request id: <id_unknown>] expected number of inputs between 2 and 3 but got 2 inputs",
+            )
+        },
+    ),
+    Difference(
+        "More inputs than the model has",
+        "Triton lists all that came, in the order of a hash table, and none that is missing. Nerite names one that the "
+        "model does not have.",
+        {
+            "infer_json/one input too many": (
+                "400 [request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'pair'. Got input(s) [",
+                "400 unexpected inference input 'C' for model 'pair'",
+            ),
+            "infer_json/too many inputs beside optional ones": (
+                "400 [request id: <id_unknown>] expected number of inputs between 2 and 3 but got 4 inputs for model",
+                "400 unexpected inference input 'OTHER' for model 'options'",
+            ),
+            "grpc_infer/one input too many": (
+                "INVALID_ARGUMENT [request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'pair'",
+                "INVALID_ARGUMENT unexpected inference input 'C' for model 'pair'",
+            ),
+        },
+    ),
+    Difference(
+        "Raw contents over gRPC that belong to no input",
+        "Triton drops them. They are a mistake of the client, which is told.",
+        {
+            "grpc_infer/raw data for one input too many": (
+                'OK {"model_name": "echo"',
+                "INVALID_ARGUMENT expected 1 raw_input_contents entries for model 'echo', got 2",
+            )
+        },
+    ),
+    Difference(
+        "Compressed bodies that are broken",
+        "Triton takes what it could unpack of them, and be it nothing, for the whole body. Nerite says that they are "
+        "broken. This includes deflate without zlib's frame.",
+        {
+            "compression/deflate without a frame": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 failed to decompress request body",
+            ),
+            "compression/gzip that is not": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 failed to decompress request body",
+            ),
+            "compression/gzip cut off": (
+                "500 failed to parse the request JSON buffer",
+                "400 failed to decompress request body: it is incomplete",
+            ),
+        },
+    ),
+    Difference(
+        "An Inference-Header-Content-Length that is no number, or beyond 32 bits",
+        "Triton goes by the digits it begins with, 0 where there are none, and by what remains of them in 32 bits. The "
+        "JSON is then cut, or taken for a tensor. Nerite says that the length is wrong.",
+        {
+            "infer_binary/length is text": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 Unable to parse Inference-Header-Content-Length, got: abc",
+            ),
+            "infer_binary/length is text after digits": (
+                "500 failed to parse the request JSON buffer",
+                "400 Unable to parse Inference-Header-Content-Length, got: 12abc",
+            ),
+            "infer_binary/length empty": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 Unable to parse Inference-Header-Content-Length, got:",
+            ),
+            "infer_binary/length beyond 32 bits": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
+                "400 inference header size should be in range (0, 103), got: 4294967296",
+            ),
+        },
+    ),
+    Difference(
+        "Negative timeouts over gRPC",
+        "Triton makes a very long time of them. Over HTTP it refuses them, and Nerite does so over both.",
+        {
+            "parameters/gRPC: timeout negative": (
+                'OK {"model_name": "request"',
+                "INVALID_ARGUMENT invalid value for 'timeout', expected value >= 0.",
+            )
+        },
+    ),
+    Difference(
+        "Metadata that would be forwarded under a reserved name",
+        "Names that begin with triton_ are reserved. Triton refuses them in HTTP headers only, Nerite in gRPC metadata "
+        "too.",
+        {
+            "parameters/gRPC: reserved metadata": (
+                'OK {"model_name": "request"',
+                "INVALID_ARGUMENT Header 'triton_thing' is reserved for Triton usage and cannot be forwarded.",
+            )
+        },
+    ),
+    Difference(
+        "A forwarded header without a value",
+        "Triton's HTTP parser makes a blank of it.",
+        {
+            "parameters/empty header": (
+                '200 {"model_name": "request"',
+                '200 {"model_name": "request"',
+            )
+        },
+    ),
+    Difference(
+        "Shapes whose size does not fit 64 bits",
+        "Triton goes on with what remains of it in 64 bits. Nerite goes by the true one.",
+        {
+            "infer_json/dimension of 2^63": (
+                "500 Unable to parse 'data': Shape does not match true shape of 'data' field",
+                "400 invalid shape for input 'IN': shape [1,9223372036854775808] causes total element count to exceed",
+            ),
+            "grpc_infer/elements beyond 64 bits": (
+                "INVALID_ARGUMENT [request id: <id_unknown>] input byte size mismatch",
+                "INVALID_ARGUMENT",
+            ),
+            "grpc_infer/bytes beyond 64 bits": (
+                "INVALID_ARGUMENT [request id: <id_unknown>] input byte size mismatch",
+                "INVALID_ARGUMENT",
+            ),
+        },
+    ),
+    Difference(
+        "Bodies of an unload that cannot be parsed",
+        "Triton unloads the model without having understood the request. Nerite tells the client, and unloads nothing.",
+        {
+            "repository_explicit/unload with bad JSON": ("200", "500 failed to parse the request JSON buffer"),
+            "repository_fixed/unload with bad JSON": (
+                "503 explicit model load / unload is not allowed",
+                "500 failed to parse the request JSON buffer",
+            ),
+        },
+    ),
+    Difference(
+        "Why a model could not be read, in the index",
+        "Triton lists a model whose configuration is wrong like one that nobody tried to load, and one without a "
+        "version not at all once its load was tried. Nerite says what is wrong with it.",
+        {
+            "broken_start/index": (
+                '200 [{"name": "badfield"}, {"name": "badtype"}, ',
+                '200 [{"name": "badfield", "state": "UNAVAILABLE", "reason": "<models>/badfield/config.pbtxt:2:1: ',
+            ),
+            "repository_explicit/load badfield#2": (
+                '200 [{"name": "arguments"}, {"name": "badfield"}, ',
+                '200 [{"name": "arguments"}, {"name": "badfield", "state": "UNAVAILABLE", "reason": "<models>/badfield',
+            ),
+            "repository_explicit/load noversion#2": (
+                '200 [{"name": "arguments"}, {"name": "pair", ',
+                '200 [{"name": "arguments"}, {"name": "noversion", "state": "UNAVAILABLE", "reason": "at least one ',
+            ),
+            "repository_explicit/load othername#2": (
+                '200 [{"name": "arguments"}, {"name": "othername"}, ',
+                '200 [{"name": "arguments"}, {"name": "othername", "state": "UNAVAILABLE", "reason": "<models>/other',
+            ),
+            "repository_explicit/load zerodims#2": (
+                f'200 [{{"name": "arguments"}}, {PAIR_AND_VERSIONS}, {{"name": "zerodims"}}]',
+                f'200 [{{"name": "arguments"}}, {PAIR_AND_VERSIONS}, {{"name": "zerodims", "state": "UNAVAILABLE", ',
+            ),
+        },
+    ),
+)
