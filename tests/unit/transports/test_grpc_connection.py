@@ -49,6 +49,13 @@ class FakeTarget:
     def start(self, call: Call, message: memoryview) -> None:
         assert not message.readonly
         self._service.started.append((self._path, bytes(message)))
+        if "mistake" in self._path:
+            if "waiting" in self._path:
+                call.request = InferenceRequest(RequestHeader("m", "", []), [], call, 0)
+                self._service.waiting.append(call.request)
+            if "answered" in self._path:
+                call.reply(status.HEAD, [status.framed(b"answered")])
+            raise RuntimeError("a mistake of ours")
         if "later" in self._path:
             call.request = InferenceRequest(RequestHeader("m", "", []), [bytes(message[5:])], call, 0)
             self._service.waiting.append(call.request)
@@ -68,6 +75,8 @@ class FakeService:
         self.buffers: list[tuple[bytes, int]] = []
 
     def target(self, headers: Headers) -> FakeTarget:
+        if b"nowhere" in headers.path:
+            raise RuntimeError("a mistake of ours")
         target = headers.memo = FakeTarget(headers.path.decode(), self)
         timeout = headers.get(b"grpc-timeout")
         target.timeout = status.timeout_seconds(timeout) if timeout else None
@@ -343,6 +352,25 @@ def waiting(peer: Peer, **metadata: str) -> tuple[int, InferenceRequest, list[In
     told: list[InferenceRequest] = []
     request.on_cancel = told.append
     return stream, request, told
+
+
+def test_a_mistake_of_ours_costs_one_call_and_nothing_else(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    other, request, told = waiting(peer)
+    at_once = peer.call("/mistake", message(b"x"))
+    in_pieces = peer.call("/mistake", message(b"x" * 100_000))
+    unknown = peer.call("/nowhere", message(b"x"))
+    answered = peer.call("/mistake/answered", message(b"x"))
+    working = peer.call("/mistake/waiting", message(b"x"))
+    peer.flush()
+    for stream in (at_once, in_pieces, unknown, working):
+        assert peer.status(stream) == (status.INTERNAL, b"internal error, see the server's log")
+    assert peer.reply(answered) == b"answered"
+    assert len(caplog.records) == 5
+    assert peer.service.waiting[-1].cancelled
+    request.respond(OK)
+    peer.hear()
+    assert peer.status(other)[0] == 0
+    assert told == []
 
 
 def test_a_client_that_gives_up_cancels_its_inference(peer: Peer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
 
+_log = logging.getLogger("nerite.grpc")
 READ_SIZE = 256 * 1024
 _HIGH_WATER = 1024 * 1024
 _PREFIX = 5
@@ -184,8 +186,16 @@ class Call:
     def expire(self) -> None:
         """Answer DEADLINE_EXCEEDED, and stop the work."""
         self.deadline = None
+        self._stop(status.trailers_only(status.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+
+    def abandon(self) -> None:
+        """Answer that a mistake of ours came to light, unless there was an answer already, and stop the work."""
+        if self.connection.calls.get(self.stream_id) is self:
+            self._stop(status.MISTAKE)
+
+    def _stop(self, block: bytes) -> None:
         request = self.request
-        self.fail(status.trailers_only(status.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+        self.fail(block)
         if request is not None:
             request.cancel()
 
@@ -304,17 +314,22 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Begin a call."""
         call = self._begin(stream_id, headers)
         if call is not None and end_stream:
-            call.receive(b"", True)
+            self._receive(call, b"", True)
 
     def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
         """Begin a call whose message is here: the usual case."""
         call = self._begin(stream_id, headers)
         if call is not None:
-            call.receive(body, True)
+            self._receive(call, body, True)
 
     def _begin(self, stream_id: int, headers: Headers) -> Call | None:
         """Begin a call, or refuse it."""
-        target: Target = headers.memo or self._shared.service.target(headers)
+        try:
+            target: Target = headers.memo or self._shared.service.target(headers)
+        except Exception:  # as below
+            _log.exception("a call could not be begun")
+            self.http2.send_headers(stream_id, status.MISTAKE, end_stream=True)
+            return None
         if target.refusal is not None:
             self.http2.send_headers(stream_id, target.refusal, end_stream=True)
             return None
@@ -323,11 +338,18 @@ class GrpcConnection(asyncio.BufferedProtocol):
             call.deadline = self._loop.call_later(target.timeout, call.expire)
         return call
 
+    def _receive(self, call: Call, data: bytes | memoryview, end: bool) -> None:
+        try:
+            call.receive(data, end)
+        except Exception:  # a mistake of ours must not cost the client its answer, nor others their connection
+            _log.exception("a call could not be handled")
+            call.abandon()
+
     def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
         """Pass a piece of a message to its call."""
         call = self.calls.get(stream_id)
         if call is not None:
-            call.receive(data, end_stream)
+            self._receive(call, data, end_stream)
 
     def stream_closed(self, stream_id: int, error_code: int) -> None:
         """Cancel a call that its client gave up."""

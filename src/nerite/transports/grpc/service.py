@@ -186,10 +186,6 @@ class _Inference:
         except NeriteError as error:
             call.fail(status.of_error(self._first_mistake(framed, error)))
             return
-        except Exception:  # a mistake of ours must not cost the client its answer
-            _log.exception("a request could not be read")
-            call.fail(status.of_error(Internal("internal error, see the server's log")))
-            return
         request = call.request = InferenceRequest(header, data, call, now, request_id)
         self._server.infer(request)
 
@@ -217,7 +213,7 @@ class _Inference:
             return
         except Exception:  # a mistake of the model's or ours must not cost the client its answer
             _log.exception("an answer of '%s' could not be written", request.header.model_name)
-            call.fail(status.of_error(Internal("internal error, see the server's log")))
+            call.fail(status.MISTAKE)
             return
         if self._reply_encoding:
             call.reply(status.head_with_encoding(self._reply_encoding), [self._packed(parts)])

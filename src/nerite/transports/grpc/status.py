@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import quote
 
-from nerite.core.errors import NeriteError
+from nerite.core.errors import Internal, NeriteError
 from nerite.http2 import encode_headers
 
 OK: Final = 0
@@ -78,3 +78,7 @@ def timeout_seconds(value: bytes) -> float | None:
     if not digits.isdecimal() or len(digits) > 8 or unit not in _UNITS:
         return None
     return int(digits) * _UNITS[unit]
+
+
+MISTAKE: Final = of_error(Internal("internal error, see the server's log"))
+"""The reply where the mistake is ours."""
