@@ -201,6 +201,7 @@ class InferenceServer:
                 running.statistics,
                 running.pending,
                 running.load_seconds,
+                running.restarts,
             )
             for record in self._manager.records
             for running in _ascending(record)

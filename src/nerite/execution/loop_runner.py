@@ -19,6 +19,7 @@ class LoopRunner:
         self.ahead = False
         self.usable = True
         self.failure: NeriteError | None = None
+        self.restarts = 0
         self.done: Done
         self.on_usable: Callable[[Runner], None]
         self._instance = instance

@@ -23,13 +23,14 @@ class Runner(Protocol):
 
     ``usable`` is False while it cannot take a batch, though nothing runs in it (a worker that restarts);
     ``on_usable`` is called whenever that changes, and when an attempt to restart it failed. ``failure`` says why the
-    last such attempt failed, and is None if it did not.
+    last such attempt failed, and is None if it did not. ``restarts`` counts those that succeeded.
     """
 
     name: str
     ahead: bool
     usable: bool
     failure: NeriteError | None
+    restarts: int
     done: Done
     on_usable: Callable[[Runner], None]
 

@@ -76,6 +76,11 @@ class RunningVersion:
         """Requests that wait or run."""
         return self._dispatcher.in_flight
 
+    @property
+    def restarts(self) -> int:
+        """How often an instance had to be started again."""
+        return sum(runner.restarts for runner in self.runners)
+
     def submit(self, request: InferenceRequest) -> None:
         """Take a request whose header was bound to this version's signature; answer through ``respond``."""
         if [*map(len, request.data)] != request.header.sizes:

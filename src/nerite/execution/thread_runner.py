@@ -29,6 +29,7 @@ class ThreadRunner:
         self.ahead = True
         self.usable = True
         self.failure: NeriteError | None = None
+        self.restarts = 0
         self.done: Done
         self.on_usable: Callable[[Runner], None]
         self._instance = instance

@@ -18,6 +18,8 @@ class Version(NamedTuple):
     statistics: VersionStatistics
     pending: int
     load_seconds: float
+    restarts: int
+    """How often a worker was started in the place of one that died."""
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
@@ -95,7 +97,13 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
         "gauge",
         [(labels, item.load_seconds) for labels, item in all_versions],
     )
-    return [success, failure, *counted, pending, load]
+    restarts = Family(
+        "nerite_worker_restarts",
+        "Workers started in the place of workers that died",
+        "counter",
+        [(labels, item.restarts) for labels, item in all_versions],
+    )
+    return [success, failure, *counted, pending, load, restarts]
 
 
 def _labels(version: Version) -> dict[str, str]:

@@ -22,6 +22,7 @@ class FakeRunner:
         self.ahead = ahead
         self.usable = True
         self.failure: NeriteError | None = None
+        self.restarts = 0
         self.done: Done
         self.on_usable: Callable[[Runner], None]
         self.batch: Batch | None = None

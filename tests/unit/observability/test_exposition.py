@@ -53,7 +53,7 @@ def test_numbers_at_the_edge(value: float, text: str) -> None:
 
 
 def version(statistics: VersionStatistics, tags: dict[str, str] | None = None) -> Version:
-    return Version("m", "3", tags or {}, statistics, 5, 0.125)
+    return Version("m", "3", tags or {}, statistics, 5, 0.125, 2)
 
 
 def sample_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -90,6 +90,7 @@ def test_the_metrics_of_a_version() -> None:
         "nv_inference_compute_output_duration_us": 6,
         "nv_inference_pending_request_count": 5,
         "nv_model_load_duration_secs": 0.125,
+        "nerite_worker_restarts": 2,
     }
     reasons = {"REJECTED": 2, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
     assert found == {
@@ -116,10 +117,11 @@ def test_tags_of_the_configuration_are_labels_with_an_underscore() -> None:
 
 def test_without_models_every_family_is_there_and_empty() -> None:
     page = render(families([])).decode()
-    assert len(list(text_string_to_metric_families(page))) == 11
+    assert len(list(text_string_to_metric_families(page))) == 12
     assert not sample_of(page.encode())
 
 
-def test_without_counters_only_gauges_have_values() -> None:
+def test_without_counters_nothing_that_counts_requests_has_values() -> None:
     found = sample_of(render(families([version(VersionStatistics())], counters=False)))
-    assert {name for name, _ in found} == {"nv_inference_pending_request_count", "nv_model_load_duration_secs"}
+    names = {"nv_inference_pending_request_count", "nv_model_load_duration_secs", "nerite_worker_restarts"}
+    assert {name for name, _ in found} == names
