@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from conformance.ask import Answer, ask
 from conformance.differences import NEVER, by_exchange
-from conformance.exchange import Change, Eventually, Grpc, Http, Raw, Scrape, Session, Step, Together
+from conformance.exchange import Change, Eventually, Grpc, Http, Raw, Scrape, Session, Step, Stream, Together
 from conformance.servers import start_triton
 from conformance.topics import topics
 
@@ -39,6 +39,9 @@ def shown(step: Step) -> Iterator[str]:
             message = step.message if isinstance(step.message, bytes) else str(step.message)
             metadata = "".join(f" [{name}: {value}]" for name, value in step.metadata)
             yield f"{step.call}{metadata} {cut(' '.join(str(message).split()))}"
+        case Stream():
+            for message in step.messages:
+                yield f"ModelStreamInfer {cut(' '.join(str(message).split()))}"
         case Scrape():
             yield f"metrics {step.prefix}*"
         case Together():

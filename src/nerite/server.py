@@ -22,6 +22,7 @@ from nerite.observability.statistics import Duration, VersionStatistics
 from nerite.repository.manager import ModelManager
 from nerite.repository.model_record import ModelRecord, State, version_number
 
+_NOT_OVER_HTTP = "HTTP end point doesn't support models with decoupled transaction policy"
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -61,31 +62,45 @@ class InferenceServer:
 
     # Inference
 
-    def infer(self, request: InferenceRequest) -> None:
-        """Answer a request through ``request.respond``: always, and with ``final`` once."""
+    def infer(self, request: InferenceRequest, decoupled: str = _NOT_OVER_HTTP) -> None:
+        """Answer a request through ``request.respond``: always, and with ``final`` once.
+
+        ``decoupled`` is what is said where the model may have several answers to it.
+        """
         route = request.header.route
         if route is None or route[0] is not self._epoch:
             try:
-                route = self._resolve(request)
+                route = self._resolve(request, decoupled)
             except NeriteError as error:
                 request.respond(InferenceResponse.failed(error))
                 return
         route[1].submit(request)
 
-    def _resolve(self, request: InferenceRequest) -> tuple[object, RunningVersion]:
+    def version_of(self, request: InferenceRequest) -> RunningVersion:
+        """Return where a request goes whose sink takes any number of responses. Raises ``NeriteError``."""
+        route = request.header.route
+        if route is None or route[0] is not self._epoch:
+            route = self._resolve(request)
+        version: RunningVersion = route[1]
+        return version
+
+    def _resolve(self, request: InferenceRequest, decoupled: str = "") -> tuple[object, RunningVersion]:
         header = request.header
         if self._stopping:
             raise Unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
-        version = self.find(header.model_name, header.model_version)
+        version = self.find(header.model_name, header.model_version, decoupled)
         version.signature.bind(header, request.id)
         header.route = (self._epoch, version)
         return self._epoch, version
 
-    def find(self, model: str, version: str) -> RunningVersion:
-        """Return where a request for a model goes. Raises Triton's refusals."""
+    def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP) -> RunningVersion:
+        """Return where a request for a model goes. Raises Triton's refusals.
+
+        ``decoupled`` is the one for a model that may have several answers, empty if those are taken.
+        """
         running = self._manager.find(model, version)
-        if running.decoupled:
-            raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+        if decoupled and running.decoupled:
+            raise Unsupported(decoupled)
         return running
 
     def signature(self, model: str, version: str) -> Signature:
@@ -94,8 +109,12 @@ class InferenceServer:
 
     def signature_of(self, request: InferenceRequest) -> Signature:
         """Return the signature of the version that a request went to."""
+        return self.went_to(request).signature
+
+    def went_to(self, request: InferenceRequest) -> RunningVersion:
+        """Return the version that a request was submitted to."""
         running: RunningVersion = request.header.route[1]
-        return running.signature
+        return running
 
     def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
         """Return memory for a large request that the model's instances can read in place, or None.

@@ -38,10 +38,14 @@ from triton_python_backend_utils.request import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceRequest,
 )
-from triton_python_backend_utils.response import InferenceResponse, InferenceResponseSender, ResponseIterator
+from triton_python_backend_utils.response import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceResponse,
+    InferenceResponseSender,
+    ResponseIterator,
+)
 from triton_python_backend_utils.tensor import Tensor
 from triton_python_backend_utils.trace import InferenceTrace
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import ClassVar
 
@@ -59,12 +60,21 @@ class TritonError:
 
 def incompatible(signature: str, *given: object, **named: object) -> TypeError:
     """Return the error for arguments of a wrong type, in the words that Triton's binding has for it."""
+    return _incompatible("__init__(): incompatible constructor", f"c_python_backend_utils.{signature}", given, named)
+
+
+def incompatible_call(method: str, signature: str, *given: object, **named: object) -> TypeError:
+    """Return the same for the arguments of a method."""
+    return _incompatible(f"{method}(): incompatible function", signature, given, named)
+
+
+def _incompatible(what: str, signature: str, given: Sequence[object], named: Mapping[str, object]) -> TypeError:
     shown = [repr(value) for value in given]
     keywords = ", ".join(f"{name}={value!r}" for name, value in named.items())
     arguments = "; ".join(part for part in (", ".join(shown), keywords and f"kwargs: {keywords}") if part)
     return TypeError(
-        "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
-        f"    1. c_python_backend_utils.{signature}\n\nInvoked with: {arguments}"
+        f"{what} arguments. The following argument types are supported:\n    1. {signature}\n\n"
+        f"Invoked with: {arguments}"
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from nerite.core.request import InferenceRequest as CoreRequest
+from nerite.core.response import InferenceResponse as CoreResponse
 from triton_python_backend_utils.errors import TritonModelException, incompatible, not_offered
 from triton_python_backend_utils.memory import TRITONSERVER_MEMORY_CPU, PreferredMemory
 from triton_python_backend_utils.parameters import Parameters, checked
@@ -17,7 +18,6 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
-TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 _DEFAULT_MEMORY = PreferredMemory(TRITONSERVER_MEMORY_CPU)
 
@@ -125,8 +125,8 @@ class InferenceRequest:
             raise not_offered("Rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Return the sender for several or late responses. Not offered yet."""
-        raise not_offered("InferenceRequest.get_response_sender()")
+        """Return the sender for several or late responses. Only a request that ``execute`` was given has one."""
+        raise TritonModelException("get_response_sender() is only for requests that execute() was given.")
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run the request on another model and wait. Not offered yet."""
@@ -140,13 +140,21 @@ class InferenceRequest:
 class ServedRequest(InferenceRequest):
     """A request of the server, as ``execute`` receives it. Everything is looked up when it is asked for."""
 
-    __slots__ = ("_core", "_declared")
+    __slots__ = ("_core", "_declared", "_sender", "_to_core")
 
-    def __init__(self, core: CoreRequest, declared_outputs: Sequence[str]) -> None:
+    def __init__(
+        self,
+        core: CoreRequest,
+        declared_outputs: Sequence[str],
+        to_core: Callable[[CoreRequest, InferenceResponse], CoreResponse],
+    ) -> None:
+        """``to_core`` makes of a model's response to this request what the server sends."""
         self._core = core
         self._declared = declared_outputs
+        self._to_core = to_core
         self._inputs = None
         self._flags = None
+        self._sender: InferenceResponseSender | None = None
 
     def inputs(self) -> list[Tensor]:
         """Return the input tensors, in the order in which the caller sent them."""
@@ -192,7 +200,23 @@ class ServedRequest(InferenceRequest):
 
     def is_cancelled(self) -> bool:
         """Return True if nobody waits for the response any more. Then the work may be left."""
-        return self._core.cancelled
+        return self._core.is_cancelled()
+
+    @property
+    def has_sender(self) -> bool:
+        """Whether the model has asked for the sender. For the server: no part of Triton's interface."""
+        return self._sender is not None
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """Return the sender for several or late responses: always the same."""
+        if self._sender is None:
+            if not self._core.streams:
+                raise TritonModelException(
+                    "get_response_sender() needs a model in a worker: leave EXECUTION_MODE in_process out of its "
+                    "configuration."
+                )
+            self._sender = InferenceResponseSender(self._core, self._to_core)
+        return self._sender
 
 
 def _incomplete(**given: object) -> TypeError:

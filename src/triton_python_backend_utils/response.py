@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
+from nerite.core.request import InferenceRequest as CoreRequest
 from nerite.core.request import Parameter
-from triton_python_backend_utils.errors import TritonError, TritonModelException, incompatible, not_offered
+from nerite.core.response import EMPTY
+from nerite.core.response import InferenceResponse as CoreResponse
+from triton_python_backend_utils.errors import (
+    TritonError,
+    TritonModelException,
+    incompatible,
+    incompatible_call,
+    not_offered,
+)
 from triton_python_backend_utils.parameters import Parameters, checked
 from triton_python_backend_utils.tensor import Tensor
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class InferenceResponse:
@@ -51,15 +63,46 @@ class InferenceResponse:
 
 
 class InferenceResponseSender:
-    """Sends the responses of a request one by one. Not offered yet: a request gives none."""
+    """Sends the responses of a request one by one: from ``execute`` or later, from any thread."""
+
+    __slots__ = ("_closed", "_lock", "_request", "_to_core")
+
+    def __init__(self, request: CoreRequest, to_core: Callable[[CoreRequest, InferenceResponse], CoreResponse]) -> None:
+        """``to_core`` makes of a model's response what the server sends."""
+        self._request = request
+        self._to_core = to_core
+        self._closed = False
+        self._lock = threading.Lock()
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send one response."""
-        raise not_offered("InferenceResponseSender.send()")
+        """Send one response; with the flag ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` the last, which may be None.
+
+        Waits while whoever receives the responses has more than enough of them.
+        """
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise incompatible_call(
+                "send",
+                "(self: c_python_backend_utils.InferenceResponseSender, response: "
+                "c_python_backend_utils.InferenceResponse = None, flags: int = 0) -> None",
+                self,
+                response,
+            )
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and not flags:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        with self._lock:
+            if self._closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
+            self._closed = bool(flags)
+        answer = EMPTY if response is None else self._to_core(self._request, response)
+        self._request.respond(answer, bool(flags))
 
     def is_cancelled(self) -> bool:
-        """Return True if nobody waits for the responses any more."""
-        raise not_offered("InferenceResponseSender.is_cancelled()")
+        """Return True if nobody waits for the responses any more. Then the work may be left."""
+        return self._request.is_cancelled()
 
 
 class ResponseIterator:

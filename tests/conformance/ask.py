@@ -13,7 +13,7 @@ import json
 import socket
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException, HTTPResponse
 from typing import Any
@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from conformance.exchange import Change, Eventually, Grpc, Http, Raw, Scrape, Session, Step, Together
+from conformance.exchange import Change, Eventually, Grpc, Http, Raw, Scrape, Session, Step, Stream, Together
 from conformance.servers import Server
 from nerite.wire import schema
 
@@ -59,6 +59,8 @@ def play(server: Server, step: Step) -> list[Answer]:
             return over_http(server.http, [(step.data, ["GET"] * step.answers)])
         case Grpc():
             return [over_grpc(server.grpc, step)]
+        case Stream():
+            return [over_stream(server.grpc, step)]
         case Scrape():
             return [scraped(server.metrics, step.prefix)]
         case Together():
@@ -178,6 +180,26 @@ def over_grpc(port: int, step: Grpc) -> Answer:
         except grpc.RpcError as error:
             return grpc_failure(error)
     return {"code": "OK", "message": plain(schema.methods()[path].response.FromString(reply))}
+
+
+def over_stream(port: int, step: Stream) -> Answer:
+    """All responses, and how the stream ended."""
+    path = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+    def requests() -> Iterator[bytes]:
+        for number, message in enumerate(step.messages):
+            time.sleep(step.gap if number else 0)
+            yield message.SerializeToString()
+
+    answer: Answer = {"responses": [], "code": "OK"}
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream(path)(requests(), timeout=SECONDS, metadata=step.metadata)
+        try:
+            for reply in call:
+                answer["responses"].append(plain(schema.methods()[path].response.FromString(reply)))
+        except grpc.RpcError as error:
+            answer |= grpc_failure(error)
+    return answer
 
 
 def grpc_failure(error: grpc.RpcError) -> Answer:

@@ -77,6 +77,16 @@ class Grpc:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """One call of ModelStreamInfer: the requests, sent one after the other, and then the end."""
+
+    messages: tuple[Message, ...]
+    metadata: tuple[tuple[str, str], ...] = ()
+    gap: float = 0.0
+    """Seconds between two requests."""
+
+
+@dataclass(frozen=True)
 class Scrape:
     """The metrics, as families whose names begin with ``prefix``."""
 
@@ -106,7 +116,7 @@ class Change:
     what: Callable[[Path], object]
 
 
-Step = Http | Session | Raw | Grpc | Scrape | Together | Eventually | Change
+Step = Http | Session | Raw | Grpc | Stream | Scrape | Together | Eventually | Change
 Exchanges = Mapping[str, Step | Sequence[Step]]
 
 

@@ -55,11 +55,12 @@ class InstanceContext:
 class Instance(Protocol):
     """One copy of a model, used by one thread at a time; on a CPU not always by the same."""
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse]:
+    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
         """Answer each request of a batch, in order.
 
         The requests were checked against the model's signature. Raise to fail all of them with one error; return
-        ``InferenceResponse.failed`` in a place to fail that one.
+        ``InferenceResponse.failed`` in a place to fail that one, and None for a request that was or will be answered
+        through its ``respond``, from any thread, as many times as there is something to say.
         """
 
     def is_ready(self) -> bool:

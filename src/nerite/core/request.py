@@ -49,6 +49,7 @@ class RequestHeader:
         "batch_size",
         "binary_by_default",
         "classifies",
+        "empty_final",
         "inputs",
         "model_name",
         "model_version",
@@ -79,6 +80,7 @@ class RequestHeader:
         sequence_start: bool = False,
         sequence_end: bool = False,
         binary_by_default: bool = False,
+        empty_final: bool = False,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -100,6 +102,8 @@ class RequestHeader:
         self.sequence_end = sequence_end
         self.binary_by_default = binary_by_default
         """HTTP: send outputs that ``outputs`` does not list as bytes."""
+        self.empty_final = empty_final
+        """gRPC streams: send the last response of a decoupled model even if it says only that it is the last."""
         self.route: Any = None
         self.replies: dict[Any, Any] = {}
         self.batch_size = 1
@@ -120,6 +124,7 @@ class RequestHeader:
             self.timeout_us,
             (repr(self.sequence_id), self.sequence_start, self.sequence_end),
             self.binary_by_default,
+            self.empty_final,
         )
 
 
@@ -127,11 +132,11 @@ class ReplySink(Protocol):
     """Where answers go: a connection, a stream, a waiting caller."""
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take one answer. Called on the loop's thread. ``final``: no other comes for this request."""
+        """Take one answer. Called on the loop's thread; in a worker, on any. ``final``: no other comes."""
 
 
 class InferenceRequest:
-    """One call. Created by a transport, answered exactly once with ``final`` through ``respond``.
+    """One call. Created by a transport, answered through ``respond``: the last time, and only then, with ``final``.
 
     Cancellation: ``cancel`` marks the request and tells whoever holds it (a queue, a worker). The holder then either
     answers ``Cancelled`` or, where work cannot be stopped, lets it finish; in both cases ``respond`` is called once.
@@ -145,10 +150,14 @@ class InferenceRequest:
         "header",
         "id",
         "on_cancel",
+        "on_pause",
         "queue",
         "queued_ns",
         "sink",
     )
+
+    streams = False
+    """Whether ``respond`` may be called from any thread, and with several responses."""
 
     def __init__(
         self, header: RequestHeader, data: Sequence[Buffer], sink: ReplySink, arrived_ns: int, id: str = ""
@@ -164,6 +173,8 @@ class InferenceRequest:
         self.finished = False
         self.on_cancel: Callable[[InferenceRequest], None] | None = None
         """Set by whoever holds the request; called at most once, on the loop's thread."""
+        self.on_pause: Callable[[InferenceRequest, bool], None] | None = None
+        """Set by whoever can make the model wait between two responses."""
         self.queue: Any = None
         """The queue level that the request waits in, None when it waits in none."""
         self.queued_ns = arrived_ns
@@ -175,7 +186,7 @@ class InferenceRequest:
             return
         if final:
             self.finished = True
-            self.on_cancel = None
+            self.on_cancel = self.on_pause = None
         self.sink.respond(self, response, final)
 
     def cancel(self) -> None:
@@ -186,6 +197,15 @@ class InferenceRequest:
         if self.on_cancel is not None:
             holder, self.on_cancel = self.on_cancel, None
             holder(self)
+
+    def pause(self, paused: bool) -> None:
+        """Say that no more responses are wanted for now, or that they are again."""
+        if self.on_pause is not None:
+            self.on_pause(self, paused)
+
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits for the answer any more. For models, which may ask at any time."""
+        return self.cancelled
 
     @property
     def label(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import Parameter
@@ -34,7 +34,7 @@ class ResponseHeader:
 
 
 class InferenceResponse:
-    """Outputs, or an error; never both.
+    """Outputs, or an error, or (``EMPTY``) nothing but the news that this was all; never two of them.
 
     ``data`` holds the wire form of each output in the order of ``header.outputs``. The buffers may be views on memory
     that is used again when the last view is gone, so keep a view exactly as long as you need the bytes.
@@ -52,7 +52,16 @@ class InferenceResponse:
         self.data = data
         self.error = error
 
+    @property
+    def empty(self) -> bool:
+        """Whether this says nothing but that no other response comes."""
+        return self.header is None and self.error is None
+
     @classmethod
     def failed(cls, error: NeriteError) -> InferenceResponse:
         """Return the answer that says why there is none."""
         return cls(None, (), error)
+
+
+EMPTY: Final = InferenceResponse(None)
+"""The last response of a request that had some before, or that has none."""

@@ -16,9 +16,9 @@ from typing import Any
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
-from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
-from nerite.execution import messages
+from nerite.execution import header_form, messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
 from nerite.execution.nursery import WorkerProcess
 
@@ -37,12 +37,13 @@ class Channel:
         self._arena = arena
         self._loans = Loans()
         self._borrower = Borrower()
-        self._packer: messages.Packer[RequestHeader] = messages.Packer(arena, self._loans, self._borrower)
-        self._unpacker: messages.Unpacker[ResponseHeader] = messages.Unpacker(self._loans, self._borrower)
+        self._packer: records.Packer[RequestHeader] = records.Packer(arena, self._loans, self._borrower)
+        self._unpacker: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
         self._answers: deque[Callable[[Any, NeriteError | None], None]] = deque()
         self._unsent: deque[memoryview] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_result: Callable[[int, list[InferenceResponse], Marks], None] | None = None
+        self._on_result: Callable[[int, list[InferenceResponse | None], Marks], None] | None = None
+        self._on_part: Callable[[int, int, InferenceResponse, bool], None] | None = None
         self._on_end: Callable[[], None] | None = None
 
     def ask(self, kind: int, value: object) -> Any:
@@ -67,12 +68,18 @@ class Channel:
     def attach(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_result: Callable[[int, list[InferenceResponse], Marks], None],
+        on_result: Callable[[int, list[InferenceResponse | None], Marks], None],
+        on_part: Callable[[int, int, InferenceResponse, bool], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Give the channel to the loop. ``on_end`` is called once, when the worker's side is closed."""
+        """Give the channel to the loop.
+
+        ``on_result`` takes what a batch returned, ``on_part`` a single response to one of its requests and whether it
+        is the last. ``on_end`` is called once, when the worker's side is closed.
+        """
         self._loop = loop
         self._on_result = on_result
+        self._on_part = on_part
         self._on_end = on_end
         self._socket.setblocking(False)
         loop.add_reader(self._socket, self._readable)
@@ -97,6 +104,10 @@ class Channel:
         if introductions:
             message = b"".join((*introductions, message))
         self._send(message)
+
+    def tell(self, kind: int, batch: int, index: int) -> None:
+        """Say something of one request of a batch: CANCEL, PAUSE or RESUME."""
+        self._send(messages.request_frame(kind, batch, index))
 
     def close(self) -> None:
         """Drop the connection. The worker, if it is still there, ends."""
@@ -130,8 +141,10 @@ class Channel:
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
         if kind == messages.RESULT:
             self._result(count, body)
+        elif kind in (messages.PART, messages.LAST):
+            self._part(count, body, kind == messages.LAST)
         elif kind == messages.HEADER:
-            self._unpacker.introduce(messages.read_response_header(messages.read_json(body)))
+            self._unpacker.introduce(header_form.read_response_header(messages.read_json(body)))
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._loans.returned(token)
@@ -148,19 +161,31 @@ class Channel:
     def _result(self, count: int, body: memoryview) -> None:
         batch, tokens, at = messages.read_batch(body)
         marks, at = messages.read_marks(body, at)
-        responses: list[InferenceResponse] = []
+        responses: list[InferenceResponse | None] = []
         record = self._unpacker.record
         for _ in range(count):
             header, _, data, at = record(body, at)
-            if isinstance(header, NeriteError):
-                responses.append(InferenceResponse.failed(header))
-            else:
+            if isinstance(header, ResponseHeader):
                 responses.append(InferenceResponse(header, data))
+            else:
+                responses.append(None if header is None else InferenceResponse.failed(header))
         # After the records: an output may be a part of an input that is given back with this very message.
         for token in tokens:
             self._loans.returned(token)
         assert self._on_result is not None
         self._on_result(batch, responses, marks)
+
+    def _part(self, index: int, body: memoryview, final: bool) -> None:
+        batch, tokens, at = messages.read_batch(body)
+        header, _, data, _ = self._unpacker.record(body, at)
+        if isinstance(header, NeriteError):
+            response = InferenceResponse.failed(header)
+        else:
+            response = EMPTY if header is None else InferenceResponse(header, data)
+        for token in tokens:
+            self._loans.returned(token)
+        assert self._on_part is not None
+        self._on_part(batch, index, response, final)
 
     def _send(self, message: bytes) -> None:
         if not self._unsent:

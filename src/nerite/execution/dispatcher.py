@@ -45,6 +45,8 @@ class Dispatcher:
         self._stir = sentry.stir
         self._places = Places(runners)
         self._busy = 0
+        self._open: set[InferenceRequest] = set()
+        """Requests that ran, and get their responses one by one."""
         self._looking = False
         self._timed = decider.timed
         self._timer: asyncio.TimerHandle | None = None
@@ -54,9 +56,11 @@ class Dispatcher:
         )
         self._turns: dict[InferenceRequest, int] = {}
         self._on_cancel = self._cancelled
+        self._on_pause = self._pause
         self._on_drained: list[Callable[[], None]] = []
         for runner in runners:
             runner.done = self._done
+            runner.part = self._part
             runner.on_usable = self._usable
 
     @property
@@ -66,8 +70,8 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait or run."""
-        return self._decider.size + self._busy
+        """Requests that wait, run, or have not had their last response."""
+        return self._decider.size + self._busy + len(self._open)
 
     def submit(self, request: InferenceRequest) -> None:
         """Queue a request; its answer comes through ``request.respond``."""
@@ -127,7 +131,9 @@ class Dispatcher:
         self._busy += len(batch)
         runner.run(batch)
 
-    def _done(self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse], marks: Marks | None) -> None:
+    def _done(
+        self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], marks: Marks | None
+    ) -> None:
         """An instance has finished: start its next batch, then pass the answers on."""
         self._busy -= len(batch)
         if runner.usable:
@@ -136,15 +142,42 @@ class Dispatcher:
                 self._look()
         if self._order is None:
             for request, response in zip(batch, responses, strict=True):
-                request.respond(response)
+                if response is not None:
+                    request.respond(response)
+                elif not request.finished:
+                    self._open.add(request)
         else:
             for request, response in zip(batch, responses, strict=True):
-                for earlier, answer in self._order.finish(self._turns.pop(request), (request, response)):
-                    earlier.respond(answer)
+                if response is not None:
+                    self._in_order(self._order, request, response)
+                elif request in self._turns:
+                    self._open.add(request)
         self._statistics.executed(batch, marks, _now())
         if not self._looking:
             self._stir(self._busy > 0)
         self._check_drained()
+
+    def _part(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """One of several responses to a request is here. Only last ones keep an order."""
+        if not final:
+            request.on_pause = self._on_pause
+            request.respond(response, False)
+            return
+        self._open.discard(request)
+        if self._order is None:
+            request.respond(response)
+        elif request in self._turns:
+            self._in_order(self._order, request, response)
+        self._check_drained()
+
+    def _in_order(
+        self,
+        order: ReleaseOrder[tuple[InferenceRequest, InferenceResponse]],
+        request: InferenceRequest,
+        response: InferenceResponse,
+    ) -> None:
+        for earlier, answer in order.finish(self._turns.pop(request), (request, response)):
+            earlier.respond(answer)
 
     def _usable(self, runner: Runner) -> None:
         """An instance went down, came up, or failed to come up."""
@@ -168,6 +201,8 @@ class Dispatcher:
 
     def _cancelled(self, request: InferenceRequest) -> None:
         if not self._decider.withdraw(request):
+            for runner in self._runners:
+                runner.cancel(request)
             return
         self._refuse(request, Cancelled(""), Outcome.CANCELED)
         self._check_drained()
@@ -175,6 +210,10 @@ class Dispatcher:
             # What is left may be a batch that need not wait.
             self._looking = True
             self._loop.call_soon(self._turn)
+
+    def _pause(self, request: InferenceRequest, paused: bool) -> None:
+        for runner in self._runners:
+            runner.pause(request, paused)
 
     def _refuse(self, request: InferenceRequest, error: NeriteError, outcome: Outcome) -> None:
         self._statistics.failed(outcome, request.arrived_ns)

@@ -14,14 +14,16 @@ from nerite.core.response import InferenceResponse
 _log = logging.getLogger("nerite.execution")
 
 
-def run(instance: Instance, name: str, requests: Sequence[InferenceRequest], marks: Marks) -> list[InferenceResponse]:
+def run(
+    instance: Instance, name: str, requests: Sequence[InferenceRequest], marks: Marks
+) -> list[InferenceResponse | None]:
     """Execute a batch; always returns one answer for each request, whatever the model does.
 
-    An exception fails the whole batch: a ``NeriteError`` with its own text, anything else as ``Internal``, with the
-    traceback in the log only.
+    None stands for a request that the model answers by itself. An exception fails the whole batch: a ``NeriteError``
+    with its own text, anything else as ``Internal``, with the traceback in the log only.
     """
     try:
-        responses = list(instance.execute(requests, marks))
+        responses: list[InferenceResponse | None] = list(instance.execute(requests, marks))
         if len(responses) != len(requests):
             raise Internal(f"instance '{name}' gave {len(responses)} responses to {len(requests)} requests")
     except NeriteError as error:

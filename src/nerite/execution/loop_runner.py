@@ -7,8 +7,9 @@ from collections.abc import Callable
 from nerite.backends.interface import Instance
 from nerite.core.errors import NeriteError
 from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
 from nerite.execution import guard
-from nerite.execution.runner import Batch, Done, Runner
+from nerite.execution.runner import Batch, Done, Part, Runner
 
 
 class LoopRunner:
@@ -21,6 +22,7 @@ class LoopRunner:
         self.failure: NeriteError | None = None
         self.restarts = 0
         self.done: Done
+        self.part: Part
         self.on_usable: Callable[[Runner], None]
         self._instance = instance
 
@@ -28,6 +30,12 @@ class LoopRunner:
         """Execute a batch at once; ``done`` is called before this returns."""
         marks = Marks()
         self.done(self, batch, guard.run(self._instance, self.name, batch, marks), marks)
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Do nothing: the model has the same object."""
+
+    def pause(self, request: InferenceRequest, paused: bool) -> None:
+        """Do nothing: an instance in this process has one response for each request."""
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model."""

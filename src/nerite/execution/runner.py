@@ -12,8 +12,14 @@ from nerite.core.response import InferenceResponse
 
 Batch: TypeAlias = list[InferenceRequest]
 
-Done: TypeAlias = Callable[["Runner", Batch, Sequence[InferenceResponse], Marks | None], None]
-"""Called on the loop's thread with one answer a request. ``Marks`` is None if the model never got to run."""
+Done: TypeAlias = Callable[["Runner", Batch, Sequence[InferenceResponse | None], Marks | None], None]
+"""Called on the loop's thread with one answer a request, None for one that is answered by ``Part``.
+
+``Marks`` is None if the model never got to run.
+"""
+Part: TypeAlias = Callable[[InferenceRequest, InferenceResponse, bool], None]
+"""Called on the loop's thread with one of several responses to a request, and whether it is the last: before ``Done``,
+while other batches run, after the runner is closed."""
 
 
 class Runner(Protocol):
@@ -32,10 +38,17 @@ class Runner(Protocol):
     failure: NeriteError | None
     restarts: int
     done: Done
+    part: Part
     on_usable: Callable[[Runner], None]
 
     def run(self, batch: Batch) -> None:
         """Execute a batch, and call ``done`` once. Never blocks, except where running on the loop is the idea."""
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Tell the model, where it cannot see it, that ``request``, which it has, is cancelled."""
+
+    def pause(self, request: InferenceRequest, paused: bool) -> None:
+        """Have the model wait, or wait no more, before it sends another response to ``request``, which it has."""
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model itself whether it can serve; ``answered`` is called on the loop's thread."""

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from nerite.backends.interface import Instance
 from nerite.core.errors import NeriteError
 from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
 from nerite.execution import guard
 from nerite.execution.brevity import Brevity
-from nerite.execution.runner import Batch, Done, Runner
+from nerite.execution.runner import Batch, Done, Part, Runner
 
 
 class ThreadRunner:
@@ -31,6 +32,7 @@ class ThreadRunner:
         self.failure: NeriteError | None = None
         self.restarts = 0
         self.done: Done
+        self.part: Part
         self.on_usable: Callable[[Runner], None]
         self._instance = instance
         self._loop = loop
@@ -67,6 +69,12 @@ class ThreadRunner:
             return report
 
         self._do(job)
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Do nothing: the model has the same object."""
+
+    def pause(self, request: InferenceRequest, paused: bool) -> None:
+        """Do nothing: an instance in this process has one response for each request."""
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model, here and now: native backends answer from memory."""

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,24 +21,16 @@ from nerite.backends import registry
 from nerite.backends.interface import Instance, InstanceContext, Model, ModelContext
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
-from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
-from nerite.execution import guard, messages
+from nerite.execution import guard, header_form, messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
+from nerite.execution.inbox import Inbox
 from nerite.execution.vigil import Vigil
+from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
 
-_now = time.monotonic
-
-
-class _Nobody:
-    """The sink of a request inside a worker: answers leave as the result of ``execute``."""
-
-    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        raise AssertionError("a worker answers through the channel")
-
-
-_NOBODY = _Nobody()
+_CONTROL = frozenset((messages.HEADER, messages.RETURN, messages.SEGMENT, *messages.OF_REQUEST))
 
 
 class Worker:
@@ -45,15 +38,17 @@ class Worker:
 
     def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
         self._channel = channel
-        self._vigil = Vigil(0.0)
         self._descriptors = descriptors
-        self._frames = messages.Frames()
+        self._inbox = Inbox(channel, self._control)
         arena = Arena()
         arena.on_segment.append(self._announce)
         self._loans = Loans()
         self._borrower = Borrower()
-        self._packer: messages.Packer[ResponseHeader] = messages.Packer(arena, self._loans, self._borrower)
-        self._unpacker: messages.Unpacker[RequestHeader] = messages.Unpacker(self._loans, self._borrower)
+        self._packer: records.Packer[ResponseHeader] = records.Packer(arena, self._loans, self._borrower)
+        self._unpacker: records.Unpacker[RequestHeader] = records.Unpacker(self._loans, self._borrower)
+        self._sending = threading.Lock()
+        """Held by whoever packs and sends: threads of the model do, too."""
+        self._batches: dict[int, WorkerBatch] = {}
         self._model: Model | None = None
         self._instance: Instance | None = None
         self._name = ""
@@ -61,84 +56,87 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the server says CLOSE or goes away."""
-        frames = self._frames
-        while self._running:
-            size = self._receive(frames.space())
-            if size == 0:
-                return
-            for kind, count, body in frames.received(size):
-                self._handle(kind, count, body)
-            if self._borrower.released:
-                self._channel.sendall(messages.tokens_frame(self._borrower.take_released()))
+        inbox = self._inbox
+        while self._running and (message := inbox.job()) is not None:
+            kind, count, body = message
+            del message
+            if kind == messages.EXECUTE:
+                self._execute(count, body)
+            else:
+                self._answer(kind, messages.read_json(body))
+            del body
+            if self._borrower.released and inbox.idle:
+                with self._sending:
+                    self._channel.sendall(messages.tokens_frame(self._borrower.take_released()))
 
-    def _receive(self, space: memoryview) -> int:
-        """Wait for bytes and return how many came, 0 at the end of the channel."""
-        vigil, receive = self._vigil, self._channel.recv_into
-        vigil.rest(_now())
-        size = -1
-        while size < 0 and vigil.awake(_now()):
-            try:
-                size = receive(space, 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                os.sched_yield()
-        if size < 0:
-            size = receive(space)
-        vigil.stir(_now())
-        return size
-
-    def _handle(self, kind: int, count: int, body: memoryview) -> None:
-        if kind == messages.EXECUTE:
-            self._execute(count, body)
-        elif kind == messages.HEADER:
-            self._unpacker.introduce(messages.read_request_header(messages.read_json(body)))
+    def _control(self, kind: int, count: int, body: memoryview) -> bool:
+        """Handle a message that is no job; return whether it was one."""
+        if kind not in _CONTROL:
+            return False
+        if kind == messages.HEADER:
+            self._unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._loans.returned(token)
         elif kind == messages.SEGMENT:
             _, descriptors, _, _ = socket.recv_fds(self._descriptors, 1, 1)
             self._borrower.add(descriptors[0], messages.read_json(body))
-        elif kind != messages.CANCEL:  # what cannot be interrupted runs on; its answer is dropped by the server
-            self._answer(kind, messages.read_json(body))
+        elif (batch := self._batches.get(messages.read_batch(body)[0])) is not None:
+            batch.hear(kind, count)
+        return True
 
     def _execute(self, count: int, body: memoryview) -> None:
-        batch, tokens, at = messages.read_batch(body)
+        number, tokens, at = messages.read_batch(body)
         for token in tokens:
             self._loans.returned(token)
         now = time.monotonic_ns()
-        requests: list[InferenceRequest] = []
+        batch = self._batches[number] = WorkerBatch(number, self._inbox, self._send_part, self._forget)
+        requests = batch.requests
         record = self._unpacker.record
         for _ in range(count):
             header, name, data, at = record(body, at)
             assert isinstance(header, RequestHeader)
-            requests.append(InferenceRequest(header, data, _NOBODY, now, name))
+            requests.append(WorkerRequest(header, data, batch, now, name))
             del data
         assert self._instance is not None
         marks = Marks()
         responses = guard.run(self._instance, self._name, requests, marks)
-        self._reply(batch, requests, responses, marks)
+        self._reply(number, batch, responses, marks)
 
-    def _reply(
-        self, batch: int, requests: list[InferenceRequest], responses: list[InferenceResponse], marks: Marks
-    ) -> None:
+    def _reply(self, number: int, batch: WorkerBatch, responses: list[InferenceResponse | None], marks: Marks) -> None:
         introductions: list[Buffer] = []
-        records: list[Buffer] = []
-        packer = self._packer
-        for response in responses:
-            if response.error is not None:
-                messages.error_record(response.error, records)
-            else:
-                assert response.header is not None
-                packer.record(packer.entry(response.header, introductions), "", response.data, records)
+        parts: list[Buffer] = []
         count = len(responses)
-        # Let go of inputs and outputs now, so that the tokens of those that the model did not keep travel with this.
-        requests.clear()
-        responses.clear()
-        del response
-        tokens = self._borrower.take_released()
-        message = messages.batch_message(messages.RESULT, batch, count, tokens, marks, records)
-        if introductions:
-            self._channel.sendall(b"".join(introductions))
-        self._channel.sendall(message)
+        with self._sending:
+            for response in responses:
+                records.response_record(self._packer, response, introductions, parts)
+            if None not in responses or not batch.keep(responses):
+                self._forget(number)
+                batch.requests.clear()
+            # Let go of inputs and outputs now, so that the tokens of those that the model did not keep travel with
+            # this.
+            responses.clear()
+            del response
+            tokens = self._borrower.take_released()
+            message = messages.batch_message(messages.RESULT, number, count, tokens, marks, parts)
+            if introductions:
+                self._channel.sendall(b"".join(introductions))
+            self._channel.sendall(message)
+
+    def _send_part(self, batch: int, index: int, response: InferenceResponse, final: bool) -> None:
+        """Send one response to one request of a batch. On any thread."""
+        introductions: list[Buffer] = []
+        parts: list[Buffer] = []
+        kind = messages.LAST if final else messages.PART
+        with self._sending:
+            records.response_record(self._packer, response, introductions, parts)
+            tokens = self._borrower.take_released()
+            message = messages.batch_message(kind, batch, index, tokens, None, parts)
+            self._channel.sendall(b"".join((*introductions, message)))
+
+    def _forget(self, number: int) -> None:
+        """Note that all requests of a batch that has run are answered. On any thread."""
+        self._batches.pop(number, None)
 
     def _answer(self, kind: int, value: dict[str, Any]) -> None:
         try:
@@ -152,14 +150,15 @@ class Worker:
             )
         else:
             reply = messages.json_frame(messages.DONE, answer)
-        self._channel.sendall(reply)
+        with self._sending:
+            self._channel.sendall(reply)
 
     def _do(self, kind: int, value: dict[str, Any]) -> object:
         if kind == messages.COMPLETE:
             return registry.backend(value["backend"]).complete(read_context(value))
         if kind == messages.LOAD:
             self._name = value["instance"]["name"]
-            self._vigil = Vigil(value["stay_awake"])
+            self._inbox.vigil = Vigil(value["stay_awake"])
             self._model = registry.backend(value["backend"]).open(read_context(value))
             self._instance = self._model.instance(InstanceContext(**value["instance"]))
             return True
@@ -175,14 +174,15 @@ class Worker:
         raise Internal(f"unknown message kind {kind}")
 
     def _announce(self, segment: Segment) -> None:
-        # In this order: the server's loop must not wait for a descriptor that is still to be sent.
+        # Whoever allocates holds ``_sending``. In this order, because the server's loop must not wait for a descriptor
+        # that is still to be sent.
         socket.send_fds(self._descriptors, [b"."], [segment.descriptor])
         self._channel.sendall(messages.json_frame(messages.SEGMENT, segment.size))
 
     def log(self, level: str, text: str, file: str, line: int) -> None:
         """Send a log line to the server, which writes it with the instance's name."""
         # The server may be gone already; then there is nobody left to tell.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._sending:
             self._channel.sendall(messages.json_frame(messages.LOG, [level, text, file, line]))
 
 

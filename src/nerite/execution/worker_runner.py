@@ -8,6 +8,7 @@ a growing pause; the model is not ready meanwhile.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -18,13 +19,14 @@ from typing import Any
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution import messages
 from nerite.execution.arena import Arena
 from nerite.execution.backoff import Backoff
 from nerite.execution.channel import Channel, Log
 from nerite.execution.nursery import Nursery, WorkerProcess
-from nerite.execution.runner import Batch, Done, Runner
+from nerite.execution.runner import Batch, Done, Part, Runner
 from nerite.execution.worker import write_context
 
 _log = logging.getLogger("nerite.execution")
@@ -85,6 +87,7 @@ class WorkerRunner:
         self.ahead = False
         self.usable = True
         self.done: Done
+        self.part: Part
         self.on_usable: Callable[[Runner], None]
         self.restarts = 0
         self.failure: NeriteError | None = None
@@ -95,6 +98,8 @@ class WorkerRunner:
         self._backoff = Backoff()
         self._batch: Batch | None = None
         self._number = 0
+        self._open: dict[int, Batch] = {}
+        """Batches that have run, of which requests get their responses one by one."""
         self._closed: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._install(process, channel)
@@ -109,6 +114,14 @@ class WorkerRunner:
         self._batch = batch
         self._number = (self._number + 1) & 0xFFFFFFFF
         self._channel.execute(self._number, batch)
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Tell the worker, if it has the request."""
+        self._tell(messages.CANCEL, request)
+
+    def pause(self, request: InferenceRequest, paused: bool) -> None:
+        """Tell the worker, if it has the request."""
+        self._tell(messages.PAUSE if paused else messages.RESUME, request)
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model in the worker, for a limited time."""
@@ -139,13 +152,40 @@ class WorkerRunner:
     def _install(self, process: WorkerProcess, channel: Channel) -> None:
         self._process = process
         self._channel = channel
-        channel.attach(self._loop, self._result, self._ended)
+        channel.attach(self._loop, self._result, self._part, self._ended)
 
-    def _result(self, number: int, responses: Sequence[InferenceResponse], marks: Marks) -> None:
+    def _result(self, number: int, responses: Sequence[InferenceResponse | None], marks: Marks) -> None:
         batch = self._batch
         assert batch is not None and number == self._number
         self._batch = None
+        if None in responses:
+            self._open[number] = batch
+            self._settle(number)
         self.done(self, batch, responses, marks)
+
+    def _part(self, number: int, index: int, response: InferenceResponse, final: bool) -> None:
+        batch = self._batch if self._batch is not None and number == self._number else self._open.get(number)
+        if batch is None or index >= len(batch):
+            return
+        self.part(batch[index], response, final)
+        if final and number in self._open:
+            self._settle(number)
+
+    def _settle(self, number: int) -> None:
+        """Forget a batch that has run once all its requests are answered."""
+        if all(request.finished for request in self._open[number]):
+            del self._open[number]
+
+    def _tell(self, kind: int, request: InferenceRequest) -> None:
+        if not self.usable:
+            return
+        batches = list(self._open.items())
+        if self._batch is not None:
+            batches.append((self._number, self._batch))
+        for number, batch in batches:
+            if request in batch:
+                self._channel.tell(kind, number, batch.index(request))
+                return
 
     def _ended(self) -> None:
         """The channel is closed. Wait a moment for the news of how the process ended, then draw the conclusions."""
@@ -169,10 +209,14 @@ class WorkerRunner:
         _log.error("worker '%s' (pid %d) died: %s; starting another", self.name, self._process.pid, ending)
         self.on_usable(self)
         batch, self._batch = self._batch, None
+        still_open, self._open = self._open, {}
+        error = Internal(
+            f"Stub process '{self.name}' is not healthy. The worker died while it ran this request: {ending}."
+        )
+        for request in itertools.chain(*still_open.values()):
+            if not request.finished:
+                self.part(request, InferenceResponse.failed(error), True)
         if batch is not None:
-            error = Internal(
-                f"Stub process '{self.name}' is not healthy. The worker died while it ran this request: {ending}."
-            )
             self.done(self, batch, [InferenceResponse.failed(error)] * len(batch), None)
         self._timer = self._loop.call_later(self._backoff.failed(self._loop.time()), self._revive)
 

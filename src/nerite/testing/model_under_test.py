@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nerite.backends.interface import Marks
 from nerite.backends.python.instance import PythonInstance
-from nerite.core.errors import NeriteError
+from nerite.core.errors import Internal, NeriteError
 from nerite.core.request import InferenceRequest, Parameter, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
@@ -21,6 +22,8 @@ from nerite.testing.own_error import own_error
 
 Answer: TypeAlias = dict[str, NDArray[Any]]
 """The outputs of one request by name, in the model's order."""
+
+_PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,21 @@ class ModelUnderTest:
         """
         __tracebackhide__ = True
         batch = [self._request(one if isinstance(one, Request) else Request(one)) for one in requests]
-        return [_answer(response) for response in own_error(self._instance.execute, batch, Marks())]
+        responses = own_error(self._instance.execute, batch, Marks())
+        return [
+            request.only() if response is None else _answer(response)
+            for request, response in zip(batch, responses, strict=True)
+        ]
+
+    def stream(self, inputs: Mapping[str, ArrayLike], **request_fields: Any) -> list[Answer | NeriteError]:
+        """Send one request; return all that the model sends by its response sender, once it has sent the last.
+
+        Raises as ``infer`` does if the request fails before that, ``TimeoutError`` if the model falls silent.
+        """
+        __tracebackhide__ = True
+        request = self._request(Request(inputs, **request_fields))
+        (response,) = own_error(self._instance.execute, [request], Marks())
+        return request.all() if response is None else [_answer(response)]
 
     def is_ready(self) -> bool:
         """Return what the model says of its readiness."""
@@ -94,7 +111,7 @@ class ModelUnderTest:
     ) -> None:
         self.close()
 
-    def _request(self, asked: Request) -> InferenceRequest:
+    def _request(self, asked: Request) -> _TestRequest:
         declared = self._signature.inputs
         tensors = [
             to_wire(name, value, declared[name].datatype if name in declared else None)
@@ -113,17 +130,49 @@ class ModelUnderTest:
             sequence_end=asked.sequence_end,
         )
         self._signature.bind(header, asked.id)
-        return InferenceRequest(header, [data for _, data in tensors], _NOBODY, time.monotonic_ns(), asked.id)
+        return _TestRequest(header, [data for _, data in tensors], _Sent(), time.monotonic_ns(), asked.id)
 
 
-class _Nobody:
-    """The sink of a test's request: its answer is what ``execute`` returns."""
+class _Sent:
+    """The sink of a test's request: keeps what the model sends, from whichever thread."""
+
+    def __init__(self) -> None:
+        self.responses: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        raise AssertionError("a model under test answers by returning")
+        self.responses.put((response, final))
 
 
-_NOBODY = _Nobody()
+class _TestRequest(InferenceRequest):
+    """A request whose model may use the response sender."""
+
+    __slots__ = ()
+
+    streams = True
+
+    def all(self) -> list[Answer | NeriteError]:
+        """Wait for the last response, and return them all."""
+        assert isinstance(self.sink, _Sent)
+        answers: list[Answer | NeriteError] = []
+        final = False
+        while not final:
+            try:
+                response, final = self.sink.responses.get(timeout=_PATIENCE)
+            except queue.Empty:
+                raise TimeoutError(
+                    f"the model has sent {len(answers)} responses and then nothing for {_PATIENCE:.0f} s; the last "
+                    "one needs flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+                ) from None
+            if not response.empty:
+                answers.append(_answer(response))
+        return answers
+
+    def only(self) -> Answer | NeriteError:
+        """Return the one response that a request to a model that is not decoupled has."""
+        answers = self.all()
+        if len(answers) != 1:
+            return Internal(f"the model sent {len(answers)} responses, where one is expected. See ``stream``")
+        return answers[0]
 
 
 def _answer(response: InferenceResponse) -> Answer | NeriteError:

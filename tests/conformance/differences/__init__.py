@@ -41,6 +41,12 @@ def brief(answer: Mapping[str, Any]) -> str:
     """
     if "broken" in answer:
         return f"no answer ({answer['broken']})"
+    if "responses" in answer:
+        said = [
+            each.get("error_message") or each["infer_response"].get("id", "") or "a response"
+            for each in answer["responses"]
+        ]
+        return f"{answer['code']} {answer.get('details', '')} [{', '.join(said)}]".replace("  ", " ")
     if "code" in answer:
         body = answer.get("details", answer.get("message"))
         return f"{answer['code']} {body if isinstance(body, str) else json.dumps(body)}".strip()

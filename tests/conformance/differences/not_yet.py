@@ -8,9 +8,6 @@ CONFIGURATION_OF_ECHO = (
     '"name": "echo", "platform": "", "backend": "python", "runtime": "", "version_policy": {"latest": '
     '{"num_versions": 1}}'
 )
-READY_OF_BROKEN = ", ".join(
-    f'{{"name": "{model}", "version": "1", "state": "READY"}}' for model in ("fine", "noexecute", "specific")
-)
 DIFFERENCES = (
     Difference(
         "A configuration or files that come with a load",
@@ -40,28 +37,6 @@ DIFFERENCES = (
                 "501 load parameter 'config' is not offered",
             ),
             "repository_explicit/gRPC: load with files": ("OK", "UNIMPLEMENTED load parameter '"),
-        },
-    ),
-    Difference(
-        "Decoupled models",
-        "Not offered yet: their load is refused, with the reason in the index and in the log.",
-        {
-            "broken_start/index of what is ready": (
-                f'200 [{READY_OF_BROKEN}, {{"name": "stream", "version": "1", "state": "READY"}}]',
-                f"200 [{READY_OF_BROKEN}]",
-            ),
-            "broken_start/decoupled over infer": (
-                "501 HTTP end point doesn't support models with decoupled transaction policy",
-                "404 Request for unknown model: 'stream' has no available versions",
-            ),
-            "broken_start/decoupled over infer, and a wrong input": (
-                "501 HTTP end point doesn't support models with decoupled transaction policy",
-                "404 Request for unknown model: 'stream' has no available versions",
-            ),
-            "broken_start/gRPC: decoupled over infer": (
-                "UNIMPLEMENTED ModelInfer RPC doesn't support models with decoupled transaction policy",
-                "NOT_FOUND Request for unknown model: 'stream' has no available versions",
-            ),
         },
     ),
     Difference(

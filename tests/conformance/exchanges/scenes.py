@@ -38,6 +38,7 @@ POLL = Scene(
     models=("echo", "versions"),
     flags=("--model-control-mode=poll", "--repository-poll-secs=1"),
 )
+STREAMS = Scene("streams", repository="streams", flags=("--disable-auto-complete-config",))
 BROKEN = Scene(
     "broken",
     repository="broken",

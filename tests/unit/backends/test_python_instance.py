@@ -15,8 +15,7 @@ from python_model_cases import CLASS, IMPORTS, executing, method
 from python_model_files import TENSORS, execute, instance_of, model_on_disk, request
 
 from nerite.backends.interface import InstanceContext, Marks
-from nerite.backends.python import PythonBackend
-from nerite.core.errors import Internal, Unsupported
+from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import to_array
@@ -330,12 +329,6 @@ def test_a_failed_batch_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_ctrl_c_is_not_an_error_of_the_model(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         execute(instance_of(model_on_disk(tmp_path, executing("raise KeyboardInterrupt"))))
-
-
-def test_decoupled_models_are_refused(tmp_path: Path) -> None:
-    context = model_on_disk(tmp_path, executing("pass"), model_transaction_policy={"decoupled": True})
-    with pytest.raises(Unsupported, match=r"model 'm' is decoupled .* not offered by this version of Nerite yet"):
-        PythonBackend().open(context)
 
 
 @pytest.mark.parametrize("statement", ["raise SystemExit", "raise __import__('asyncio').CancelledError"])

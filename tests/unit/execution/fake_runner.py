@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.execution.runner import Batch, Done, Runner
+from nerite.execution.runner import Batch, Done, Part, Runner
 
 _starts = itertools.count()
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
@@ -24,6 +25,8 @@ class FakeRunner:
         self.failure: NeriteError | None = None
         self.restarts = 0
         self.done: Done
+        self.part: Part
+        self.told: list[tuple[str, InferenceRequest]] = []
         self.on_usable: Callable[[Runner], None]
         self.batch: Batch | None = None
         self.next: Batch | None = None
@@ -42,7 +45,7 @@ class FakeRunner:
         self.batches.append(batch)
         self.started.append((next(_starts), batch))
 
-    def finish(self, answers: Sequence[InferenceResponse] | None = None, took_ns: int = 0) -> None:
+    def finish(self, answers: Sequence[InferenceResponse | None] | None = None, took_ns: int = 0) -> None:
         assert self.batch is not None
         batch, self.batch, self.next = self.batch, self.next, None
         marks = Marks()
@@ -65,6 +68,12 @@ class FakeRunner:
     def fail_to_come_back(self, why: str = "no such file") -> None:
         self.failure = Internal(why)
         self.on_usable(self)
+
+    def cancel(self, request: InferenceRequest) -> None:
+        self.told.append(("cancel", request))
+
+    def pause(self, request: InferenceRequest, paused: bool) -> None:
+        self.told.append(("pause" if paused else "resume", request))
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         answered(True)

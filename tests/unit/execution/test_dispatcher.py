@@ -12,7 +12,7 @@ from doubles import Caller, FakeLoop, request
 from nerite.core.errors import Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
-from nerite.core.response import InferenceResponse
+from nerite.core.response import EMPTY, InferenceResponse
 from nerite.execution import dispatcher as module
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.loop_runner import LoopRunner
@@ -222,6 +222,68 @@ def test_what_went_ahead_is_answered_in_order(bench: Bench) -> None:
     assert [bench.answer(each) for each in asked] == ["ok", "ok", "nothing yet"]
     bench.runners[0].finish()
     assert bench.answer(asked[2]) == "ok"
+
+
+def test_responses_that_come_one_by_one(bench: Bench) -> None:
+    of = bench.dispatcher(max_batch_size=1)
+    (runner,) = bench.runners
+    (asked,) = bench.ask(of)
+    bench.loop.settle()
+    runner.part(asked, OK, False)
+    runner.finish([None])
+    assert (of.in_flight, of.pending) == (1, 0), "the instance is free, the request is not over"
+    told = drained(bench, of)
+    (other,) = bench.ask(of)
+    bench.loop.settle()
+    runner.finish()
+    assert bench.answer(other) == "ok"
+    runner.part(asked, OK, False)
+    runner.part(asked, EMPTY, True)
+    assert len(bench.caller.of(asked)) == 3
+    assert (of.in_flight, len(told)) == (0, 1)
+
+
+def test_a_last_response_may_come_before_execute_returns(bench: Bench) -> None:
+    of = bench.dispatcher(max_batch_size=1)
+    (runner,) = bench.runners
+    (asked,) = bench.ask(of)
+    bench.loop.settle()
+    runner.part(asked, OK, True)
+    assert of.in_flight == 1, "the instance is at work still"
+    runner.finish([None])
+    assert of.in_flight == 0
+    assert bench.answer(asked) == "ok"
+
+
+def test_a_late_response_keeps_its_place(bench: Bench) -> None:
+    of = bench.dispatcher(max_batch_size=1, preserve_ordering=True)
+    (runner,) = bench.runners
+    first, second = bench.ask(of, 1, 1)
+    bench.loop.settle()
+    runner.finish([None])
+    runner.finish()
+    assert [bench.answer(each) for each in (first, second)] == ["nothing yet"] * 2
+    runner.part(first, OK, True)
+    assert [bench.answer(each) for each in (first, second)] == ["ok", "ok"]
+
+
+def test_the_model_is_told_of_who_gave_up_and_of_who_has_enough(bench: Bench) -> None:
+    of = bench.dispatcher(max_batch_size=1)
+    (runner,) = bench.runners
+    (asked,) = bench.ask(of)
+    bench.loop.settle()
+    asked.pause(True)
+    runner.part(asked, OK, False)
+    runner.finish([None])
+    asked.pause(True)
+    asked.pause(False)
+    asked.cancel()
+    assert runner.told == [("pause", asked), ("resume", asked), ("cancel", asked)]
+    assert of.in_flight == 1, "until the model has said its last"
+    runner.part(asked, EMPTY, True)
+    asked.pause(True)
+    assert of.in_flight == 0
+    assert len(runner.told) == 3
 
 
 def test_a_batch_waits_as_long_as_the_delay_and_no_longer(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from nerite.core.marks import Marks
 from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec
-from nerite.execution import messages
+from nerite.execution import header_form, messages, records
 from nerite.execution.arena import Arena, Borrower, Loans
 
 
@@ -112,11 +112,11 @@ def test_a_batch_without_records(tokens: list[int], failed: bool) -> None:
 @pytest.mark.parametrize("kind", errors.BY_CODE.values())
 @pytest.mark.parametrize("text", ["", "plain", "é \u2603 \0 \n \\", "x" * 100_000])
 def test_an_error_crosses_with_kind_and_text(kind: type[errors.NeriteError], text: str) -> None:
-    records: list[Any] = []
-    messages.error_record(kind(text), records)
-    messages.error_record(errors.Internal("the next one"), records)
-    _, _, body = parsed(messages.batch_message(messages.RESULT, 1, 2, [], None, records))
-    unpacker: messages.Unpacker[ResponseHeader] = messages.Unpacker(Loans(), Borrower())
+    parts: list[Any] = []
+    records.error_record(kind(text), parts)
+    records.error_record(errors.Internal("the next one"), parts)
+    _, _, body = parsed(messages.batch_message(messages.RESULT, 1, 2, [], None, parts))
+    unpacker: records.Unpacker[ResponseHeader] = records.Unpacker(Loans(), Borrower())
     _, _, at = messages.read_batch(body)
     error, name, data, at = unpacker.record(body, at)
     assert (type(error), name, data) == (kind, "", [])
@@ -165,8 +165,8 @@ def test_a_request_header_crosses(data: st.DataObject) -> None:
         sequence_end=data.draw(st.booleans()),
     )
     header.batch_size = data.draw(st.integers(0, 100))
-    _, _, body = parsed(messages.json_frame(messages.HEADER, messages.describe(header)))
-    read = messages.read_request_header(messages.read_json(body))
+    _, _, body = parsed(messages.json_frame(messages.HEADER, header_form.describe(header)))
+    read = header_form.read_request_header(messages.read_json(body))
     assert read.identity() == header.identity()
     assert read.batch_size == header.batch_size
     assert all(one.datatype is other.datatype for one, other in zip(read.inputs, header.inputs, strict=True))
@@ -177,8 +177,8 @@ def test_a_response_header_crosses(
     model: str, version: str, specs: list[TensorSpec], parameters: dict[str, Any]
 ) -> None:
     header = ResponseHeader(model, version, specs, parameters)
-    _, _, body = parsed(messages.json_frame(messages.HEADER, messages.describe(header)))
-    read = messages.read_response_header(messages.read_json(body))
+    _, _, body = parsed(messages.json_frame(messages.HEADER, header_form.describe(header)))
+    read = header_form.read_response_header(messages.read_json(body))
     assert (read.model_name, read.model_version, read.outputs) == (model, version, tuple(specs))
     assert {key: (type(value), value) for key, value in read.parameters.items()} == {
         key: (type(value), value) for key, value in parameters.items()
@@ -187,8 +187,8 @@ def test_a_response_header_crosses(
 
 def test_a_parameter_that_is_not_a_number_crosses() -> None:
     header = ResponseHeader("m", "1", [], {"a": math.nan, "b": math.inf})
-    _, _, body = parsed(messages.json_frame(messages.HEADER, messages.describe(header)))
-    read = messages.read_response_header(messages.read_json(body))
+    _, _, body = parsed(messages.json_frame(messages.HEADER, header_form.describe(header)))
+    read = header_form.read_response_header(messages.read_json(body))
     assert str(read.parameters) == "{'a': nan, 'b': inf}"
 
 
@@ -197,7 +197,7 @@ def small(name: str = "m") -> RequestHeader:
 
 
 def test_a_header_is_introduced_once() -> None:
-    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
+    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
     header = small()
     parts: list[Any] = []
     entry = packer.entry(header, parts)
@@ -209,8 +209,8 @@ def test_a_header_is_introduced_once() -> None:
 
 
 def test_a_header_whose_key_was_given_away_is_introduced_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "KEYS", 2)
-    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
+    monkeypatch.setattr(records, "KEYS", 2)
+    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
     headers = [small(name) for name in "abc"]
     introduced: list[Any] = []
     for header in headers:
@@ -224,19 +224,19 @@ def test_a_header_whose_key_was_given_away_is_introduced_again(monkeypatch: pyte
 
 def test_no_key_is_given_away_in_the_batch_that_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One caller always says the same, the others never: the one must not be given another's header."""
-    monkeypatch.setattr(messages, "KEYS", 8)
-    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
-    unpacker: messages.Unpacker[RequestHeader] = messages.Unpacker(Loans(), Borrower())
+    monkeypatch.setattr(records, "KEYS", 8)
+    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
+    unpacker: records.Unpacker[RequestHeader] = records.Unpacker(Loans(), Borrower())
     always = small("always")
     for turn in range(50):
         headers = [always, *(small(f"{turn} {number}") for number in range(turn % 4))]
         introductions: list[Any] = []
-        records: list[Any] = []
+        parts: list[Any] = []
         for header in headers:
-            packer.record(packer.entry(header, introductions), "", [bytes(16)], records)
+            packer.record(packer.entry(header, introductions), "", [bytes(16)], parts)
         for _, _, body in cut(messages.Frames(), b"".join(introductions), [10**6]):
-            unpacker.introduce(messages.read_request_header(messages.read_json(body)))
-        body, at = memoryview(b"".join(records)), 0
+            unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
+        body, at = memoryview(b"".join(parts)), 0
         for header in headers:
             read, _, _, at = unpacker.record(body, at)
             assert isinstance(read, RequestHeader)
@@ -245,25 +245,25 @@ def test_no_key_is_given_away_in_the_batch_that_uses_it(monkeypatch: pytest.Monk
 
 def test_a_small_request_costs_sixteen_bytes() -> None:
     """Eight for the record; eight more is what the frame of a batch of one comes to, besides its head."""
-    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
-    records: list[Any] = []
-    packer.record(packer.entry(small(), []), "", [bytes(16)], records)
-    assert sum(map(len, records)) == 8 + 16
-    message = messages.batch_message(messages.EXECUTE, 1, 1, [], None, records)
+    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
+    parts: list[Any] = []
+    packer.record(packer.entry(small(), []), "", [bytes(16)], parts)
+    assert sum(map(len, parts)) == 8 + 16
+    message = messages.batch_message(messages.EXECUTE, 1, 1, [], None, parts)
     assert len(message) == 8 + 8 + 8 + 16
 
 
 @pytest.mark.parametrize("size", [1, 200, 65535, 65536, 300_000])
 def test_an_id_of_any_length(size: int) -> None:
-    packer: messages.Packer[RequestHeader] = messages.Packer(Arena(), Loans(), Borrower())
-    unpacker: messages.Unpacker[RequestHeader] = messages.Unpacker(Loans(), Borrower())
+    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
+    unpacker: records.Unpacker[RequestHeader] = records.Unpacker(Loans(), Borrower())
     header = small()
-    records: list[Any] = []
+    parts: list[Any] = []
     name = "é" * size
-    packer.record(packer.entry(header, []), name, [b"0123456789abcdef"], records)
+    packer.record(packer.entry(header, []), name, [b"0123456789abcdef"], parts)
     unpacker.introduce(header)
-    read, id, data, end = unpacker.record(memoryview(b"".join(records)), 0)
+    read, id, data, end = unpacker.record(memoryview(b"".join(parts)), 0)
     assert read is header
     assert id == name
     assert [bytes(each) for each in data] == [b"0123456789abcdef"]
-    assert end == sum(map(len, records))
+    assert end == sum(map(len, parts))

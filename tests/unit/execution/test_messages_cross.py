@@ -26,11 +26,11 @@ from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.execution import arena as arena_module
-from nerite.execution import messages
+from nerite.execution import header_form, messages, records
 from nerite.execution.arena import Arena, Borrower, Loans
 
 KB = 1024
-INLINE_LIMIT = messages.INLINE_LIMIT
+INLINE_LIMIT = records.INLINE_LIMIT
 
 
 class End:
@@ -43,19 +43,19 @@ class End:
         self.arena.on_segment.append(self._announce)
         self.loans = Loans()
         self.borrower = Borrower()
-        self.packer: messages.Packer[Any] = messages.Packer(self.arena, self.loans, self.borrower)
-        self.unpacker: messages.Unpacker[Any] = messages.Unpacker(self.loans, self.borrower)
+        self.packer: records.Packer[Any] = records.Packer(self.arena, self.loans, self.borrower)
+        self.unpacker: records.Unpacker[Any] = records.Unpacker(self.loans, self.borrower)
         self._frames = messages.Frames()
 
     def _announce(self, segment: Any) -> None:
         self.descriptors.append(os.dup(segment.descriptor))
         self.outgoing += messages.json_frame(messages.SEGMENT, segment.size)
 
-    def send(self, kind: int, number: int, records: list[Any], count: int, introductions: list[Any]) -> None:
+    def send(self, kind: int, number: int, parts: list[Any], count: int, introductions: list[Any]) -> None:
         marks = Marks() if kind == messages.RESULT else None
         tokens = self.borrower.take_released()
         self.outgoing += b"".join(introductions)
-        self.outgoing += messages.batch_message(kind, number, count, tokens, marks, records)
+        self.outgoing += messages.batch_message(kind, number, count, tokens, marks, parts)
 
     def return_tokens(self) -> None:
         self.outgoing += messages.tokens_frame(self.borrower.take_released())
@@ -127,16 +127,16 @@ class Story:
         rng = self.rng
         self.batches += 1
         introductions: list[Any] = []
-        records: list[Any] = []
+        parts: list[Any] = []
         expected = []
         for _ in range(count):
             header, data = self._request()
             name = rng.choice(("", "", "7", "é\u2603" * rng.randrange(100), "x" * 70_000))
             entry = self.server.packer.entry(header, introductions)
-            self.server.packer.record(entry, name, self._placed(data), records)
+            self.server.packer.record(entry, name, self._placed(data), parts)
             expected.append((header, name, data))
         self.asked.append(expected)
-        self.server.send(messages.EXECUTE, self.batches, records, count, introductions)
+        self.server.send(messages.EXECUTE, self.batches, parts, count, introductions)
 
     def _request(self) -> tuple[RequestHeader, list[bytes]]:
         tensors = [some_tensor(self.rng, f"IN{number}") for number in range(self.rng.randrange(4))]
@@ -174,7 +174,7 @@ class Story:
     def _handle_in_worker(self, kind: int, count: int, body: memoryview) -> None:
         worker = self.worker
         if kind == messages.HEADER:
-            worker.unpacker.introduce(messages.read_request_header(messages.read_json(body)))
+            worker.unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
             return
         assert kind == messages.EXECUTE
         number, tokens, at = messages.read_batch(body)
@@ -183,31 +183,31 @@ class Story:
         expected = self.asked.popleft()
         assert count == len(expected)
         introductions: list[Any] = []
-        records: list[Any] = []
+        parts: list[Any] = []
         answers = []
         for header, name, data in expected:
             read, id, inputs, at = worker.unpacker.record(body, at)
             assert isinstance(read, RequestHeader)
             assert id == name
-            assert messages.describe(read) == messages.describe(header)
+            assert header_form.describe(read) == header_form.describe(header)
             assert [bytes(each) for each in inputs] == data
             assert all(not memoryview(each).readonly for each in inputs)
-            answers.append(self._answer(inputs, introductions, records))
+            answers.append(self._answer(inputs, introductions, parts))
             if self.rng.random() < 0.2:
                 self.kept_inputs += zip(inputs, data, strict=True)
             del inputs
         assert at == len(body)
         self.answered.append(answers)
-        worker.send(messages.RESULT, number, records, count, introductions)
+        worker.send(messages.RESULT, number, parts, count, introductions)
 
     def _answer(
-        self, inputs: list[Any], introductions: list[Any], records: list[Any]
+        self, inputs: list[Any], introductions: list[Any], parts: list[Any]
     ) -> tuple[ResponseHeader | NeriteError, list[bytes]]:
         """An error, new tensors, inputs handed back, or parts of inputs."""
         rng = self.rng
         if rng.random() < 0.2:
             error = InvalidArgument("é" * rng.randrange(20))
-            messages.error_record(error, records)
+            records.error_record(error, parts)
             return error, []
         specs: list[TensorSpec] = []
         outputs: list[Any] = []
@@ -224,7 +224,7 @@ class Story:
                 outputs.append(data)
         header = ResponseHeader("model", "1", specs)
         header = self.answer_headers.setdefault(tuple(specs), header)
-        self.worker.packer.record(self.worker.packer.entry(header, introductions), "", outputs, records)
+        self.worker.packer.record(self.worker.packer.entry(header, introductions), "", outputs, parts)
         return header, [bytes(each) for each in outputs]
 
     def collect(self) -> None:
@@ -234,7 +234,7 @@ class Story:
     def _handle_in_server(self, kind: int, count: int, body: memoryview) -> None:
         server = self.server
         if kind == messages.HEADER:
-            server.unpacker.introduce(messages.read_response_header(messages.read_json(body)))
+            server.unpacker.introduce(header_form.read_response_header(messages.read_json(body)))
             return
         assert kind == messages.RESULT
         _, tokens, at = messages.read_batch(body)
@@ -244,7 +244,7 @@ class Story:
             if isinstance(header, NeriteError):
                 assert (type(read), str(read)) == (type(header), str(header))
             else:
-                assert messages.describe(read) == messages.describe(header)
+                assert header_form.describe(read) == header_form.describe(header)
                 assert [bytes(each) for each in outputs] == data
             if self.rng.random() < 0.3:
                 self.kept_outputs += zip(outputs, data, strict=True)
@@ -280,7 +280,7 @@ class Story:
 def small_world(keys: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arena_module, "SEGMENT_SIZE", 1024 * KB)
-        patch.setattr(messages, "KEYS", keys)
+        patch.setattr(records, "KEYS", keys)
         yield
 
 
@@ -330,16 +330,16 @@ def pair() -> tuple[End, End]:
 def test_a_large_tensor_is_not_in_the_stream() -> None:
     server, worker = pair()
     header = RequestHeader("m", "", [TensorSpec("IN", dtypes.UINT8, (INLINE_LIMIT,))])
-    records: list[Any] = []
+    parts: list[Any] = []
     introductions: list[Any] = []
-    server.packer.record(server.packer.entry(header, introductions), "", [bytes(INLINE_LIMIT)], records)
-    server.send(messages.EXECUTE, 1, records, 1, introductions)
+    server.packer.record(server.packer.entry(header, introductions), "", [bytes(INLINE_LIMIT)], parts)
+    server.send(messages.EXECUTE, 1, parts, 1, introductions)
     assert len(server.outgoing) < 1000
     inputs: list[Any] = []
 
     def handle(kind: int, count: int, body: memoryview) -> None:
         if kind == messages.HEADER:
-            worker.unpacker.introduce(messages.read_request_header(messages.read_json(body)))
+            worker.unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
         else:
             inputs.extend(worker.unpacker.record(body, messages.read_batch(body)[2])[2])
 
@@ -367,13 +367,13 @@ def test_what_the_worker_hands_back_does_not_enter_its_arena() -> None:
     token = server.loans.lend(view, 0)
     borrowed = worker.borrower.view(0, 0, 100 * KB, token)
     header = ResponseHeader("m", "1", [TensorSpec("OUT", dtypes.UINT8, (50 * KB,))])
-    records: list[Any] = []
+    parts: list[Any] = []
     view[10 * KB] = 0xAA
-    worker.packer.record(worker.packer.entry(header, []), "", [borrowed[10 * KB : 60 * KB]], records)
+    worker.packer.record(worker.packer.entry(header, []), "", [borrowed[10 * KB : 60 * KB]], parts)
     assert worker.arena.segments == []
     del borrowed
     server.unpacker.introduce(header)
-    _, _, (output,), _ = server.unpacker.record(memoryview(b"".join(records)), 0)
+    _, _, (output,), _ = server.unpacker.record(memoryview(b"".join(parts)), 0)
     assert (output[0], len(output)) == (0xAA, 50 * KB)
     assert server.arena.place(memoryview(output)) == (0, 10 * KB)
     for released in worker.borrower.take_released():

@@ -131,17 +131,17 @@ def test_release_flags_that_change_nothing() -> None:
     request().set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
 
 
+def test_only_requests_of_execute_have_a_sender() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="only for requests that execute"):
+        request().get_response_sender()
+
+
 NOT_OFFERED: dict[str, Callable[[], object]] = {
     "InferenceRequest.exec()": lambda: request().exec(decoupled=True),
     "InferenceRequest.async_exec()": lambda: request().async_exec(),
-    "InferenceRequest.get_response_sender()": lambda: request().get_response_sender(),
     "Rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)": lambda: request().set_release_flags(
         flags=pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
     ),
-    "InferenceResponseSender.send()": lambda: pb_utils.InferenceResponseSender().send(
-        None, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-    ),
-    "InferenceResponseSender.is_cancelled()": lambda: pb_utils.InferenceResponseSender().is_cancelled(),
     "ResponseIterator": lambda: list(pb_utils.ResponseIterator()),
     "ResponseIterator.cancel()": lambda: pb_utils.ResponseIterator().cancel(),
     "load_model()": lambda: pb_utils.load_model(model_name="m", config="", files=None),

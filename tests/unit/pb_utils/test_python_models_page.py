@@ -52,6 +52,7 @@ def test_the_page_has_what_is_tested_here() -> None:
         "models/doubler/config.pbtxt",
         "test_doubler.py",
         "models/longest/1/model.py",
+        "models/countdown/1/model.py",
         "models/fetcher/1/model.py",
         "models/counter/1/model.py",
     ]
@@ -77,6 +78,16 @@ def test_inputs_of_two_lengths_in_one_batch(models: Path) -> None:
     assert isinstance(short, dict)
     assert isinstance(long, dict)
     assert (short["LOUDEST"].tolist(), long["LOUDEST"].tolist()) == ([[3.0]], [[2.0]])
+
+
+def test_several_responses(models: Path) -> None:
+    with load_model(models / "countdown") as model:
+        answers = model.stream({"FROM": np.array([3], np.int32)})
+        assert [int(answer["NOW"][0]) for answer in answers if isinstance(answer, dict)] == [3, 2, 1]
+        (only,) = model.execute([{"FROM": np.array([1], np.int32)}])
+        assert isinstance(only, dict)
+        (wrong,) = model.execute([{"FROM": np.array([2], np.int32)}])
+        assert "the model sent 2 responses, where one is expected" in str(wrong)
 
 
 def test_coroutine(models: Path) -> None:

@@ -23,6 +23,7 @@ from nerite.http2 import Headers, Limits
 from nerite.transports.grpc import status
 from nerite.transports.grpc.connection import Call, GrpcConnection, Shared
 from nerite.transports.grpc.keepalive import Rules
+from nerite.transports.grpc.stream import StreamTarget
 
 OK = InferenceResponse(None)
 
@@ -33,6 +34,7 @@ class FakeTarget:
     def __init__(self, path: str, service: FakeService) -> None:
         self.refusal = status.of_error(InvalidArgument("refused")) if "refuse" in path else None
         self.timeout: float | None = None
+        self.stream: StreamTarget | None = None
         self._path = path
         self._service = service
 

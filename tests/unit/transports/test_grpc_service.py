@@ -31,7 +31,7 @@ class FakeServer:
     def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
         return None
 
-    def find(self, model: str, version: str) -> object:
+    def find(self, model: str, version: str, decoupled: str) -> object:
         if model == "none":
             raise NotFound("Request for unknown model: 'none' is not found")
         return object()

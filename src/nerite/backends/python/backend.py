@@ -10,7 +10,7 @@ from nerite.backends.python.completion import completed
 from nerite.backends.python.failure import CAUSES, describe
 from nerite.backends.python.instance import PythonInstance, model_file
 from nerite.backends.python.module import ModelModule
-from nerite.core.errors import Internal, Unsupported
+from nerite.core.errors import Internal
 
 
 class PythonBackend:
@@ -31,11 +31,6 @@ class PythonBackend:
 
     def open(self, context: ModelContext) -> PythonModel:
         """Import the model's code. Raises ``Internal`` with what is wrong with it."""
-        if context.config.get("model_transaction_policy", {}).get("decoupled"):
-            raise Unsupported(
-                f"model '{context.name}' is decoupled (model_transaction_policy), which is not offered by this version "
-                "of Nerite yet."
-            )
         module = _import(context)
         try:
             return PythonModel(context, module, _model_class(module))

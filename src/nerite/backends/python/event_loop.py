@@ -10,12 +10,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
 class EventLoop:
-    """Runs coroutines to their end, one at a time, from whichever thread asks."""
+    """Runs coroutines, from whichever thread asks."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -27,11 +27,7 @@ class EventLoop:
 
         Raises ``TimeoutError`` when it takes longer than ``timeout`` seconds; it is cancelled then.
         """
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True)
-            self._thread.start()
-        future = asyncio.run_coroutine_threadsafe(_settled(coroutine), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_settled(coroutine), self._started())
         try:
             value, error = future.result(timeout)
         except concurrent.futures.TimeoutError:
@@ -40,6 +36,21 @@ class EventLoop:
         if error is not None:
             raise error
         return value
+
+    def start(self, coroutine: Coroutine[Any, Any, Any], ended: Callable[[Any, BaseException | None], None]) -> None:
+        """Run ``coroutine`` beside others; pass what it returns or raises to ``ended``, in the loop's thread."""
+
+        async def run() -> None:
+            ended(*await _settled(coroutine))
+
+        asyncio.run_coroutine_threadsafe(run(), self._started())
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True)
+            self._thread.start()
+        return self._loop
 
     def close(self) -> None:
         """Cancel what still runs and end the thread. Does nothing if no coroutine ever came."""

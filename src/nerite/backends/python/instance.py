@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
@@ -35,6 +36,7 @@ class PythonInstance:
         self._file = model_file(model)
         self._outputs = [output["name"] for output in model.config.get("output", ())]
         self._replies = Replies(model.name, str(model.version), self._outputs)
+        self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
         self._loop = EventLoop(context.name)
         try:
             self.model: Any = model_class()
@@ -44,26 +46,35 @@ class PythonInstance:
             self._loop.close()
             raise Internal(describe(error)) from error
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse]:
+    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
         """Call the model with the whole batch, a list of requests of whatever shapes; nothing is stacked.
+
+        The answer is None for a request whose responses the model sends by its sender.
 
         Raises ``Internal`` with what the model raises, or with what is wrong with what it returned.
         """
-        outputs = self._outputs
-        served = [ServedRequest(request, outputs) for request in requests]
+        outputs, reply = self._outputs, self._replies.reply
+        served = [ServedRequest(request, outputs, reply) for request in requests]
         marks.inputs_ready()
         try:
             returned = self.model.execute(served)
-            if type(returned) is not list:
+            if self._decoupled and inspect.iscoroutine(returned):
+                self._loop.start(returned, functools.partial(self._ended, requests))
+                returned = None
+            elif type(returned) is not list:
                 returned = self._finished(returned)
         except CAUSES as error:
             raise self._failed(self._reason(error)) from error
         marks.computed()
-        wrong = _wrong(returned, len(requests))
+        wrong = self._wrong(returned, served)
         if wrong:
             raise self._failed(wrong)
-        reply = self._replies.reply
-        return [reply(request, response) for request, response in zip(requests, returned, strict=True)]
+        if self._decoupled:
+            return [None] * len(requests)
+        return [
+            None if response is None else reply(request, response)
+            for request, response in zip(requests, returned, strict=True)
+        ]
 
     def is_ready(self) -> bool:
         """Return what the model's ``is_ready`` says, True if it has none, False if it fails."""
@@ -89,6 +100,16 @@ class PythonInstance:
             self._loop.close()
             self.model = None
 
+    def _ended(self, requests: Sequence[InferenceRequest], returned: Any, error: BaseException | None) -> None:
+        """Answer what is still open of a batch whose ``async execute`` has ended badly."""
+        if error is not None and not isinstance(error, CAUSES):
+            raise error
+        wrong = self._reason(error) if error is not None else self._wrong(returned, ())
+        if wrong:
+            failed = InferenceResponse.failed(self._failed(wrong))
+            for request in requests:
+                request.respond(failed)
+
     def _finished(self, returned: Any, timeout: float | None = None) -> Any:
         """Return what a method of the model returned; run it on the loop if it is a coroutine."""
         return self._loop.run(returned, timeout) if inspect.iscoroutine(returned) else returned
@@ -98,28 +119,31 @@ class PythonInstance:
             return f"Python model {self._file} does not implement `execute` method."
         return describe(error)
 
+    def _wrong(self, returned: Any, served: Sequence[ServedRequest]) -> str:
+        """Return what is wrong with what ``execute`` returned, in Triton's words; nothing if it is what is expected."""
+        if self._decoupled:
+            if returned is None:
+                return ""
+            return f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
+        if not isinstance(returned, list):
+            return f"Expected a list in the execute return, found type '{type(returned)}'."
+        if len(returned) != len(served):
+            return (
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(served)}, and InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        for response, request in zip(returned, served, strict=True):
+            if not isinstance(response, ModelResponse) and (response is not None or not request.has_sender):
+                return (
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response)}'."
+                )
+        return ""
+
     def _failed(self, reason: str) -> Internal:
         message = f"Failed to process the request(s) for model '{self._name}', message: {reason}"
         _log.error("%s", message)
         return Internal(message)
-
-
-def _wrong(returned: Any, requests: int) -> str:
-    """Return what is wrong with the answer of ``execute``, in Triton's words; nothing if it is a response a request."""
-    if not isinstance(returned, list):
-        return f"Expected a list in the execute return, found type '{type(returned)}'."
-    if len(returned) != requests:
-        return (
-            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-            f"InferenceRequest(s) size is:{requests}, and InferenceResponse(s) size is:{len(returned)}\n"
-        )
-    for response in returned:
-        if not isinstance(response, ModelResponse):
-            return (
-                "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                f"'{type(response)}'."
-            )
-    return ""
 
 
 def model_file(model: ModelContext) -> Path:

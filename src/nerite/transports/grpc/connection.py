@@ -11,6 +11,7 @@ from nerite.core.tensor import Buffer
 from nerite.http2 import Connection, Headers, Limits
 from nerite.transports.grpc import status
 from nerite.transports.grpc.keepalive import Keepalive, Rules, Verdict
+from nerite.transports.grpc.stream import StreamCall, StreamTarget
 
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
@@ -31,6 +32,9 @@ _NOT_HTTP2 = (
 
 class Target(Protocol):
     """What a path leads to, worked out once for each distinct header block."""
+
+    stream: StreamTarget | None
+    """Where the messages of a call go that carries many; the methods are for calls that carry one."""
 
     refusal: bytes | None
     """The whole reply, if the call is refused whatever it says."""
@@ -169,6 +173,15 @@ class Call:
         self.connection.http2.send_headers(self.stream_id, block, end_stream=True)
         self.connection.answered()
 
+    def block(self, blocked: bool) -> None:
+        """Do nothing: the one answer is made when it is made."""
+
+    def writable(self) -> None:
+        """Do nothing: a reply is queued as a whole."""
+
+    def shut_down(self) -> None:
+        """Do nothing: the call ends with its answer."""
+
     def cancel(self) -> None:
         """Forget the call: nobody waits for its answer."""
         request = self.request
@@ -212,7 +225,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Answers wait for the end of this turn of the loop, to leave in one write."""
         self._keepalive = Keepalive(shared.rules, loop.time())
         self.http2 = Connection(self, shared.limits, loop.time())
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, Call | StreamCall] = {}
+        self.congested = False
+        """The client has not taken what was written."""
 
     # The socket's side
 
@@ -251,10 +266,17 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Read no more until the client has taken what is there: its requests would only make it more."""
         self._transport.pause_reading()
+        self._congest(True)
 
     def resume_writing(self) -> None:
         """Go on reading."""
         self._transport.resume_reading()
+        self._congest(False)
+
+    def _congest(self, congested: bool) -> None:
+        self.congested = congested
+        for call in tuple(self.calls.values()):
+            call.block(congested)
 
     def answered(self) -> None:
         """Write an answer: at once if no other is due, else with those that follow in this turn of the loop."""
@@ -302,6 +324,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Take no more calls, finish those there are, and close."""
         self.http2.shutdown()
         self.http2.goaway()
+        for call in tuple(self.calls.values()):
+            call.shut_down()
         self.flush()
 
     def abort(self) -> None:
@@ -322,7 +346,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if call is not None:
             self._receive(call, body, True)
 
-    def _begin(self, stream_id: int, headers: Headers) -> Call | None:
+    def _begin(self, stream_id: int, headers: Headers) -> Call | StreamCall | None:
         """Begin a call, or refuse it."""
         try:
             target: Target = headers.memo or self._shared.service.target(headers)
@@ -333,12 +357,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if target.refusal is not None:
             self.http2.send_headers(stream_id, target.refusal, end_stream=True)
             return None
-        call = self.calls[stream_id] = Call(self, stream_id, target)
+        call = Call(self, stream_id, target) if target.stream is None else StreamCall(self, stream_id, target.stream)
+        self.calls[stream_id] = call
         if target.timeout is not None:
             call.deadline = self._loop.call_later(target.timeout, call.expire)
         return call
 
-    def _receive(self, call: Call, data: bytes | memoryview, end: bool) -> None:
+    def _receive(self, call: Call | StreamCall, data: bytes | memoryview, end: bool) -> None:
         try:
             call.receive(data, end)
         except Exception:  # a mistake of ours must not cost the client its answer, nor others their connection
@@ -358,7 +383,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
             call.cancel()
 
     def writable(self, stream_id: int) -> None:
-        """Nothing waits for this: a unary reply is queued as a whole."""
+        """Have a stream go on."""
+        call = self.calls.get(stream_id)
+        if call is not None:
+            call.writable()
 
     def connection_closing(self, error_code: int, reason: str) -> None:
         """Nothing to do: ``flush`` closes the socket when the connection is finished."""

@@ -278,6 +278,7 @@ def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
         elif key == "triton_enable_empty_final_response":
             if choice != "bool_param":
                 raise InvalidArgument(f"invalid value type for '{key}' parameter, expected bool_param.")
+            fields["empty_final"] = value
         elif key.startswith("triton_"):
             raise InvalidArgument(
                 "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "

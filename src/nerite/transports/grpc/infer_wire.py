@@ -113,6 +113,14 @@ def peek(beginning: memoryview) -> tuple[str, str, int]:
     return name, version, 0
 
 
+def id_of(message: memoryview) -> str:
+    """Return the id of a request that may be wrong, empty where it cannot be found."""
+    try:
+        return split(message).id
+    except Malformed:
+        return ""
+
+
 def encode_varint(value: int) -> bytes:
     """Return the wire form of a number."""
     out = bytearray()

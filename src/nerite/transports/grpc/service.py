@@ -7,14 +7,14 @@ import logging
 import re
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from nerite.config.options import CompressionLevel, RestrictedKey
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
@@ -23,6 +23,8 @@ from nerite.transports.grpc import infer_response, infer_wire, status
 from nerite.transports.grpc.connection import Call
 from nerite.transports.grpc.infer_request import InferReader
 from nerite.transports.grpc.methods import METHODS, Administration, Handler
+from nerite.transports.grpc.stream import StreamTarget
+from nerite.transports.grpc.stream_service import StreamInference
 from nerite.wire.schema import methods
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ _log = logging.getLogger("nerite.grpc")
 _now = time.monotonic_ns
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+_NOT_IN_ONE = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 _LARGE = 64 * 1024
 _PREFIX = 5
 _LEVELS: Mapping[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
@@ -53,7 +56,7 @@ class GrpcService:
         self._restricted = restricted
         self._forward = forward_pattern
         self._level = _LEVELS.get(compression, 0)
-        self._readers: dict[tuple[tuple[str, Parameter], ...], InferReader] = {}
+        self._readers: dict[tuple[object, ...], InferReader] = {}
         self._administration = Administration(server)
         self._methods = methods()
 
@@ -82,22 +85,24 @@ class GrpcService:
             return _Refused(
                 status.trailers_only(status.UNIMPLEMENTED, f"Compression algorithm '{encoding}' is not supported")
             )
-        if path == _STREAM:
-            return _Refused(
-                status.of_error(Unsupported("ModelStreamInfer is not offered by this version of the server"))
-            )
-        if path == _INFER:
+        if path in (_INFER, _STREAM):
             try:
                 forwarded = self._forwarded(headers)
             except NeriteError as error:
                 return _Refused(status.of_error(error))
-            key = tuple(sorted(forwarded.items()))
+            # Headers remember where they lead to, which is not the same for both.
+            key = (path, *sorted(forwarded.items()))
             reader = self._readers.get(key)
             if reader is None:
                 if len(self._readers) >= 256:
                     self._readers.clear()
                 reader = self._readers[key] = InferReader(forwarded)
-            return _Inference(self._server, reader, encoding, self._reply_encoding(headers), self._level)
+            inference = _Inference(self._server, reader, encoding, self._reply_encoding(headers), self._level)
+            if path == _STREAM:
+                inference.stream = StreamInference(
+                    self._server, reader, inference, headers.get(b"triton_grpc_error") == b"true"
+                )
+            return inference
         method = self._methods[path]
         return _Administrative(method.request, self._administration.handler(path), encoding)
 
@@ -124,11 +129,12 @@ class GrpcService:
 class _Refused:
     """Answers every call with the same status."""
 
-    __slots__ = ("refusal", "timeout")
+    __slots__ = ("refusal", "stream", "timeout")
 
     def __init__(self, refusal: bytes) -> None:
         self.refusal: bytes | None = refusal
         self.timeout: float | None = None
+        self.stream: StreamTarget | None = None
 
     def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
         raise AssertionError("a refused call has no message")
@@ -144,20 +150,22 @@ class _Refused:
 
 
 class _Inference:
-    """``ModelInfer``."""
+    """``ModelInfer``; for ``ModelStreamInfer`` what the two have in common."""
 
-    __slots__ = ("_encoding", "_level", "_reader", "_reply_encoding", "_server", "refusal", "timeout")
+    __slots__ = ("_encoding", "_level", "_reader", "_reply_encoding", "_server", "head", "refusal", "stream", "timeout")
 
     def __init__(
         self, server: InferenceServer, reader: InferReader, encoding: str, reply_encoding: str, level: int
     ) -> None:
         self.refusal: bytes | None = None
         self.timeout: float | None = None
+        self.stream: StreamTarget | None = None
         self._server = server
         self._reader = reader
         self._encoding = encoding
         self._reply_encoding = reply_encoding
         self._level = level
+        self.head = status.head_with_encoding(reply_encoding) if reply_encoding else status.HEAD
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return memory of the model's for a large request."""
@@ -175,7 +183,7 @@ class _Inference:
         if known is None:
             return False
         request = call.request = InferenceRequest(known[0], known[1], call, _now())
-        self._server.infer(request)
+        self._server.infer(request, _NOT_IN_ONE)
         return True
 
     def start(self, call: Call, framed: memoryview) -> None:
@@ -187,7 +195,7 @@ class _Inference:
             call.fail(status.of_error(self._first_mistake(framed, error)))
             return
         request = call.request = InferenceRequest(header, data, call, now, request_id)
-        self._server.infer(request)
+        self._server.infer(request, _NOT_IN_ONE)
 
     def _first_mistake(self, framed: memoryview, error: NeriteError) -> NeriteError:
         """Return what is wrong with a request: ``error``, unless there is nobody to ask, which comes first."""
@@ -196,7 +204,7 @@ class _Inference:
         name, version, _ = infer_wire.peek(_unpacked(framed, self._encoding))
         if name:
             try:
-                self._server.find(name, version)
+                self._server.find(name, version, _NOT_IN_ONE)
             except NeriteError as unknown:
                 return unknown
         return error
@@ -215,22 +223,25 @@ class _Inference:
             _log.exception("an answer of '%s' could not be written", request.header.model_name)
             call.fail(status.MISTAKE)
             return
-        if self._reply_encoding:
-            call.reply(status.head_with_encoding(self._reply_encoding), [self._packed(parts)])
-        else:
-            call.reply(status.HEAD, parts)
+        call.reply(self.head, self.packed(parts))
 
-    def _packed(self, framed: list[Buffer]) -> bytes:
-        """Return a framed message, compressed."""
+    def unpacked(self, framed: memoryview) -> memoryview:
+        """Return a message without its length, decompressed. Raises ``NeriteError``."""
+        return _unpacked(framed, self._encoding)
+
+    def packed(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Return a message with its length, compressed if the client wants it."""
+        if not self._reply_encoding:
+            return parts
         encoder = zlib.compressobj(self._level, zlib.DEFLATED, _WINDOWS[self._reply_encoding])
-        message = b"".join(framed)[_PREFIX:]
-        return status.framed(encoder.compress(message) + encoder.flush(), compressed=True)
+        message = b"".join(parts)[_PREFIX:]
+        return [status.framed(encoder.compress(message) + encoder.flush(), compressed=True)]
 
 
 class _Administrative:
     """A method that is not an inference."""
 
-    __slots__ = ("_encoding", "_handle", "_request", "_tasks", "refusal", "timeout")
+    __slots__ = ("_encoding", "_handle", "_request", "_tasks", "refusal", "stream", "timeout")
 
     def __init__(
         self,
@@ -240,6 +251,7 @@ class _Administrative:
     ) -> None:
         self.refusal: bytes | None = None
         self.timeout: float | None = None
+        self.stream: StreamTarget | None = None
         self._request = request
         self._handle = handle
         self._encoding = encoding

@@ -80,5 +80,6 @@ def timeout_seconds(value: bytes) -> float | None:
     return int(digits) * _UNITS[unit]
 
 
-MISTAKE: Final = of_error(Internal("internal error, see the server's log"))
+MISTAKE_TEXT: Final = "internal error, see the server's log"
+MISTAKE: Final = of_error(Internal(MISTAKE_TEXT))
 """The reply where the mistake is ours."""

@@ -1,0 +1,113 @@
+"""What the server sends to a worker, read by whichever of its threads waits for something.
+
+Mostly that is the main thread, which waits for the next job. While it is at work, a model may want to know whether a
+request was cancelled, or a thread of its own may wait until more responses are wanted: then these read. Control
+messages take effect where they are read; jobs are kept for the main thread, in order.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from nerite.execution.messages import Frames
+from nerite.execution.vigil import Vigil
+
+Message: TypeAlias = tuple[int, int, memoryview]
+_now = time.monotonic
+
+
+class Inbox:
+    """The receiving end of a worker's channel."""
+
+    def __init__(self, channel: socket.socket, control: Callable[[int, int, memoryview], bool]) -> None:
+        """``control`` handles a message that is no job, and returns whether it was one. Called by any thread."""
+        self._channel = channel
+        self._control = control
+        self._frames = Frames()
+        self._jobs: deque[Message] = deque()
+        self._ended = False
+        self._reading = threading.Lock()
+        self._turn = threading.Condition()
+        self._waiting = 0
+        self.vigil = Vigil(0.0)
+
+    def job(self) -> Message | None:
+        """Wait for the next job and return it; None when the server is gone. For the main thread."""
+        jobs = self._jobs
+        if not jobs:
+            with self._reading:
+                # Another thread may have read it meanwhile.
+                while not jobs and not self._ended:
+                    self._take(self._receive())
+            self._released()
+        return jobs.popleft() if jobs else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job waits."""
+        return not self._jobs
+
+    def look(self) -> None:
+        """Take what has come, without waiting. For any thread."""
+        if self._reading.acquire(blocking=False):
+            try:
+                self._take(self._channel.recv_into(self._frames.space(), 0, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                pass
+            finally:
+                self._reading.release()
+            self._released()
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Wait until something that the server says has made ``ready`` true, or the server is gone. For any thread."""
+        while not ready() and not self._ended:
+            if self._reading.acquire(blocking=False):
+                try:
+                    if not ready():
+                        self._take(self._channel.recv_into(self._frames.space()))
+                finally:
+                    self._reading.release()
+                self._released()
+                continue
+            with self._turn:
+                self._waiting += 1
+                # Looked at after the number is up: whoever reads tells us from now on.
+                if self._reading.locked() and not ready():
+                    self._turn.wait()
+                self._waiting -= 1
+
+    def _released(self) -> None:
+        """Let somebody else read."""
+        if self._waiting:
+            with self._turn:
+                self._turn.notify_all()
+
+    def _take(self, size: int) -> None:
+        if size == 0:
+            self._ended = True
+            return
+        for message in self._frames.received(size):
+            if not self._control(*message):
+                self._jobs.append(message)
+        self._released()
+
+    def _receive(self) -> int:
+        """Wait for bytes, awake for a moment if more are likely to come at once; return how many came."""
+        vigil, receive, space = self.vigil, self._channel.recv_into, self._frames.space()
+        vigil.rest(_now())
+        size = -1
+        while size < 0 and vigil.awake(_now()):
+            try:
+                size = receive(space, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                os.sched_yield()
+        if size < 0:
+            size = receive(space)
+        vigil.stir(_now())
+        return size

@@ -1,0 +1,89 @@
+"""A batch inside a worker, for as long as one of its requests may get a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.execution import messages
+from nerite.execution.inbox import Inbox
+
+
+class WorkerRequest(InferenceRequest):
+    """A request inside a worker. Its sink is its batch."""
+
+    __slots__ = ()
+
+    streams = True
+
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits for the answer any more, as far as the server has said by now."""
+        batch = self.sink
+        if not self.cancelled and isinstance(batch, WorkerBatch):
+            batch.look()
+        return self.cancelled
+
+
+class WorkerBatch:
+    """The requests of one batch, and the way of their responses where those leave one by one."""
+
+    __slots__ = ("_done", "_inbox", "_number", "_open", "_paused", "_send", "requests")
+
+    def __init__(
+        self,
+        number: int,
+        inbox: Inbox,
+        send: Callable[[int, int, InferenceResponse, bool], None],
+        done: Callable[[int], None],
+    ) -> None:
+        """``send`` sends a response to a request of this batch; ``done`` is called when the last one has left."""
+        self._number = number
+        self._inbox = inbox
+        self._send = send
+        self._done = done
+        self._paused: set[int] = set()
+        self._open: set[int] = set()
+        self.requests: list[InferenceRequest] = []
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Send a response, as soon as the server wants it. On any thread.
+
+        What comes for a request that ``execute`` has answered, too, is dropped.
+        """
+        if request not in self.requests:
+            return
+        index = self.requests.index(request)
+        self.look()
+        if index in self._paused:
+            self._inbox.wait(lambda: index not in self._paused or request.cancelled)
+        if final:
+            request.data = ()
+        self._send(self._number, index, response, final)
+        if final:
+            self._open.discard(index)
+            if not self._open:
+                self._done(self._number)
+
+    def look(self) -> None:
+        """Take note of what the server has said."""
+        self._inbox.look()
+
+    def hear(self, kind: int, index: int) -> None:
+        """Take note of what the server says of a request. On any thread."""
+        if kind == messages.PAUSE:
+            self._paused.add(index)
+        elif kind == messages.RESUME:
+            self._paused.discard(index)
+        elif index < len(self.requests):
+            self.requests[index].cancel()
+
+    def keep(self, responses: Sequence[InferenceResponse | None]) -> bool:
+        """Take note that the batch has run, and of what it returned; return whether a request is left to answer."""
+        for index, (request, response) in enumerate(zip(self.requests, responses, strict=True)):
+            if response is not None:
+                request.finished = True
+                request.data = ()
+            elif not request.finished:
+                self._open.add(index)
+        return bool(self._open)

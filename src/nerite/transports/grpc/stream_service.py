@@ -1,0 +1,111 @@
+"""What the messages of ``ModelStreamInfer`` lead to, and how their responses are written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nerite.core.errors import NeriteError
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.tensor import Buffer
+from nerite.transports.grpc import infer_response, infer_wire
+from nerite.transports.grpc.infer_request import InferReader
+from nerite.transports.grpc.stream import StreamCall
+from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferResponse
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+_now = time.monotonic_ns
+_PREFIX = 5
+
+
+def _marker(final: bool) -> bytes:
+    message = ModelInferResponse()
+    message.parameters["triton_final_response"].bool_param = final
+    return message.SerializeToString()
+
+
+_FINAL: Final = {final: _marker(final) for final in (False, True)}
+"""The response parameter that every response on a stream has, serialized."""
+
+
+class Messages(Protocol):
+    """How messages of a call are packed."""
+
+    head: bytes
+
+    def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
+        """Return memory for a message of ``size`` bytes that begins with ``beginning``."""
+
+    def unpacked(self, framed: memoryview) -> memoryview:
+        """Return a message without its length, decompressed. Raises ``NeriteError``."""
+
+    def packed(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Return a message with its length, compressed if the client wants it."""
+
+
+class StreamInference:
+    """The target of a stream."""
+
+    def __init__(self, server: InferenceServer, reader: InferReader, messages: Messages, errors_end_it: bool) -> None:
+        self.head = messages.head
+        self.errors_end_it = errors_end_it
+        self._server = server
+        self._reader = reader
+        self._messages = messages
+
+    def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
+        """Return memory of the model's for a large request."""
+        return self._messages.receive_buffer(beginning, size)
+
+    def infer(self, call: StreamCall, framed: memoryview) -> None:
+        """Begin an inference, or tell the client why there is none."""
+        message = framed[_PREFIX:]
+        try:
+            message = self._messages.unpacked(framed)
+            header, request_id, data = self._reader.read(message)
+            request = InferenceRequest(header, data, call, _now(), request_id)
+            version = self._server.version_of(request)
+        except NeriteError as error:
+            call.refuse(infer_wire.id_of(message), error)
+            return
+        call.begin(request, version.decoupled)
+        version.submit(request)
+
+    def write(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> Sequence[Buffer]:
+        """Return a response as a message; nothing for an empty one that the client did not ask for."""
+        if response.error is not None:
+            return self._failed(request, response.error, final)
+        if response.empty:
+            version = self._server.went_to(request)
+            if not (request.header.empty_final and version.decoupled):
+                return ()
+            response = InferenceResponse(ResponseHeader(version.name, "", ()))
+        try:
+            parts = infer_response.write(request, response, self._server.signature_of)
+        except NeriteError as error:
+            return self._failed(request, error, final)
+        size = len(_FINAL[final]) + sum(map(len, parts)) - _PREFIX
+        before = b"\x12" + infer_wire.encode_varint(size) + _FINAL[final]
+        framed = b"\0" + (len(before) + size - len(_FINAL[final])).to_bytes(4) + before + parts[0][_PREFIX:]
+        return self._messages.packed([framed, *parts[1:]])
+
+    def write_refusal(self, request_id: str, error: NeriteError) -> Sequence[Buffer]:
+        """Return the message that says why there is no inference."""
+        message = ModelStreamInferResponse(error_message=error.message)
+        message.infer_response.id = request_id
+        return self._framed(message)
+
+    def _failed(self, request: InferenceRequest, error: NeriteError, final: bool) -> Sequence[Buffer]:
+        message = ModelStreamInferResponse(error_message=error.message)
+        message.infer_response.model_name = request.header.model_name
+        message.infer_response.id = request.id
+        message.infer_response.parameters["triton_final_response"].bool_param = final
+        return self._framed(message)
+
+    def _framed(self, message: ModelStreamInferResponse) -> Sequence[Buffer]:
+        raw = message.SerializeToString()
+        return self._messages.packed([b"\0" + len(raw).to_bytes(4) + raw])
