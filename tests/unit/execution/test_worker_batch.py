@@ -114,6 +114,7 @@ def test_nobody_waits_for_a_client_that_is_gone(bench: Bench) -> None:
 def test_many_threads_wait_and_one_of_them_reads(bench: Bench) -> None:
     for index in range(3):
         bench.say(messages.PAUSE, index)
+    bench.batch.look()
     senders = [threading.Thread(target=each.respond, args=(OK, False)) for each in bench.requests]
     for sender in senders:
         sender.start()
