@@ -69,7 +69,11 @@ DIFFERENCES = (
             "infer_json/needed input missing beside optional ones": (
                 '200 {"model_name": "options"',
                 "400 [request id: <id_unknown>] expected number of inputs between 2 and 3 but got 2 inputs",
-            )
+            ),
+            "generate/an input is missing": (
+                '200 {"count": 41, "model_name": "prompt"',
+                "400 [request id: <id_unknown>] expected number of inputs between 1 and 6 but got 1 inputs",
+            ),
         },
     ),
     Difference(

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from doubles import FakeTransport
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.transports.http.connection import HttpConnection, Shared
+from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.shared import Shared
 
 
 class FakeHandler:

@@ -23,6 +23,8 @@ VERSION = {"model": "m", "version": "3"}
         ("/v2/models/m/versions/3", "model_metadata", "GET", "metadata", VERSION),
         ("/v2/models/m/infer", "infer", "POST", "inference", MODEL),
         ("/v2/models/m/versions/3/infer", "infer", "POST", "inference", VERSION),
+        ("/v2/models/m/generate", "generate", "POST", "inference", MODEL),
+        ("/v2/models/m/versions/3/generate_stream", "generate_stream", "POST", "inference", VERSION),
         ("/v2/models/m/config", "config", "GET", "model-config", MODEL),
         ("/v2/models/m/versions/3/config", "config", "GET", "model-config", VERSION),
         ("/v2/models/m/stats", "statistics", "GET", "statistics", MODEL),
@@ -52,8 +54,6 @@ def test_where_a_path_leads(path: str, name: str, method: str, category: str, ar
 @pytest.mark.parametrize(
     ("path", "methods", "category"),
     [
-        ("/v2/models/m/generate", "POST", "inference"),
-        ("/v2/models/m/versions/3/generate_stream", "POST", "inference"),
         ("/v2/systemsharedmemory/status", "GET", "shared-memory"),
         ("/v2/cudasharedmemory/region/r/status", "GET", "shared-memory"),
         ("/v2/systemsharedmemory/region/r/register", "POST", "shared-memory"),

@@ -26,15 +26,14 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.tensor import Buffer
 from nerite.transports.http import reply
 from nerite.transports.http.chunks import BadChunk, ChunkDecoder
-from nerite.transports.http.handler import Handler
-from nerite.transports.http.head import MAX_HEAD, BadHead, HeadCache, RequestHead
+from nerite.transports.http.head import MAX_HEAD, BadHead, RequestHead
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.shared import Shared
 
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
 
-READ_SIZE = 256 * 1024
 _MAX_STASH = 256 * 1024
 
 
@@ -47,22 +46,6 @@ class Asked(NamedTuple):
     """Of the whole request."""
     head: RequestHead
     meaning: Any
-
-
-class Shared:
-    """What all connections of a listener have in common."""
-
-    __slots__ = ("connections", "handler", "heads", "max_body", "scratch", "scratch_view")
-
-    def __init__(self, handler: Handler, max_body: int) -> None:
-        self.handler = handler
-        self.max_body = max_body
-        self.heads = HeadCache()
-        self.connections: set[HttpConnection] = set()
-        # One read buffer for all: a read and its handling are one step of the loop, so nobody else needs it meanwhile,
-        # and an idle connection costs no memory.
-        self.scratch = bytearray(READ_SIZE)
-        self.scratch_view = memoryview(self.scratch)
 
 
 class State(enum.Enum):
@@ -152,13 +135,22 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Close: a client that stops sending has stopped listening, as far as HTTP is concerned."""
         return False
 
+    @property
+    def writable(self) -> bool:
+        """Whether the client takes what is written."""
+        return self._writable
+
     def pause_writing(self) -> None:
         """Stop answering: the client does not read."""
         self._writable = False
+        if self.request is not None:
+            self.request.pause(True)
 
     def resume_writing(self) -> None:
         """Go on answering."""
         self._writable = True
+        if self.request is not None:
+            self.request.pause(False)
         if self._state is _HEAD:
             self._next()
 
@@ -183,6 +175,41 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.write(parts[0])
         else:
             self._transport.writelines(parts)
+        self._answered(last)
+
+    def open(self, first: bytes, data: bytes = b"") -> None:
+        """Begin a reply with a head of ``chunked_head`` and a first part: ``send_chunk`` and ``close_reply`` follow.
+
+        A client that speaks HTTP/1.0 gets the same without chunks, up to the end of the connection.
+        """
+        if self._closing:
+            return
+        if self.head.version == "1.0":
+            self._last = True
+            first = first.replace(b"Transfer-Encoding: chunked\r\n", b"")
+        elif self._last or not self.head.keep_alive:
+            first = reply.with_header(first, b"Connection: close")
+        self._transport.write(first + self._chunk(data) if data else first)
+
+    def send_chunk(self, data: bytes) -> None:
+        """Send a part of the reply."""
+        if not self._closing:
+            self._transport.write(self._chunk(data))
+
+    def _chunk(self, data: bytes) -> bytes:
+        return data if self.head.version == "1.0" else b"%x\r\n%b\r\n" % (len(data), data)
+
+    def close_reply(self) -> None:
+        """End a reply that ``open`` began, and go on to the next request."""
+        self.request = None
+        head = self._head
+        if self._closing or head is None:
+            return
+        if head.version != "1.0":
+            self._transport.write(b"0\r\n\r\n")
+        self._answered(self._last or not head.keep_alive)
+
+    def _answered(self, last: bool) -> None:
         self._head = None
         if last:
             self._close()

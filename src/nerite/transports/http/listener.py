@@ -6,8 +6,9 @@ import asyncio
 import ssl
 
 from nerite.core.errors import Unavailable
-from nerite.transports.http.connection import HttpConnection, Shared
+from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import Handler
+from nerite.transports.http.shared import Shared
 
 _BACKLOG = 4096
 

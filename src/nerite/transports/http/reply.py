@@ -47,6 +47,15 @@ def head(status: int, content_type: str, length: int, headers: bytes = b"") -> b
     )
 
 
+def chunked_head(status: int, content_type: str) -> bytes:
+    """Return status line and headers, for a body that comes in chunks."""
+    return b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % (
+        status,
+        REASONS[status],
+        content_type.encode(),
+    )
+
+
 def with_header(encoded: bytes, line: bytes) -> bytes:
     """Return an encoded reply with one more header line."""
     at = encoded.index(b"\r\n\r\n")

@@ -34,6 +34,8 @@ def _endpoint(name: str, methods: str, category: str, pattern: str) -> Endpoint:
 
 ENDPOINTS: Final = (
     _endpoint("infer", "POST", "inference", _MODEL + _VERSION + "/infer"),
+    _endpoint("generate", "POST", "inference", _MODEL + _VERSION + "/generate"),
+    _endpoint("generate_stream", "POST", "inference", _MODEL + _VERSION + "/generate_stream"),
     _endpoint("live", "GET", "health", "/v2/health/live"),
     _endpoint("ready", "GET", "health", "/v2/health/ready"),
     _endpoint("model_ready", "GET", "health", _MODEL + _VERSION + "/ready"),
@@ -47,7 +49,6 @@ ENDPOINTS: Final = (
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/unload"),
 )
 NOT_OFFERED: Final = (
-    _endpoint("the generate extension", "POST", "inference", _MODEL + _VERSION + "/generate(?:_stream)?"),
     _endpoint("the shared memory extension", "GET", "shared-memory", _REGIONS + "/status"),
     _endpoint("the shared memory extension", "POST", "shared-memory", _REGIONS + "/(?:un)?register"),
     _endpoint("the trace extension", "GET POST", "trace", "/v2/(?:models/[^/]+/)?trace/setting"),

@@ -15,6 +15,8 @@ from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
 from nerite.transports.http import compression, infer_response, load_parameters, reply, routes
 from nerite.transports.http.connection import HttpConnection, too_large
+from nerite.transports.http.generate_form import Form
+from nerite.transports.http.generation import Generation
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import Plan, Reader, parse
@@ -214,6 +216,8 @@ class HttpService:
         if endpoint in routes.NOT_OFFERED:
             error = Unsupported(f"{endpoint.name} is not offered by this version of the server")
             return self._plain(answer=reply.error_reply(error), refusal=refusal)
+        if endpoint.name in ("generate", "generate_stream"):
+            return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
         if endpoint.name != "infer":
             call = getattr(self, f"_{endpoint.name}")
             return self._plain(
@@ -236,6 +240,25 @@ class HttpService:
         if encoding == "identity":
             encoding = ""
         return Target(None, refusal, reader, json_size, encoding, accepts, None)
+
+    def _generation(self, head: RequestHead, events: bool, refusal: Reply | None, model: str, version: str) -> Target:
+        try:
+            forwarded = self._forwarded(head)
+            if head.headers.get("content-encoding", "identity") != "identity":
+                raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        except NeriteError as error:
+            return self._plain(refusal=refusal or reply.error_reply(error))
+
+        def generate(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
+            form = Form(self._server.find(model, version, "").signature, forwarded)
+            form.read(bytes(body))
+            sink = Generation(connection, events=events)
+            request = InferenceRequest(form.header(model, version), form.data, sink, _now(), form.id)
+            running = self._server.version_of(request)
+            connection.request = request
+            running.submit(request)
+
+        return self._plain(refusal=refusal, call=generate)
 
     def _plain(
         self,

@@ -1,0 +1,86 @@
+"""One exchange of the generate extension: from the first response of a model to the end of the reply."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.transports.http import generate_form, reply
+from nerite.transports.http.connection import HttpConnection
+
+_log = logging.getLogger("nerite.http")
+_EVENTS: Final = "text/event-stream; charset=utf-8"
+_NOT_ONE: Final = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+
+
+class Generation:
+    """The sink of a request: sends one JSON object, or with ``events`` each response as it comes.
+
+    As with Triton any error of a model is a 400, and only the first response decides on the status.
+    """
+
+    __slots__ = ("_begun", "_connection", "_count", "_events", "_first")
+
+    def __init__(self, connection: HttpConnection, *, events: bool) -> None:
+        self._connection = connection
+        self._events = events
+        self._begun = False
+        self._count = 0
+        self._first = InferenceResponse(None)
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take a response; drop it if the client is gone."""
+        connection = self._connection
+        if connection.request is not request:
+            return
+        if self._events:
+            self._send_event(request, response)
+        elif not response.empty:
+            self._count += 1
+            self._first = response
+        if not final:
+            if not connection.writable:
+                request.pause(True)
+            return
+        if not self._events:
+            self._send_one(request)
+        elif not self._begun:
+            connection.open(reply.chunked_head(200, _EVENTS))
+        connection.close_reply()
+
+    def _send_one(self, request: InferenceRequest) -> None:
+        if self._count == 1:
+            status, text = self._written(request, self._first)
+        else:
+            status, text = 200, generate_form.write_error(InvalidArgument(_NOT_ONE))
+        self._connection.open(reply.chunked_head(status, "application/json"), text)
+
+    def _send_event(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        if response.empty:
+            return
+        status, text = self._written(request, response)
+        event = b"data: " + text + b"\n\n"
+        if self._begun:
+            self._connection.send_chunk(event)
+        else:
+            self._begun = True
+            self._connection.open(reply.chunked_head(status, _EVENTS), event)
+
+    def _written(self, request: InferenceRequest, response: InferenceResponse) -> tuple[int, bytes]:
+        """Return a response as JSON, and the status it would be sent with."""
+        error = response.error
+        if error is None:
+            try:
+                return 200, generate_form.write(request.id, response)
+            except NeriteError as refusal:
+                error = refusal
+            except Exception:  # a mistake of the model's or ours must not cost the client its answer
+                _log.exception("an answer of '%s' could not be written", request.header.model_name)
+                error = Internal("internal error, see the server's log")
+        return 400, generate_form.write_error(error)

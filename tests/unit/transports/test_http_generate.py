@@ -1,0 +1,211 @@
+"""The generate extension: what a body means, what a response looks like, how replies end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from http_peer import Peer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nerite.core import dtype as dtypes
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
+from nerite.core.signature import Input, Signature
+from nerite.core.tensor import TensorSpec, from_array
+from nerite.transports.http import generate_form
+from nerite.transports.http.generate_form import Form
+from nerite.transports.http.generation import Generation
+from nerite.transports.http.handler import Question
+from nerite.transports.http.head import RequestHead
+
+
+def form(dims: tuple[int, ...], value: Any, batch: int = 0, **keys: Any) -> Form:
+    made = Form(Signature("m", batch, [Input("IN", dtypes.INT32, dims)], []), {"forwarded": "yes"})
+    made.read(orjson.dumps({"IN": value, **keys}))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("dims", "batch", "count", "shape"),
+    [
+        ((1,), 0, 1, (1,)),
+        ((2, 3), 0, 6, (2, 3)),
+        ((-1,), 0, 5, (5,)),
+        ((-1,), 0, 0, (0,)),
+        ((2, -1), 0, 6, (2, 3)),
+        ((-1, 2), 0, 6, (3, 2)),
+        ((-1, -1), 0, 6, (1, 6)),
+        ((1,), 8, 3, (3, 1)),
+        ((-1,), 8, 3, (1, 3)),
+        ((2,), 8, 6, (3, 2)),
+    ],
+)
+def test_shapes(dims: tuple[int, ...], batch: int, count: int, shape: tuple[int, ...]) -> None:
+    made = form(dims, list(range(count)), batch)
+    header = made.header("m", "")
+    assert header.inputs == (TensorSpec("IN", dtypes.INT32, shape),)
+    assert bytes(made.data[0]) == np.arange(count, dtype=np.int32).tobytes()
+    assert header.parameters == {"forwarded": "yes"}
+
+
+@given(st.lists(st.integers(-1, 4), max_size=4), st.integers(0, 64))
+def test_a_shape_holds_all_elements_or_is_refused(dims: list[int], count: int) -> None:
+    try:
+        made = form(tuple(dims), [0] * count)
+    except InvalidArgument as refusal:
+        assert refusal.message == "The schema can not convert input 'IN' to tensor with proper shape"
+        return
+    shape = made.header("m", "").inputs[0].shape
+    assert np.prod(shape, dtype=int) == count
+    assert all(have == want or want == -1 for have, want in zip(shape, dims, strict=True))
+
+
+def test_everything_that_is_no_input_is_a_parameter() -> None:
+    made = form((1,), 3, id="me", top_k=1, parameters={"stop": "x", "seed": 2}, sequence_id=7)
+    header = made.header("m", "2")
+    assert header.parameters == {"id": "me", "top_k": 1, "stop": "x", "seed": 2, "sequence_id": 7, "forwarded": "yes"}
+    assert (made.id, header.sequence_id, header.model_version) == ("me", 0, "2")
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "told"),
+    [
+        ({"id": 7}, Internal, "Unable to parse 'id': attempt to access JSON non-string as string"),
+        ({"parameters": {"IN": 1}}, InvalidArgument, "Converting keyword: 'parameters': [request id: <id_unknown>] "),
+        ({"parameters": 1}, Internal, "Expected JSON object for keyword: 'parameters'"),
+        ({"other": None}, InvalidArgument, "parameter 'other' has invalid type."),
+    ],
+)
+def test_mistakes(keys: dict[str, Any], error: type[NeriteError], told: str) -> None:
+    with pytest.raises(error) as refusal:
+        form((1,), 1, **keys)
+    assert refusal.value.message.startswith(told)
+
+
+def test_an_input_named_as_the_keyword() -> None:
+    made = Form(Signature("m", 0, [Input("parameters", dtypes.INT32, (1,))], []), {})
+    with pytest.raises(InvalidArgument, match="Keyword 'parameters' for nested schema also given as input tensor name"):
+        made.read(b'{"parameters": 1}')
+
+
+def response(parameters: dict[str, Any] | None = None, **arrays: Any) -> InferenceResponse:
+    tensors = [from_array(name, np.asarray(value)) for name, value in arrays.items()]
+    header = ResponseHeader("m", "1", [spec for spec, _ in tensors], parameters)
+    return InferenceResponse(header, [data for _, data in tensors])
+
+
+def test_a_response_is_flat_and_sorted() -> None:
+    text = generate_form.write("me", response({"why": "done"}, many=np.array([[1, 2]]), b=np.array([b"x"], object)))
+    assert text == b'{"b":"x","id":"me","many":[1,2],"model_name":"m","model_version":"1","why":"done"}'
+
+
+class Handler:
+    """Gives each request to a ``Generation``."""
+
+    def __init__(self) -> None:
+        self.asked: list[InferenceRequest] = []
+        self.paused: list[bool] = []
+
+    def begin(self, head: RequestHead) -> None:
+        return None
+
+    def receive_buffer(self, head: RequestHead) -> None:
+        return None
+
+    def handle(self, connection: Any, head: RequestHead, body: memoryview) -> Question | None:
+        sink = Generation(connection, events="stream" in head.path)
+        request = connection.request = InferenceRequest(RequestHeader("m", "", []), [], sink, 0)
+        request.on_pause = lambda request, paused: self.paused.append(paused)
+        self.asked.append(request)
+        return None
+
+    def handle_again(self, connection: Any, meaning: Any, data: bytearray) -> None:
+        raise AssertionError
+
+    def answer(self, connection: Any, request: InferenceRequest, response: InferenceResponse) -> None:
+        raise AssertionError
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer(Handler())
+
+
+def ask(peer: Peer, path: str = "/stream", version: str = "1.1", headers: str = "") -> InferenceRequest:
+    peer.send(f"POST {path} HTTP/{version}\r\n{headers}Content-Length: 0\r\n\r\n".encode())
+    handler: Any = peer.handler
+    asked: InferenceRequest = handler.asked[-1]
+    return asked
+
+
+def test_events_leave_as_they_come(peer: Peer) -> None:
+    asked = ask(peer)
+    assert peer.transport.taken() == b""
+    asked.respond(response(a=1), False)
+    head, _, chunk = peer.transport.taken().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK") and b"text/event-stream; charset=utf-8" in head
+    event = b'data: {"a":1,"model_name":"m","model_version":"1"}\n\n'
+    assert chunk == b"%x\r\n%b\r\n" % (len(event), event)
+    asked.respond(EMPTY)
+    assert peer.transport.taken() == b"0\r\n\r\n"
+    ask(peer).respond(EMPTY)
+    assert peer.transport.taken().endswith(b"\r\n\r\n0\r\n\r\n"), "the connection goes on"
+
+
+def test_http_1_0_has_no_chunks(peer: Peer) -> None:
+    asked = ask(peer, version="1.0")
+    asked.respond(response(a=1))
+    head, _, body = peer.transport.taken().partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert body == b'data: {"a":1,"model_name":"m","model_version":"1"}\n\n'
+    assert peer.transport.closed
+
+
+def test_the_last_reply_of_a_connection_says_so(peer: Peer) -> None:
+    asked = ask(peer, headers="Connection: close\r\n")
+    asked.respond(response(a=1))
+    assert b"\r\nConnection: close\r\n" in peer.transport.taken()
+    assert peer.transport.closed
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_generate_is_for_one_response(peer: Peer, count: int) -> None:
+    asked = ask(peer, "/generate")
+    for _ in range(count):
+        asked.respond(response(a=1), False)
+    assert peer.transport.taken() == b""
+    asked.respond(EMPTY)
+    assert (b"exactly 1 response" in peer.transport.taken()) == (count != 1)
+
+
+def test_an_output_that_json_cannot_show(peer: Peer) -> None:
+    asked = ask(peer)
+    asked.respond(response(a=np.array([1.5], np.float16)))
+    said = peer.transport.taken()
+    assert said.startswith(b"HTTP/1.1 400")
+    assert b'data: {"error":"sending FP16 data via JSON is not supported.' in said
+
+
+def test_a_slow_reader_makes_the_model_pause(peer: Peer) -> None:
+    asked = ask(peer)
+    handler: Any = peer.handler
+    asked.respond(response(a=1), False)
+    peer.connection.pause_writing()
+    asked.respond(response(a=2), False)
+    peer.connection.resume_writing()
+    assert handler.paused == [True, True, False]
+
+
+def test_a_client_that_goes_cancels(peer: Peer) -> None:
+    asked = ask(peer)
+    asked.respond(response(a=1), False)
+    peer.transport.taken()
+    peer.connection.connection_lost(None)
+    assert asked.cancelled
+    asked.respond(response(a=2))
+    assert peer.transport.taken() == b""
