@@ -6,19 +6,20 @@ is a coroutine. All of it belongs to the loop's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nerite import __version__
 from nerite.config.options import ServerOptions
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, PlacedRequest, ReplySink, RequestHeader, SharedPlace
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
-from nerite.core.tensor import ALIGNMENT
+from nerite.core.tensor import ALIGNMENT, Buffer
 from nerite.execution.running_version import RunningVersion
 from nerite.observability.metrics import Version
 from nerite.observability.statistics import Duration, VersionStatistics
+from nerite.regions import Regions
 from nerite.repository.manager import ModelManager
 from nerite.repository.model_record import ModelRecord, State, version_number
 
@@ -47,6 +48,8 @@ class InferenceServer:
         """``manager_of`` makes the model manager, given what to call when models come and go."""
         self._options = options
         self._epoch = object()
+        self.regions = Regions(allowed=options.device.allow_client_shared_memory)
+        """The shared memory that clients have registered."""
         self._manager = manager_of(self._changed)
         self._starting = True
         self._stopping = False
@@ -75,6 +78,22 @@ class InferenceServer:
                 request.respond(InferenceResponse.failed(error))
                 return
         route[1].submit(request)
+
+    def placed(
+        self,
+        header: RequestHeader,
+        data: Sequence[Buffer | SharedPlace],
+        sink: ReplySink,
+        arrived_ns: int,
+        request_id: str,
+    ) -> InferenceRequest:
+        """Return a request with tensors in shared memory. Raises Triton's refusals of places that there are not."""
+        regions = self.regions
+        # Models may work in place, but not in the client's memory.
+        inputs = [regions.view(each).toreadonly() if isinstance(each, SharedPlace) else each for each in data]
+        request = PlacedRequest(header, inputs, sink, arrived_ns, request_id)
+        request.places = {output.name: regions.view(output.place) for output in header.outputs if output.place}
+        return request
 
     def version_of(self, request: InferenceRequest) -> RunningVersion:
         """Return where a request goes whose sink takes any number of responses. Raises ``NeriteError``."""

@@ -27,6 +27,8 @@ class Scene:
     models: tuple[str, ...] = ()
     """Which models of it; all where none is named."""
     flags: tuple[str, ...] = ()
+    own_flags: tuple[str, ...] = ()
+    """Those of a newer Triton than the one that is asked: for Nerite alone."""
 
 
 @dataclass(frozen=True)

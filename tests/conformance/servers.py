@@ -65,7 +65,7 @@ def start_triton(scene: Scene, folder: Path) -> Server:
 def start_nerite(scene: Scene, folder: Path) -> Server:
     """Start Nerite; ``wait`` for it before use."""
     nerite = Path(sys.executable).with_name("nerite")
-    return start("nerite", scene, folder, [str(nerite), "serve"], dict(os.environ))
+    return start("nerite", scene, folder, [str(nerite), "serve", *scene.own_flags], dict(os.environ))
 
 
 def start(name: str, scene: Scene, folder: Path, head: list[str], environment: dict[str, str]) -> Server:

@@ -17,6 +17,7 @@ ROOMS = (
     "welcome",
     "transports",
     "server",
+    "regions",
     "testing",
     "repository",
     "execution",

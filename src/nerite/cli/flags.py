@@ -256,7 +256,7 @@ FLAGS: tuple[Flag, ...] = (
          "device.load_gpu_limits", parts.first_wins, accepted=_LATER),
 
     Flag("allow-client-shm", "Shared Memory", BOOLEAN,
-         "Let clients pass tensors in shared memory.", "device.allow_client_shared_memory", accepted=_LATER),
+         "Let clients pass tensors in shared memory.", "device.allow_client_shared_memory"),
 
     Flag("options-file", "Nerite", TEXT,
          "TOML file with more options: each key is a flag without its dashes, a repeated flag is a list."),

@@ -24,17 +24,32 @@ Parameter: TypeAlias = bool | int | float | str
 """The value of a request or response parameter."""
 
 
+class SharedPlace:
+    """Where in a region of shared memory a tensor lies, or is to be written."""
+
+    __slots__ = ("byte_size", "offset", "region")
+
+    def __init__(self, region: str, offset: int, byte_size: int) -> None:
+        self.region = region
+        self.offset = offset
+        self.byte_size = byte_size
+
+
 class RequestedOutput:
     """One entry of the request's ``outputs``: which tensor, and how the caller wants it."""
 
-    __slots__ = ("binary", "classification", "name")
+    __slots__ = ("binary", "classification", "name", "place")
 
-    def __init__(self, name: str, *, binary: bool = False, classification: int = 0) -> None:
+    def __init__(
+        self, name: str, *, binary: bool = False, classification: int = 0, place: SharedPlace | None = None
+    ) -> None:
         self.name = name
         self.binary = binary
         """HTTP only: as bytes behind the JSON, instead of in it."""
         self.classification = classification
         """More than zero: the top that many classes as strings, instead of the tensor."""
+        self.place = place
+        """Where in shared memory the caller wants it, None if it belongs into the answer."""
 
 
 class RequestHeader:
@@ -61,6 +76,7 @@ class RequestHeader:
         "sequence_end",
         "sequence_id",
         "sequence_start",
+        "shared",
         "sizes",
         "timeout_us",
         "wanted",
@@ -81,6 +97,7 @@ class RequestHeader:
         sequence_end: bool = False,
         binary_by_default: bool = False,
         empty_final: bool = False,
+        shared: bool = False,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -104,6 +121,8 @@ class RequestHeader:
         """HTTP: send outputs that ``outputs`` does not list as bytes."""
         self.empty_final = empty_final
         """gRPC streams: send the last response of a decoupled model even if it says only that it is the last."""
+        self.shared = shared or any(output.place for output in outputs)
+        """Some tensors are in shared memory: ``shared`` says so of inputs."""
         self.route: Any = None
         self.replies: dict[Any, Any] = {}
         self.batch_size = 1
@@ -118,13 +137,19 @@ class RequestHeader:
             self.model_name,
             self.model_version,
             self.inputs,
-            tuple((output.name, output.binary, output.classification) for output in self.outputs),
+            tuple(
+                (output.name, output.binary, output.classification)
+                if output.place is None
+                else (output.name, output.place.region, output.place.offset, output.place.byte_size)
+                for output in self.outputs
+            ),
             tuple(sorted((key, repr(value)) for key, value in self.parameters.items())),
             self.priority,
             self.timeout_us,
             (repr(self.sequence_id), self.sequence_start, self.sequence_end),
             self.binary_by_default,
             self.empty_final,
+            self.shared,
         )
 
 
@@ -211,6 +236,15 @@ class InferenceRequest:
     def label(self) -> str:
         """The prefix of Triton's input errors."""
         return f"[request id: {self.id or '<id_unknown>'}] "
+
+
+class PlacedRequest(InferenceRequest):
+    """A request some of whose tensors are in shared memory."""
+
+    __slots__ = ("places",)
+
+    places: dict[str, memoryview]
+    """Where outputs are to be written, by name."""
 
 
 def labelled(error: NeriteError, request_id: str) -> NeriteError:

@@ -102,7 +102,27 @@ DIFFERENCES = (
             "grpc_infer/raw data for one input too many": (
                 'OK {"model_name": "echo"',
                 "INVALID_ARGUMENT expected 1 raw_input_contents entries for model 'echo', got 2",
-            )
+            ),
+            "shared_memory/gRPC: an input and raw contents#3": (
+                'OK {"model_name": "copy"',
+                "INVALID_ARGUMENT expected 1 raw_input_contents entries for model 'copy', got 2",
+            ),
+        },
+    ),
+    Difference(
+        "Offsets in shared memory",
+        "Triton maps only what begins at a page of 4,096 bytes. Nerite takes any offset.",
+        {
+            "shared_memory/a region with an offset#2": ("400 failed to register shared memory region 'r'", "200"),
+            "shared_memory/a region with an offset#3": (
+                "404 Unable to find system shared memory region: 'r'",
+                '200 [{"name": "r", "key": "exam_shm", "offset": 32, "byte_size": 32}]',
+            ),
+            "shared_memory/two regions#3": ("500 Invalid shared memory region: 'exam_shm'", "200"),
+            "shared_memory/two regions#4": (
+                '200 [{"name": "r", "key": "exam_shm", "offset": 0, "byte_size": 32}]',
+                '200 [{"name": "q", "key": "exam_shm", "offset": 32, "byte_size": 32}, {"name": "r"',
+            ),
         },
     ),
     Difference(

@@ -6,6 +6,31 @@ from conformance.differences.difference import Difference
 
 DIFFERENCES = (
     Difference(
+        "Registering CUDA memory",
+        "As a newer Triton without GPU support answers.",
+        {
+            "shared_memory/CUDA#3": (
+                "400 'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t",
+                "501 failed to register CUDA shared memory region: 'r', GPUs not supported",
+            ),
+            "shared_memory/gRPC: CUDA#2": (
+                "ALREADY_EXISTS shared memory region 'r' already in manager",
+                "UNIMPLEMENTED failed to register CUDA shared memory region: 'r', GPUs not supported",
+            ),
+        },
+    ),
+    Difference(
+        "Memory that belongs to the Python backend, and permission to register any",
+        "A newer Triton refuses keys that its Python backend uses, and registers nothing unless it is started with "
+        "`--allow-client-shm=true`.",
+        {
+            "shared_memory/a reserved key#2": (
+                "500 Unable to open shared memory region: 'triton_python_backend_shm_region_1'",
+                "400 cannot register shared memory region 'r' with key 'triton_python_backend_shm_region_1'",
+            )
+        },
+    ),
+    Difference(
         "What is told of a name or a value that cannot be",
         "Newer versions of Triton say what is wrong: that a model's name is empty or a path, and that 'ready' of an "
         "index is no boolean. Nerite does as they do.",

@@ -6,6 +6,16 @@ from conformance.differences.difference import Difference
 
 DIFFERENCES = (
     Difference(
+        "A region of shared memory without bytes",
+        "Triton shows what the system says of an empty mapping.",
+        {
+            "shared_memory/no bytes#2": (
+                "400 failed to register shared memory region 'r': unable to process address spaceInvalid argument",
+                "400 failed to register shared memory region 'r': invalid args",
+            )
+        },
+    ),
+    Difference(
         "Names of classes and files in the errors of Python models",
         "They are the names of Triton's C++ module and of Python's import machinery; Nerite shows its own class, and "
         "of a traceback the part that belongs to the model.",

@@ -39,6 +39,9 @@ POLL = Scene(
     flags=("--model-control-mode=poll", "--repository-poll-secs=1"),
 )
 STREAMS = Scene("streams", repository="streams", flags=("--disable-auto-complete-config",))
+SHARED = Scene(
+    "shared", repository="shared", flags=("--disable-auto-complete-config",), own_flags=("--allow-client-shm=true",)
+)
 BROKEN = Scene(
     "broken",
     repository="broken",

@@ -13,7 +13,7 @@ from test_grpc_infer_wire import fields_of
 
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import RequestHeader
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.transports.grpc import status
@@ -58,6 +58,23 @@ def reader() -> InferReader:
 
 def tensor(name: str = "IN", datatype: str = "INT32", shape: tuple[int, ...] = (2,), **more: Any) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": shape, **more}
+
+
+def test_tensors_in_shared_memory_stand_among_the_others(reader: InferReader) -> None:
+    there = {"shared_memory_region": {"string_param": "r"}, "shared_memory_byte_size": {"int64_param": 8}}
+    message = ModelInferRequest(
+        model_name="m",
+        inputs=[tensor("A"), tensor("B", parameters=there), tensor("C")],
+        raw_input_contents=[b"a" * 8, b"c" * 8],
+    )
+    for _ in range(2):
+        header, _, (first, place, last) = read(reader, message)
+        assert (bytes(first), bytes(last)) == (b"a" * 8, b"c" * 8)
+        assert (place.region, place.offset, place.byte_size) == ("r", 0, 8)
+        assert header.shared
+    message.raw_input_contents.append(b"d" * 8)
+    with pytest.raises(InvalidArgument, match="expected 3 raw_input_contents entries for model 'm', got 4"):
+        read(reader, message)
 
 
 def test_everything_a_request_can_say(reader: InferReader) -> None:
@@ -378,7 +395,6 @@ MISTAKES = [
             text,
         )
         for parameters, kind, text in (
-            (REGION, NotFound, "Unable to find shared memory region: 'r'"),
             (
                 {**REGION, "classification": {"int64_param": 1}},
                 InvalidArgument,
@@ -389,7 +405,16 @@ MISTAKES = [
     *(
         (request(tensor(parameters=parameters)), kind, text)
         for parameters, kind, text in (
-            (REGION, NotFound, "Unable to find shared memory region: 'r'"),
+            (
+                {**REGION, "shared_memory_offset": {"int64_param": -1}},
+                InvalidArgument,
+                "invalid value for 'shared_memory_offset' parameter for tensor 'IN', expected >= 0.",
+            ),
+            (
+                {**REGION, "shared_memory_byte_size": {"string_param": "8"}},
+                InvalidArgument,
+                "invalid value type for 'shared_memory_byte_size' parameter for tensor 'IN', expected int64_param.",
+            ),
             (
                 {"shared_memory_region": {"string_param": "r"}},
                 InvalidArgument,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.core import dtype as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.transports.http.infer_request import Plan, Reader
@@ -184,10 +184,18 @@ MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
         InvalidArgument,
         ONE_SOURCE + "But set 'data' 'binary_data_size' 'shared_memory_region'",
     ),
+    *(
+        (
+            body({**binary("IN", 8), "parameters": {"shared_memory_region": "r", name: -1}}),
+            Internal,
+            f"Unable to parse '{name}': {NOT_UNSIGNED}",
+        )
+        for name in ("shared_memory_offset", "shared_memory_byte_size")
+    ),
     (
-        body({**binary("IN", 8), "parameters": {"shared_memory_region": "r"}}),
-        NotFound,
-        "Unable to find shared memory region: 'r'",
+        body({**binary("IN", 8), "parameters": {"shared_memory_region": 3}}),
+        Internal,
+        "Unable to parse 'shared_memory_region': attempt to access JSON non-string as string",
     ),
     *(
         (body(binary("IN", wrong, [1])), Internal, f"Unable to parse 'binary_data_size': {NOT_UNSIGNED}")
@@ -234,11 +242,6 @@ MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
             f"Unable to parse 'binary_data': {NOT_BOOLEAN}",
         )
         for wrong in (1, "true", None)
-    ),
-    (
-        body(IN, outputs=[{"name": "O", "parameters": {"shared_memory_region": "r"}}]),
-        NotFound,
-        "Unable to find shared memory region: 'r'",
     ),
     *(
         (

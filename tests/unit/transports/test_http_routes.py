@@ -23,6 +23,12 @@ VERSION = {"model": "m", "version": "3"}
         ("/v2/models/m/versions/3", "model_metadata", "GET", "metadata", VERSION),
         ("/v2/models/m/infer", "infer", "POST", "inference", MODEL),
         ("/v2/models/m/versions/3/infer", "infer", "POST", "inference", VERSION),
+        ("/v2/systemsharedmemory/status", "regions", "GET", "shared-memory", {"region": ""}),
+        ("/v2/systemsharedmemory/region/r/register", "register", "POST", "shared-memory", {"region": "r"}),
+        ("/v2/systemsharedmemory/unregister", "unregister", "POST", "shared-memory", {"region": ""}),
+        ("/v2/cudasharedmemory/region/r/status", "cuda_regions", "GET", "shared-memory", {"region": "r"}),
+        ("/v2/cudasharedmemory/region/r/register", "register_cuda", "POST", "shared-memory", {"region": "r"}),
+        ("/v2/cudasharedmemory/unregister", "unregister_cuda", "POST", "shared-memory", {"region": ""}),
         ("/v2/models/m/generate", "generate", "POST", "inference", MODEL),
         ("/v2/models/m/versions/3/generate_stream", "generate_stream", "POST", "inference", VERSION),
         ("/v2/models/m/config", "config", "GET", "model-config", MODEL),
@@ -54,10 +60,6 @@ def test_where_a_path_leads(path: str, name: str, method: str, category: str, ar
 @pytest.mark.parametrize(
     ("path", "methods", "category"),
     [
-        ("/v2/systemsharedmemory/status", "GET", "shared-memory"),
-        ("/v2/cudasharedmemory/region/r/status", "GET", "shared-memory"),
-        ("/v2/systemsharedmemory/region/r/register", "POST", "shared-memory"),
-        ("/v2/cudasharedmemory/unregister", "POST", "shared-memory"),
         ("/v2/trace/setting", "GET POST", "trace"),
         ("/v2/models/m/trace/setting", "GET POST", "trace"),
         ("/v2/logging", "GET POST", "logging"),

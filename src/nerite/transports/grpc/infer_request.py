@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unsupported
-from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
+from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader, SharedPlace
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 from nerite.transports.grpc import infer_wire
 from nerite.wire.grpc_service import ModelInferRequest
@@ -49,8 +49,10 @@ class Plan(NamedTuple):
     """What a request says besides its id and raw contents."""
 
     header: RequestHeader
-    typed: list[Buffer] | None
-    """The inputs, where they came as typed contents; None if they are the raw contents."""
+    typed: list[Buffer | SharedPlace] | None
+    """The inputs, where they came as typed contents or lie in shared memory; None if they are the raw contents."""
+    shared: dict[int, SharedPlace]
+    """Inputs in shared memory beside raw contents, by their place in the header."""
 
 
 class Known:
@@ -105,8 +107,11 @@ class InferReader:
                     return known.header, data
         return None
 
-    def read(self, message: memoryview) -> tuple[RequestHeader, str, list[Buffer]]:
-        """Return header, id and data of a serialized request. Raises Triton's errors, ``Internal`` for broken bytes."""
+    def read(self, message: memoryview) -> tuple[RequestHeader, str, Sequence[Any]]:
+        """Return header, id and data of a serialized request; of data in shared memory the place.
+
+        Raises Triton's errors, ``Internal`` for broken bytes.
+        """
         try:
             parts = infer_wire.split(message)
             plan = (self._plans.get(parts.header) if parts.raw else None) or self._plan(parts)
@@ -114,9 +119,12 @@ class InferReader:
             raise Internal("Unable to parse request") from None
         if plan.typed is not None:
             return plan.header, parts.id, plan.typed
-        if len(parts.raw) != len(plan.header.inputs):
-            raise _count_error(plan.header, len(parts.raw))
-        if parts.plain and len(message) <= _MAX_KNOWN:
+        if len(parts.raw) + len(plan.shared) != len(plan.header.inputs):
+            raise _count_error(plan.header, len(parts.raw) + len(plan.shared))
+        if plan.shared:
+            raw = iter(parts.raw)
+            return plan.header, parts.id, [plan.shared.get(at) or next(raw) for at in range(len(plan.header.inputs))]
+        if parts.plain and not plan.header.shared and len(message) <= _MAX_KNOWN:
             self._remember(Known(plan.header, message, parts.raw))
         return plan.header, parts.id, parts.raw
 
@@ -139,13 +147,19 @@ class InferReader:
     def _read(self, message: ModelInferRequest, raw: bool) -> Plan:
         fields, custom = _parameters(message.parameters)
         specs: list[TensorSpec] = []
-        typed: list[Buffer] | None = None if raw else []
+        typed: list[Buffer | SharedPlace] | None = None if raw else []
+        shared: dict[int, SharedPlace] = {}
         for tensor in message.inputs:
             datatype = dtypes.BY_NAME.get(tensor.datatype) or _UNKNOWN
             spec = TensorSpec(tensor.name, datatype, tuple(tensor.shape))
-            if "shared_memory_region" in tensor.parameters:
-                raise _no_region(tensor)
             specs.append(spec)
+            if "shared_memory_region" in tensor.parameters:
+                place = _shared_place(tensor)
+                if typed is None:
+                    shared[len(specs) - 1] = place
+                else:
+                    typed.append(place)
+                continue
             if tensor.HasField("contents"):
                 if raw:
                     raise InvalidArgument(
@@ -164,6 +178,7 @@ class InferReader:
             specs,
             [_output(output) for output in message.outputs],
             parameters={**custom, **self._forwarded},
+            shared=any("shared_memory_region" in tensor.parameters for tensor in message.inputs),
             **fields,
         )
         identity = header.identity()
@@ -172,7 +187,7 @@ class InferReader:
             if len(self._headers) >= _MAX_PLANS:
                 self._headers.clear()
             known = self._headers[identity] = header
-        return Plan(known, typed)
+        return Plan(known, typed, shared)
 
 
 def _count_error(header: RequestHeader, given: int) -> NeriteError:
@@ -217,6 +232,7 @@ def _contents(spec: TensorSpec, contents: Any, model: str) -> Buffer:
 
 def _output(output: Any) -> RequestedOutput:
     classification = 0
+    place = None
     for key, parameter in output.parameters.items():
         if key == "classification":
             if parameter.WhichOneof("parameter_choice") != "int64_param":
@@ -225,26 +241,37 @@ def _output(output: Any) -> RequestedOutput:
             if classification <= 0:
                 raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
         elif key == "shared_memory_region":
-            raise _no_region(output)
-    return RequestedOutput(output.name, binary=True, classification=classification)
+            place = _shared_place(output)
+            if "classification" in output.parameters:
+                raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
+    return RequestedOutput(output.name, binary=True, classification=classification, place=place)
 
 
-def _no_region(tensor: Any) -> NeriteError:
-    """Return the refusal of a tensor in shared memory, of which there is none: what is wrong with saying so first."""
-    region = tensor.parameters["shared_memory_region"]
+def _shared_place(tensor: Any) -> SharedPlace:
+    """Return where in shared memory a tensor is. Raises Triton's errors."""
+    parameters = tensor.parameters
+    region = parameters["shared_memory_region"]
     if not region.HasField("string_param"):
-        return InvalidArgument(
+        raise InvalidArgument(
             f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor.name}', "
             "expected string_param."
         )
-    if "shared_memory_byte_size" not in tensor.parameters:
-        return InvalidArgument(
+    if "shared_memory_byte_size" not in parameters:
+        raise InvalidArgument(
             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
             f"'{tensor.name}'"
         )
-    if "classification" in tensor.parameters:
-        return InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
-    return NotFound(f"Unable to find shared memory region: '{region.string_param}'")
+    numbers = []
+    for name in ("shared_memory_offset", "shared_memory_byte_size"):
+        if name in parameters and not parameters[name].HasField("int64_param"):
+            raise InvalidArgument(
+                f"invalid value type for '{name}' parameter for tensor '{tensor.name}', expected int64_param."
+            )
+        number = parameters[name].int64_param if name in parameters else 0
+        if number < 0:
+            raise InvalidArgument(f"invalid value for '{name}' parameter for tensor '{tensor.name}', expected >= 0.")
+        numbers.append(number)
+    return SharedPlace(region.string_param, *numbers)
 
 
 _FIELDS: Mapping[str, tuple[str, tuple[str, ...], str]] = {

@@ -9,7 +9,7 @@ from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.transports import classification
+from nerite.transports import classification, shared_output
 from nerite.transports.grpc import infer_wire
 from nerite.wire.grpc_service import InferParameter, ModelInferResponse
 
@@ -31,11 +31,14 @@ def write(
     assert header is not None
     data = response.data
     encoded: Encoded | None = header.encoded
-    if encoded is None or request.id or request.header.classifies:
+    if encoded is None or request.id or request.header.classifies or request.header.shared:
         if request.header.classifies:
             header, data = _classified(request, response, header, signature_of(request))
+        if request.header.shared:
+            data = _without_shared(request, response, header, data)
         encoded = _encode(header, [len(buffer) for buffer in data], request.id)
-        if header is response.header and not request.id and all(spec.byte_size >= 0 for spec in header.outputs):
+        plain = header is response.header and data is response.data and not request.id
+        if plain and all(spec.byte_size >= 0 for spec in header.outputs):
             header.encoded = encoded
     parts: list[Buffer] = [encoded.first, *data[:1]]
     for before, buffer in zip(encoded.rest, data[1:], strict=True):
@@ -71,6 +74,19 @@ def _beginning(header: ResponseHeader) -> bytes:
             parameter = InferParameter(string_param=value)
         message.parameters[key].CopyFrom(parameter)
     return message.SerializeToString()
+
+
+def _without_shared(
+    request: InferenceRequest, response: InferenceResponse, header: ResponseHeader, data: Sequence[Buffer]
+) -> list[Buffer]:
+    """Write outputs to shared memory that are wanted there, and return the data of the others."""
+    placed = {output.name for output in request.header.outputs if output.place}
+    left: list[Buffer] = []
+    for spec, buffer in zip(header.outputs, data, strict=True):
+        if spec.name in placed:
+            shared_output.write(request, spec, buffer)
+        left.append(b"" if spec.name in placed else buffer)
+    return left
 
 
 def _classified(

@@ -32,6 +32,12 @@ METHODS: Final[Mapping[str, str]] = {
     f"{_SERVICE}RepositoryIndex": "model-repository",
     f"{_SERVICE}RepositoryModelLoad": "model-repository",
     f"{_SERVICE}RepositoryModelUnload": "model-repository",
+    f"{_SERVICE}SystemSharedMemoryStatus": "shared-memory",
+    f"{_SERVICE}SystemSharedMemoryRegister": "shared-memory",
+    f"{_SERVICE}SystemSharedMemoryUnregister": "shared-memory",
+    f"{_SERVICE}CudaSharedMemoryStatus": "shared-memory",
+    f"{_SERVICE}CudaSharedMemoryRegister": "shared-memory",
+    f"{_SERVICE}CudaSharedMemoryUnregister": "shared-memory",
 }
 """Every method there is, and the category by which access to it is restricted."""
 
@@ -57,6 +63,12 @@ class Administration:
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
+            "SystemSharedMemoryStatus": self._regions,
+            "SystemSharedMemoryRegister": self._register,
+            "SystemSharedMemoryUnregister": self._unregister,
+            "CudaSharedMemoryStatus": self._cuda_regions,
+            "CudaSharedMemoryRegister": self._register_cuda,
+            "CudaSharedMemoryUnregister": self._unregister_cuda,
         }
 
     def handler(self, path: str) -> Handler:
@@ -105,6 +117,32 @@ class Administration:
     def _index(self, request: Any, answer: Answer) -> None:
         _only_repository(request)
         answer(ParseDict({"models": self._server.repository_index(request.ready)}, wire.RepositoryIndexResponse()))
+
+    def _regions(self, request: Any, answer: Answer) -> None:
+        reply = wire.SystemSharedMemoryStatusResponse()
+        for region in self._server.regions.listed(request.name):
+            told = reply.regions[region.name]
+            told.name, told.key, told.offset, told.byte_size = region[:4]
+        answer(reply)
+
+    def _register(self, request: Any, answer: Answer) -> None:
+        self._server.regions.register(request.name, request.key, request.offset, request.byte_size)
+        answer(wire.SystemSharedMemoryRegisterResponse())
+
+    def _unregister(self, request: Any, answer: Answer) -> None:
+        self._server.regions.unregister(request.name)
+        answer(wire.SystemSharedMemoryUnregisterResponse())
+
+    def _cuda_regions(self, request: Any, answer: Answer) -> None:
+        self._server.regions.check_cuda(request.name)
+        answer(wire.CudaSharedMemoryStatusResponse())
+
+    def _register_cuda(self, request: Any, answer: Answer) -> None:
+        self._server.regions.register_cuda(request.name)
+
+    def _unregister_cuda(self, request: Any, answer: Answer) -> None:
+        self._server.regions.unregister_cuda(request.name)
+        answer(wire.CudaSharedMemoryUnregisterResponse())
 
     async def _load(self, request: Any, answer: Answer) -> None:
         await self._change(self._server.load, _load_parameters, request, wire.RepositoryModelLoadResponse(), answer)

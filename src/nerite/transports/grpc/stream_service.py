@@ -67,7 +67,10 @@ class StreamInference:
         try:
             message = self._messages.unpacked(framed)
             header, request_id, data = self._reader.read(message)
-            request = InferenceRequest(header, data, call, _now(), request_id)
+            if header.shared:
+                request = self._server.placed(header, data, call, _now(), request_id)
+            else:
+                request = InferenceRequest(header, data, call, _now(), request_id)
             version = self._server.version_of(request)
         except NeriteError as error:
             call.refuse(infer_wire.id_of(message), error)

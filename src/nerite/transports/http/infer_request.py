@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from nerite.core import dtype as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unsupported
-from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader, labelled
+from nerite.core.errors import Internal, InvalidArgument, Unsupported
+from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader, SharedPlace, labelled
 from nerite.core.signature import Signature, show
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 from nerite.transports.http import json_error, json_tensors
@@ -32,13 +32,13 @@ _INFINITY = re.compile(rb'"(?:[^"\\]|\\.)*"|Inf(?:inity)?')
 class Plan:
     """A request header, the id, and for each input its place behind the JSON part or its bytes."""
 
-    __slots__ = ("header", "id", "places", "repeats", "size", "whole")
+    __slots__ = ("again", "header", "id", "places", "repeats", "size", "whole")
 
     def __init__(
         self,
         header: RequestHeader,
         id: str,
-        places: Sequence[tuple[int, int] | Buffer],
+        places: Sequence[tuple[int, int] | SharedPlace | Buffer],
         size: int,
         *,
         raw: bool = False,
@@ -49,13 +49,15 @@ class Plan:
         self.places = places
         self.size = size
         """Bytes behind the JSON part."""
-        self.repeats = not raw and not id and all(isinstance(place, tuple) for place in places)
+        self.repeats = not raw and not id and all(isinstance(place, (tuple, SharedPlace)) for place in places)
         """The same JSON part always means this plan, and holds no data."""
+        self.again = self.repeats and not header.shared
+        """All data is behind the JSON part."""
         self.whole = list(places) == [(0, size)]
         """There is one input, and it is everything behind the JSON part."""
 
-    def data(self, body: memoryview, start: int) -> list[Buffer]:
-        """Return the inputs' bytes, given where in ``body`` the JSON part ends."""
+    def data(self, body: memoryview, start: int) -> list[Any]:
+        """Return the inputs' bytes, given where in ``body`` the JSON part ends; their places if they lie elsewhere."""
         return [
             body[start + place[0] : start + place[1]] if isinstance(place, tuple) else place for place in self.places
         ]
@@ -167,7 +169,7 @@ class Reader:
     def _read(self, document: dict[str, Any], request_id: str) -> Plan:
         fields, custom = self._parameters(document.get("parameters", {}))
         specs: list[TensorSpec] = []
-        places: list[tuple[int, int] | Buffer] = []
+        places: list[tuple[int, int] | SharedPlace | Buffer] = []
         at = 0
         inputs = document.get("inputs")
         if not isinstance(inputs, list):
@@ -189,6 +191,7 @@ class Reader:
             specs,
             self._outputs(document),
             parameters={**custom, **self._forwarded},
+            shared=any(isinstance(place, SharedPlace) for place in places),
             **fields,
         )
         return Plan(self._intern(header), request_id, places, at)
@@ -215,7 +218,7 @@ class Reader:
 
     def _place(
         self, item: dict[str, Any], source: str, spec: TensorSpec, at: int
-    ) -> tuple[tuple[int, int] | Buffer, int]:
+    ) -> tuple[tuple[int, int] | SharedPlace | Buffer, int]:
         """Return where an input's bytes are, or the bytes; and where those of the next one begin."""
         if source == "data":
             if spec.byte_size > self._max_size:
@@ -227,7 +230,7 @@ class Reader:
         if source == "binary_data_size":
             size = _unsigned(source, item["parameters"][source])
             return (at, at + size), at + size
-        raise NotFound(f"Unable to find shared memory region: '{item['parameters'][source]}'")
+        return _shared_place(item["parameters"]), at
 
     def _outputs(self, document: dict[str, Any]) -> list[RequestedOutput]:
         if "outputs" not in document:
@@ -240,7 +243,9 @@ class Reader:
             name = _member(item, "name", str, "string")
             parameters = _parameters_of(item)
             if "shared_memory_region" in parameters:
-                raise _no_region(parameters)
+                _check_place(parameters)
+                outputs.append(RequestedOutput(name, place=_shared_place(parameters)))
+                continue
             classification = parameters.get("classification", 0)
             if type(classification) is not int or classification < 0:
                 raise Internal(
@@ -306,13 +311,21 @@ def _source(item: Any) -> str:
     )
 
 
-def _no_region(parameters: Mapping[str, Any]) -> NeriteError:
-    """Return the refusal of an output in shared memory, of which there is none: what contradicts it comes first."""
+def _shared_place(parameters: Mapping[str, Any]) -> SharedPlace:
+    """Return where in shared memory a tensor is."""
+    region = parameters["shared_memory_region"]
+    if not isinstance(region, str):
+        raise Internal("Unable to parse 'shared_memory_region': attempt to access JSON non-string as string")
+    offset, size = parameters.get("shared_memory_offset", 0), parameters.get("shared_memory_byte_size", 0)
+    return SharedPlace(region, _unsigned("shared_memory_offset", offset), _unsigned("shared_memory_byte_size", size))
+
+
+def _check_place(parameters: Mapping[str, Any]) -> None:
+    """Refuse an output in shared memory that is also wanted otherwise."""
     if "classification" in parameters:
-        return InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
     if parameters.get("binary_data"):
-        return InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
-    return NotFound(f"Unable to find shared memory region: '{parameters['shared_memory_region']}'")
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
 
 
 def _parameters_of(item: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from nerite.core.request import InferenceRequest, RequestedOutput
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.transports import classification
+from nerite.transports import classification, shared_output
 from nerite.transports.http import json_tensors
 from nerite.transports.http.reply import head
 
@@ -42,16 +42,21 @@ def write(
     fixed = not request.id
     for spec, data in zip(header.outputs, response.data, strict=True):
         how = wanted.get(spec.name, default)
+        if how.place is not None:
+            shared_output.write(request, spec, data)
+            entries.append(_entry(spec))
+            fixed = False
+            continue
         if how.classification:
             signature = signature_of(request)
             labels = signature.outputs[spec.name].labels
             spec, data = classification.top(spec, data, how.classification, labels, signature.max_batch_size > 0)
         if how.binary:
-            entries.append(_entry(spec, b'"parameters":{"binary_data_size":%d}' % len(data)))
+            entries.append(_entry(spec, b',"parameters":{"binary_data_size":%d}' % len(data)))
             binary.append(data)
             fixed = fixed and spec.byte_size >= 0
         else:
-            entries.append(_entry(spec, b'"data":' + json_tensors.write(spec, data)))
+            entries.append(_entry(spec, b',"data":' + json_tensors.write(spec, data)))
             fixed = False
     parts = [b'"id":' + orjson.dumps(request.id)] if request.id else []
     parts.append(b'"model_name":' + orjson.dumps(header.model_name))
@@ -74,8 +79,8 @@ def write(
     return [start + text, *binary]
 
 
-def _entry(spec: TensorSpec, rest: bytes) -> bytes:
-    return b'{"name":%b,"datatype":"%b","shape":%b,%b}' % (
+def _entry(spec: TensorSpec, rest: bytes = b"") -> bytes:
+    return b'{"name":%b,"datatype":"%b","shape":%b%b}' % (
         orjson.dumps(spec.name),
         spec.datatype.name.encode(),
         _shape(spec.shape),

@@ -25,7 +25,9 @@ class Route(NamedTuple):
 _MODEL = r"/v2/models/(?P<model>[^/]+)"
 _VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
 _REPOSITORY = r"/v2/repository(?:/(?P<repository>[^/]+))?"
-_REGIONS = r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
+_SYSTEM = "/v2/systemsharedmemory"
+_CUDA = "/v2/cudasharedmemory"
+_REGION = "(?:/region/(?P<region>[^/]+))?"
 
 
 def _endpoint(name: str, methods: str, category: str, pattern: str) -> Endpoint:
@@ -46,11 +48,15 @@ ENDPOINTS: Final = (
     _endpoint("all_statistics", "GET", "statistics", "/v2/models/stats"),
     _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/load"),
+    _endpoint("regions", "GET", "shared-memory", _SYSTEM + _REGION + "/status"),
+    _endpoint("register", "POST", "shared-memory", _SYSTEM + _REGION + "/register"),
+    _endpoint("unregister", "POST", "shared-memory", _SYSTEM + _REGION + "/unregister"),
+    _endpoint("cuda_regions", "GET", "shared-memory", _CUDA + _REGION + "/status"),
+    _endpoint("register_cuda", "POST", "shared-memory", _CUDA + _REGION + "/register"),
+    _endpoint("unregister_cuda", "POST", "shared-memory", _CUDA + _REGION + "/unregister"),
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/unload"),
 )
 NOT_OFFERED: Final = (
-    _endpoint("the shared memory extension", "GET", "shared-memory", _REGIONS + "/status"),
-    _endpoint("the shared memory extension", "POST", "shared-memory", _REGIONS + "/(?:un)?register"),
     _endpoint("the trace extension", "GET POST", "trace", "/v2/(?:models/[^/]+/)?trace/setting"),
     _endpoint("the logging extension", "GET POST", "logging", "/v2/logging"),
 )

@@ -13,7 +13,7 @@ from nerite.config.options import RestrictedKey
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unsupported
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
-from nerite.transports.http import compression, infer_response, load_parameters, reply, routes
+from nerite.transports.http import compression, infer_response, load_parameters, region_parameters, reply, routes
 from nerite.transports.http.connection import HttpConnection, too_large
 from nerite.transports.http.generate_form import Form
 from nerite.transports.http.generation import Generation
@@ -131,17 +131,21 @@ class HttpService:
         now = _now()
         try:
             plan, start = self._plan(target, reader, body)
+            data = plan.data(body, start)
+            if plan.header.shared:
+                request = self._server.placed(plan.header, data, connection, now, plan.id)
+            else:
+                request = InferenceRequest(plan.header, data, connection, now, plan.id)
         except NeriteError as error:
             self._refuse(connection, reader, error)
             return None
-        request = InferenceRequest(plan.header, plan.data(body, start), connection, now, plan.id)
         connection.request = request
         self._accepting = reader
         try:
             self._server.infer(request)
         finally:
             self._accepting = None
-        return Question(start, (reader, plan)) if plan.repeats and not target.encoding else None
+        return Question(start, (reader, plan)) if plan.again and not target.encoding else None
 
     def _refuse(
         self, connection: HttpConnection, reader: Reader, error: NeriteError, content_type: str = "application/json"
@@ -349,6 +353,33 @@ class HttpService:
         parameters = _object(body).get("parameters", {})
         self._start(connection, self._server.unload(model, parameters))
 
+    def _regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        listed = self._server.regions.listed(region)
+        told = [
+            {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for each in listed
+        ]
+        connection.send([reply.json_reply(told).encode()])
+
+    def _register(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        self._server.regions.register(*region_parameters.system(region, body))
+        connection.send([_DONE.encode()])
+
+    def _unregister(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        self._server.regions.unregister(region)
+        connection.send([_DONE.encode()])
+
+    def _cuda_regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        self._server.regions.check_cuda(region)
+        connection.send([reply.json_reply([]).encode()])
+
+    def _register_cuda(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        region_parameters.check_cuda(region, body)
+        self._server.regions.register_cuda(region)
+
+    def _unregister_cuda(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        self._server.regions.unregister_cuda(region)
+        connection.send([_DONE.encode()])
+
     def _start(self, connection: HttpConnection, work: Coroutine[Any, Any, None]) -> None:
         """Run an administrative coroutine and reply when it is over."""
 
@@ -361,11 +392,14 @@ class HttpService:
                 _log.exception("a model could not be loaded or unloaded")
                 connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
             else:
-                connection.send([Reply(200, b"", "application/json").encode()])
+                connection.send([_DONE.encode()])
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+_DONE = Reply(200, b"", "application/json")
 
 
 def _health(healthy: bool) -> Reply:
