@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import get_args
 
 from nerite.config.options import LogFormat, LogOptions
@@ -66,6 +67,29 @@ class Log:
             raise ValueError(name)
         self._format = _FORMATS[name]
         self._formatter = _formatter(self._format)
+
+    @property
+    def settings(self) -> dict[str, bool | int | str]:
+        """All settings, by the names that the logging extension has for them."""
+        return {
+            "log_file": self._file_name,
+            "log_info": self.info_enabled,
+            "log_warning": self.warning_enabled,
+            "log_error": self.error_enabled,
+            "log_verbose_level": self.verbose_level,
+            "log_format": self._format,
+        }
+
+    def change(self, settings: Mapping[str, bool | int | str]) -> None:
+        """Change some settings from the next record on; the types are the caller's business.
+
+        Raises ``ValueError`` for a form that is none; nothing is changed then.
+        """
+        self.set_format(str(settings.get("log_format", self._format)))
+        self.info_enabled = bool(settings.get("log_info", self.info_enabled))
+        self.warning_enabled = bool(settings.get("log_warning", self.warning_enabled))
+        self.error_enabled = bool(settings.get("log_error", self.error_enabled))
+        self.verbose_level = int(settings.get("log_verbose_level", self.verbose_level))
 
     def info(self, message: str, **extras: object) -> None:
         """Log what happens. ``extras`` become keys of a JSON record."""

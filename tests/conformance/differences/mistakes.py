@@ -114,6 +114,17 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "A change of the log that is refused in part",
+        "Triton has made the other changes by then. Nerite makes all of them or none.",
+        {
+            f"logging_settings/{name}#2": (
+                '200 {"log_file": "", "log_info": false',
+                '200 {"log_file": "", "log_info": true',
+            )
+            for name in ("a good one and a bad one", "a bad one and a good one")
+        },
+    ),
+    Difference(
         "Offsets in shared memory",
         "Triton maps only what begins at a page of 4,096 bytes. Nerite takes any offset.",
         {

@@ -62,7 +62,6 @@ def test_where_a_path_leads(path: str, name: str, method: str, category: str, ar
     [
         ("/v2/trace/setting", "GET POST", "trace"),
         ("/v2/models/m/trace/setting", "GET POST", "trace"),
-        ("/v2/logging", "GET POST", "logging"),
     ],
 )
 def test_what_is_not_offered_is_known(path: str, methods: str, category: str) -> None:

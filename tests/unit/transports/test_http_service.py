@@ -113,9 +113,9 @@ def test_nothing_and_not_this_way(bench: Bench) -> None:
 
 
 def test_what_is_not_offered(bench: Bench) -> None:
-    told = {"error": "the logging extension is not offered by this version of the server"}
-    assert bench.ask("/v2/logging", b"{}") == [(501, told)]
-    assert bench.ask("/v2/logging", method="PUT") == [(405, {"error": "Method Not Allowed"})]
+    told = {"error": "the trace extension is not offered by this version of the server"}
+    assert bench.ask("/v2/trace/setting", b"{}") == [(501, told)]
+    assert bench.ask("/v2/trace/setting", method="PUT") == [(405, {"error": "Method Not Allowed"})]
     for method in ("GET", "POST"):
         assert bench.ask("/v2/trace/setting", method=method)[0][0] == 501
 

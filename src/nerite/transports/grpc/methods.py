@@ -10,6 +10,8 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
+from nerite.observability.log import log
+from nerite.transports import log_settings
 from nerite.wire import grpc_service as wire
 from nerite.wire.health import HealthCheckResponse
 
@@ -32,6 +34,7 @@ METHODS: Final[Mapping[str, str]] = {
     f"{_SERVICE}RepositoryIndex": "model-repository",
     f"{_SERVICE}RepositoryModelLoad": "model-repository",
     f"{_SERVICE}RepositoryModelUnload": "model-repository",
+    f"{_SERVICE}LogSettings": "logging",
     f"{_SERVICE}SystemSharedMemoryStatus": "shared-memory",
     f"{_SERVICE}SystemSharedMemoryRegister": "shared-memory",
     f"{_SERVICE}SystemSharedMemoryUnregister": "shared-memory",
@@ -63,6 +66,7 @@ class Administration:
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
+            "LogSettings": _log_settings,
             "SystemSharedMemoryStatus": self._regions,
             "SystemSharedMemoryRegister": self._register,
             "SystemSharedMemoryUnregister": self._unregister,
@@ -170,6 +174,27 @@ class Administration:
             answer(Internal("internal error, see the server's log"))
         else:
             answer(done)
+
+
+def _log_settings(request: Any, answer: Answer) -> None:
+    """Change what is logged, if anything is given, and tell it."""
+    fields = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+
+    def read(name: str, kind: type, value: Any) -> log_settings.Value:
+        if value.WhichOneof("parameter_choice") != fields[kind]:
+            called = {bool: "boolean", int: "int32", str: "string"}[kind]
+            raise InvalidArgument(f"expect {called} for '{name}'")
+        found: log_settings.Value = getattr(value, fields[kind])
+        return found
+
+    def unknown(name: str) -> NeriteError:
+        return InvalidArgument(f"invalid argument for log_format, got: {name}")
+
+    log_settings.change(request.settings.items(), read, unknown)
+    reply = wire.LogSettingsResponse()
+    for name, value in log.settings.items():
+        setattr(reply.settings[name], fields[type(value)], value)
+    answer(reply)
 
 
 def _load_parameters(parameters: Any) -> dict[str, Any]:

@@ -48,6 +48,7 @@ ENDPOINTS: Final = (
     _endpoint("all_statistics", "GET", "statistics", "/v2/models/stats"),
     _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/load"),
+    _endpoint("logging", "GET POST", "logging", "/v2/logging"),
     _endpoint("regions", "GET", "shared-memory", _SYSTEM + _REGION + "/status"),
     _endpoint("register", "POST", "shared-memory", _SYSTEM + _REGION + "/register"),
     _endpoint("unregister", "POST", "shared-memory", _SYSTEM + _REGION + "/unregister"),
@@ -56,10 +57,7 @@ ENDPOINTS: Final = (
     _endpoint("unregister_cuda", "POST", "shared-memory", _CUDA + _REGION + "/unregister"),
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/unload"),
 )
-NOT_OFFERED: Final = (
-    _endpoint("the trace extension", "GET POST", "trace", "/v2/(?:models/[^/]+/)?trace/setting"),
-    _endpoint("the logging extension", "GET POST", "logging", "/v2/logging"),
-)
+NOT_OFFERED: Final = (_endpoint("the trace extension", "GET POST", "trace", "/v2/(?:models/[^/]+/)?trace/setting"),)
 """What Triton answers and this version does not. Known, so that it can be told apart from a misspelt path."""
 _FIRST: Final = {"/v2/models/stats": "all_statistics"}
 

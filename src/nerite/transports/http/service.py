@@ -10,9 +10,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nerite.config.options import RestrictedKey
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unavailable, Unsupported
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
+from nerite.observability.log import log
+from nerite.transports import log_settings
 from nerite.transports.http import compression, infer_response, load_parameters, region_parameters, reply, routes
 from nerite.transports.http.connection import HttpConnection, too_large
 from nerite.transports.http.generate_form import Form
@@ -222,6 +224,8 @@ class HttpService:
             return self._plain(answer=reply.error_reply(error), refusal=refusal)
         if endpoint.name in ("generate", "generate_stream"):
             return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
+        if endpoint.name == "logging":
+            return self._plain(refusal=refusal, call=_change_log if head.method == "POST" else _tell_log)
         if endpoint.name != "infer":
             call = getattr(self, f"_{endpoint.name}")
             return self._plain(
@@ -397,6 +401,26 @@ class HttpService:
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _tell_log(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    connection.send([reply.json_reply(log.settings).encode()])
+
+
+def _change_log(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    def read(name: str, kind: type, value: Any) -> log_settings.Value:
+        fits = type(value) is kind
+        if not fits or (kind is int and value < 0):
+            called = {bool: "boolean", int: "unsigned-integer", str: "string"}[kind]
+            raise Internal(f"attempt to access JSON non-{called} as {called}")
+        found: log_settings.Value = value
+        return found
+
+    document = parse(bytes(body))
+    # As with Triton what is no object says nothing, and so does a null.
+    given = [item for item in document.items() if item[1] is not None] if isinstance(document, dict) else []
+    log_settings.change(given, read, lambda name: Unavailable(f"invalid argument for --log_format, got: {name}"))
+    _tell_log(connection, head, body)
 
 
 _DONE = Reply(200, b"", "application/json")
