@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from nerite.config.options import RestrictedKey
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unavailable, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unsupported
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
-from nerite.observability.log import log
-from nerite.transports import log_settings
-from nerite.transports.http import compression, infer_response, load_parameters, region_parameters, reply, routes
+from nerite.transports.http import compression, infer_response, reply, routes
+from nerite.transports.http.administration import Administration, change_log, tell_log
 from nerite.transports.http.connection import HttpConnection, too_large
 from nerite.transports.http.generate_form import Form
 from nerite.transports.http.generation import Generation
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.infer_request import Plan, Reader, parse
+from nerite.transports.http.infer_request import Plan, Reader
 from nerite.transports.http.reply import Reply
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ class HttpService:
         self._max_input_size = max_input_size
         self._restricted = restricted
         self._forward = forward_pattern
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._administration = Administration(server)
         self._accepting: Reader | None = None
         """Set while a request is offered: what is answered then was refused, and never ran."""
 
@@ -225,9 +223,9 @@ class HttpService:
         if endpoint.name in ("generate", "generate_stream"):
             return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
         if endpoint.name == "logging":
-            return self._plain(refusal=refusal, call=_change_log if head.method == "POST" else _tell_log)
+            return self._plain(refusal=refusal, call=change_log if head.method == "POST" else tell_log)
         if endpoint.name != "infer":
-            call = getattr(self, f"_{endpoint.name}")
+            call = getattr(self._administration, endpoint.name)
             return self._plain(
                 refusal=refusal,
                 call=lambda connection, _head, body: call(connection, body, **route.arguments),
@@ -306,133 +304,3 @@ class HttpService:
         if size < 0 or (size > head.content_length > 0 and not head.headers.get("content-encoding")):
             raise InvalidArgument(f"inference header size should be in range (0, {head.content_length}), got: {text}")
         return size
-
-    # The administrative calls. Each sends one reply.
-
-    def _live(self, connection: HttpConnection, body: memoryview) -> None:
-        connection.send([_health(self._server.live).encode()])
-
-    def _ready(self, connection: HttpConnection, body: memoryview) -> None:
-        self._server.ask_ready(lambda ready: connection.send([_health(ready).encode()]))
-
-    def _model_ready(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
-        def answer(ready: bool) -> None:
-            connection.send([(reply.EMPTY if ready else reply.MODEL_NOT_READY).encode()])
-
-        try:
-            self._server.ask_model_ready(model, version, answer)
-        except NeriteError:
-            answer(False)
-
-    def _server_metadata(self, connection: HttpConnection, body: memoryview) -> None:
-        connection.send([reply.json_reply(self._server.metadata()).encode()])
-
-    def _model_metadata(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
-        connection.send([reply.json_reply(self._server.model_metadata(model, version)).encode()])
-
-    def _config(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
-        connection.send([reply.json_reply(self._server.model_config(model, version)).encode()])
-
-    def _statistics(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
-        connection.send([reply.json_reply({"model_stats": self._server.statistics(model, version)}).encode()])
-
-    def _all_statistics(self, connection: HttpConnection, body: memoryview) -> None:
-        connection.send([reply.json_reply({"model_stats": self._server.statistics("", "")}).encode()])
-
-    def _index(self, connection: HttpConnection, body: memoryview, repository: str) -> None:
-        ready = _object(body).get("ready", False)
-        if type(ready) is not bool:
-            raise InvalidArgument("Invalid value for 'ready': expected a boolean")
-        connection.send([reply.json_reply(self._server.repository_index(ready)).encode()])
-
-    def _load(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
-        if repository:
-            raise Unsupported("'repository_name' specification is not supported")
-        parameters = load_parameters.read(_object(body))
-        self._start(connection, self._server.load(model, parameters))
-
-    def _unload(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
-        if repository:
-            raise Unsupported("'repository_name' specification is not supported")
-        parameters = _object(body).get("parameters", {})
-        self._start(connection, self._server.unload(model, parameters))
-
-    def _regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
-        listed = self._server.regions.listed(region)
-        told = [
-            {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for each in listed
-        ]
-        connection.send([reply.json_reply(told).encode()])
-
-    def _register(self, connection: HttpConnection, body: memoryview, region: str) -> None:
-        self._server.regions.register(*region_parameters.system(region, body))
-        connection.send([_DONE.encode()])
-
-    def _unregister(self, connection: HttpConnection, body: memoryview, region: str) -> None:
-        self._server.regions.unregister(region)
-        connection.send([_DONE.encode()])
-
-    def _cuda_regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
-        self._server.regions.check_cuda(region)
-        connection.send([reply.json_reply([]).encode()])
-
-    def _register_cuda(self, connection: HttpConnection, body: memoryview, region: str) -> None:
-        region_parameters.check_cuda(region, body)
-        self._server.regions.register_cuda(region)
-
-    def _unregister_cuda(self, connection: HttpConnection, body: memoryview, region: str) -> None:
-        self._server.regions.unregister_cuda(region)
-        connection.send([_DONE.encode()])
-
-    def _start(self, connection: HttpConnection, work: Coroutine[Any, Any, None]) -> None:
-        """Run an administrative coroutine and reply when it is over."""
-
-        async def run() -> None:
-            try:
-                await work
-            except NeriteError as error:
-                connection.send([reply.error_reply(error).encode()])
-            except Exception:  # a mistake of ours must not cost the client its answer
-                _log.exception("a model could not be loaded or unloaded")
-                connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
-            else:
-                connection.send([_DONE.encode()])
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _tell_log(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
-    connection.send([reply.json_reply(log.settings).encode()])
-
-
-def _change_log(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
-    def read(name: str, kind: type, value: Any) -> log_settings.Value:
-        fits = type(value) is kind
-        if not fits or (kind is int and value < 0):
-            called = {bool: "boolean", int: "unsigned-integer", str: "string"}[kind]
-            raise Internal(f"attempt to access JSON non-{called} as {called}")
-        found: log_settings.Value = value
-        return found
-
-    document = parse(bytes(body))
-    # As with Triton what is no object says nothing, and so does a null.
-    given = [item for item in document.items() if item[1] is not None] if isinstance(document, dict) else []
-    log_settings.change(given, read, lambda name: Unavailable(f"invalid argument for --log_format, got: {name}"))
-    _tell_log(connection, head, body)
-
-
-_DONE = Reply(200, b"", "application/json")
-
-
-def _health(healthy: bool) -> Reply:
-    return reply.EMPTY if healthy else Reply(400, b"", "text/plain")
-
-
-def _object(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object that an administrative body is; an empty body is an empty object."""
-    if not len(body):
-        return {}
-    value = parse(bytes(body))
-    return value if isinstance(value, dict) else {}

@@ -1,0 +1,177 @@
+"""The calls that are no inference: bodies to calls of the server, results to replies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.observability.log import log
+from nerite.transports import log_settings
+from nerite.transports.http import load_parameters, region_parameters, reply
+from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.head import RequestHead
+from nerite.transports.http.infer_request import parse
+from nerite.transports.http.reply import Reply
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+_log = logging.getLogger("nerite.http")
+_DONE: Final = Reply(200, b"", "application/json")
+
+
+class Administration:
+    """Each method is named for its endpoint (``routes``), takes what the path says, and sends one reply."""
+
+    def __init__(self, server: InferenceServer) -> None:
+        self._server = server
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def live(self, connection: HttpConnection, body: memoryview) -> None:
+        """Say whether the server runs."""
+        connection.send([_health(self._server.live).encode()])
+
+    def ready(self, connection: HttpConnection, body: memoryview) -> None:
+        """Say whether requests can be served."""
+        self._server.ask_ready(lambda ready: connection.send([_health(ready).encode()]))
+
+    def model_ready(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+        """Say whether a model can be served."""
+
+        def answer(ready: bool) -> None:
+            connection.send([(reply.EMPTY if ready else reply.MODEL_NOT_READY).encode()])
+
+        try:
+            self._server.ask_model_ready(model, version, answer)
+        except NeriteError:
+            answer(False)
+
+    def server_metadata(self, connection: HttpConnection, body: memoryview) -> None:
+        """Describe the server."""
+        connection.send([reply.json_reply(self._server.metadata()).encode()])
+
+    def model_metadata(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+        """Describe a model."""
+        connection.send([reply.json_reply(self._server.model_metadata(model, version)).encode()])
+
+    def config(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+        """Tell a model's configuration."""
+        connection.send([reply.json_reply(self._server.model_config(model, version)).encode()])
+
+    def statistics(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+        """Tell the statistics of a model."""
+        connection.send([reply.json_reply({"model_stats": self._server.statistics(model, version)}).encode()])
+
+    def all_statistics(self, connection: HttpConnection, body: memoryview) -> None:
+        """Tell the statistics of all models."""
+        connection.send([reply.json_reply({"model_stats": self._server.statistics("", "")}).encode()])
+
+    def index(self, connection: HttpConnection, body: memoryview, repository: str) -> None:
+        """List the models of the repositories."""
+        ready = _object(body).get("ready", False)
+        if type(ready) is not bool:
+            raise InvalidArgument("Invalid value for 'ready': expected a boolean")
+        connection.send([reply.json_reply(self._server.repository_index(ready)).encode()])
+
+    def load(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
+        """Load a model."""
+        if repository:
+            raise Unsupported("'repository_name' specification is not supported")
+        parameters = load_parameters.read(_object(body))
+        self._start(connection, self._server.load(model, parameters))
+
+    def unload(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
+        """Unload a model."""
+        if repository:
+            raise Unsupported("'repository_name' specification is not supported")
+        parameters = _object(body).get("parameters", {})
+        self._start(connection, self._server.unload(model, parameters))
+
+    def regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        """List the regions of shared memory."""
+        listed = self._server.regions.listed(region)
+        told = [
+            {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for each in listed
+        ]
+        connection.send([reply.json_reply(told).encode()])
+
+    def register(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        """Register a region of shared memory."""
+        self._server.regions.register(*region_parameters.system(region, body))
+        connection.send([_DONE.encode()])
+
+    def unregister(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        """Forget a region of shared memory, or all."""
+        self._server.regions.unregister(region)
+        connection.send([_DONE.encode()])
+
+    def cuda_regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        """List the regions of CUDA memory: there are none."""
+        self._server.regions.check_cuda(region)
+        connection.send([reply.json_reply([]).encode()])
+
+    def register_cuda(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        """Refuse to register CUDA memory."""
+        region_parameters.check_cuda(region, body)
+        self._server.regions.register_cuda(region)
+
+    def unregister_cuda(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+        """Forget a region of CUDA memory."""
+        self._server.regions.unregister_cuda(region)
+        connection.send([_DONE.encode()])
+
+    def _start(self, connection: HttpConnection, work: Coroutine[Any, Any, None]) -> None:
+        """Run an administrative coroutine and reply when it is over."""
+
+        async def run() -> None:
+            try:
+                await work
+            except NeriteError as error:
+                connection.send([reply.error_reply(error).encode()])
+            except Exception:  # a mistake of ours must not cost the client its answer
+                _log.exception("a model could not be loaded or unloaded")
+                connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
+            else:
+                connection.send([_DONE.encode()])
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def tell_log(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    """Tell what is logged."""
+    connection.send([reply.json_reply(log.settings).encode()])
+
+
+def change_log(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    """Change what is logged, and tell it."""
+
+    def read(name: str, kind: type, value: Any) -> log_settings.Value:
+        fits = type(value) is kind
+        if not fits or (kind is int and value < 0):
+            called = {bool: "boolean", int: "unsigned-integer", str: "string"}[kind]
+            raise Internal(f"attempt to access JSON non-{called} as {called}")
+        found: log_settings.Value = value
+        return found
+
+    document = parse(bytes(body))
+    # As with Triton what is no object says nothing, and so does a null.
+    given = [item for item in document.items() if item[1] is not None] if isinstance(document, dict) else []
+    log_settings.change(given, read, lambda name: Unavailable(f"invalid argument for --log_format, got: {name}"))
+    tell_log(connection, head, body)
+
+
+def _health(healthy: bool) -> Reply:
+    return reply.EMPTY if healthy else Reply(400, b"", "text/plain")
+
+
+def _object(body: memoryview) -> dict[str, Any]:
+    """Return the JSON object that an administrative body is; an empty body is an empty object."""
+    if not len(body):
+        return {}
+    value = parse(bytes(body))
+    return value if isinstance(value, dict) else {}
