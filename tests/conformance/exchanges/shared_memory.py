@@ -18,8 +18,11 @@ ONES = struct.pack("<8i", *range(1, 9))
 def file(name, data=bytes(64)):
     """A file of shared memory, made anew."""
 
-    def make(_models):
-        (MEMORY / name).write_bytes(data)
+    def make(models):
+        # The other server's turn may be now: the file is there as a whole at any time.
+        made = MEMORY / f"{name}_{models.parent.name}"
+        made.write_bytes(data)
+        made.rename(MEMORY / name)
         atexit.register((MEMORY / name).unlink, missing_ok=True)
 
     return Change(make)
