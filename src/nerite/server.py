@@ -7,7 +7,7 @@ is a coroutine. All of it belongs to the loop's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from nerite import __version__
 from nerite.config.options import ServerOptions
@@ -79,7 +79,7 @@ class InferenceServer:
                 return
         route[1].submit(request)
 
-    def placed(
+    def request(
         self,
         header: RequestHeader,
         data: Sequence[Buffer | SharedPlace],
@@ -87,7 +87,12 @@ class InferenceServer:
         arrived_ns: int,
         request_id: str,
     ) -> InferenceRequest:
-        """Return a request with tensors in shared memory. Raises Triton's refusals of places that there are not."""
+        """Return a request; ``data`` has a place instead of bytes for each input that is in shared memory.
+
+        Raises Triton's refusals of places that there are not.
+        """
+        if not header.shared:
+            return InferenceRequest(header, cast(Sequence[Buffer], data), sink, arrived_ns, request_id)
         regions = self.regions
         # Models may work in place, but not in the client's memory.
         inputs = [regions.view(each).toreadonly() if isinstance(each, SharedPlace) else each for each in data]

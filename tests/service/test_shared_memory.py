@@ -61,6 +61,15 @@ def region(client: Any, name: str, size: int) -> Iterator[Any]:
         shm.destroy_shared_memory_region(handle)
 
 
+def four_there_and_back() -> tuple[Any, Any]:
+    """Four numbers in the region "in", and the wish for four in the region "out": gRPC's."""
+    tensor = grpcclient.InferInput("INPUT0", [1, 4], "FP32")
+    tensor.set_shared_memory("in", 16)
+    wanted = grpcclient.InferRequestedOutput("OUTPUT0")
+    wanted.set_shared_memory("out", 16)
+    return tensor, wanted
+
+
 def of(server: Serving, protocol: str) -> tuple[Any, Any]:
     module: Any = httpclient if protocol == "http" else grpcclient
     return module, module.InferenceServerClient(server.http if protocol == "http" else server.grpc)
@@ -99,10 +108,7 @@ def test_a_stream(server: Serving) -> None:
 
     with region(client, "in", 16) as there, region(client, "out", 16) as back:
         shm.set_shared_memory_region(there, [np.arange(4, dtype=np.float32)])
-        tensor = grpcclient.InferInput("INPUT0", [1, 4], "FP32")
-        tensor.set_shared_memory("in", 16)
-        wanted = grpcclient.InferRequestedOutput("OUTPUT0")
-        wanted.set_shared_memory("out", 16)
+        tensor, wanted = four_there_and_back()
         client.start_stream(answered)
         client.async_stream_infer("double", [tensor], outputs=[wanted])
         assert done.wait(20)
@@ -116,10 +122,7 @@ def test_a_region_that_is_unregistered_in_use_is_written_all_the_same(server: Se
     _, other = of(server, "grpc")
     with region(client, "in", 16) as there, region(client, "out", 16) as back:
         shm.set_shared_memory_region(there, [np.arange(4, dtype=np.float32)])
-        tensor = grpcclient.InferInput("INPUT0", [1, 4], "FP32")
-        tensor.set_shared_memory("in", 16)
-        wanted = grpcclient.InferRequestedOutput("OUTPUT0")
-        wanted.set_shared_memory("out", 16)
+        tensor, wanted = four_there_and_back()
         done = threading.Event()
         other.async_infer("slow", [tensor], lambda result, error: done.set(), outputs=[wanted])
         eventually(lambda: "executing" in server.text)

@@ -16,7 +16,7 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.http2 import Headers
 from nerite.transports.grpc.service import GrpcService
-from nerite.wire.grpc_service import ModelInferRequest
+from nerite.wire.grpc_service import ModelInferRequest, ModelStreamInferResponse
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -30,6 +30,9 @@ class FakeServer:
 
     def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
         return None
+
+    def request(self, header: RequestHeader, data: Any, sink: Any, arrived_ns: int, id: str) -> InferenceRequest:
+        return InferenceRequest(header, data, sink, arrived_ns, id)
 
     def find(self, model: str, version: str, decoupled: str) -> object:
         if model == "none":
@@ -113,6 +116,18 @@ def test_an_answer_that_cannot_be_written_is_still_an_answer(caplog: pytest.LogC
     target(INFER).answer(call, request, response)
     assert call.failures[0][b"grpc-status"] == b"13"
     assert call.failures[0][b"grpc-message"] == b"internal error, see the server's log"
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_an_answer_on_a_stream_that_cannot_be_written_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    stream = target("/inference.GRPCInferenceService/ModelStreamInfer").stream
+    assert stream is not None
+    request = InferenceRequest(RequestHeader("m", "", []), [], Caller(), 0, "me")
+    response = InferenceResponse(ResponseHeader("m", "1", [], {"beyond": 2**70}))
+    (framed,) = stream.write(request, response, True)
+    told = ModelStreamInferResponse.FromString(bytes(framed)[5:])
+    assert told.error_message == "internal error, see the server's log"
+    assert told.infer_response.id == "me"
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 

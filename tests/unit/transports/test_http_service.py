@@ -13,7 +13,7 @@ from http_peer import Peer, replies, request
 
 from nerite.config.options import RestrictedKey
 from nerite.core.errors import Internal, NotFound, Unavailable
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature
 from nerite.transports.http.service import HttpService
@@ -33,6 +33,9 @@ class FakeServer:
 
     def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
         return None
+
+    def request(self, header: RequestHeader, data: Any, sink: Any, arrived_ns: int, id: str) -> InferenceRequest:
+        return InferenceRequest(header, data, sink, arrived_ns, id)
 
     def find(self, model: str, version: str) -> object:
         if model == "none":

@@ -350,7 +350,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Begin a call, or refuse it."""
         try:
             target: Target = headers.memo or self._shared.service.target(headers)
-        except Exception:  # as below
+        except Exception:  # a mistake of ours must not cost others their connection
             _log.exception("a call could not be begun")
             self.http2.send_headers(stream_id, status.MISTAKE, end_stream=True)
             return None

@@ -191,10 +191,7 @@ class _Inference:
         now = _now()
         try:
             header, request_id, data = self._reader.read(_unpacked(framed, self._encoding))
-            if header.shared:
-                request = self._server.placed(header, data, call, now, request_id)
-            else:
-                request = InferenceRequest(header, data, call, now, request_id)
+            request = self._server.request(header, data, call, now, request_id)
         except NeriteError as error:
             call.fail(status.of_error(self._first_mistake(framed, error)))
             return

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nerite.core.errors import NeriteError
+from nerite.core.errors import Internal, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
-from nerite.transports.grpc import infer_response, infer_wire
+from nerite.transports.grpc import infer_response, infer_wire, status
 from nerite.transports.grpc.infer_request import InferReader
 from nerite.transports.grpc.stream import StreamCall
 from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferResponse
@@ -18,6 +19,7 @@ from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferRespons
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
+_log = logging.getLogger("nerite.grpc")
 _now = time.monotonic_ns
 _PREFIX = 5
 
@@ -67,10 +69,7 @@ class StreamInference:
         try:
             message = self._messages.unpacked(framed)
             header, request_id, data = self._reader.read(message)
-            if header.shared:
-                request = self._server.placed(header, data, call, _now(), request_id)
-            else:
-                request = InferenceRequest(header, data, call, _now(), request_id)
+            request = self._server.request(header, data, call, _now(), request_id)
             version = self._server.version_of(request)
         except NeriteError as error:
             call.refuse(infer_wire.id_of(message), error)
@@ -91,6 +90,9 @@ class StreamInference:
             parts = infer_response.write(request, response, self._server.signature_of)
         except NeriteError as error:
             return self._failed(request, error, final)
+        except Exception:  # a mistake of the model's or ours must not cost the client its answer
+            _log.exception("an answer of '%s' could not be written", request.header.model_name)
+            return self._failed(request, Internal(status.MISTAKE_TEXT), final)
         size = len(_FINAL[final]) + sum(map(len, parts)) - _PREFIX
         before = b"\x12" + infer_wire.encode_varint(size) + _FINAL[final]
         framed = b"\0" + (len(before) + size - len(_FINAL[final])).to_bytes(4) + before + parts[0][_PREFIX:]

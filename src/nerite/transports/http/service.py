@@ -131,11 +131,7 @@ class HttpService:
         now = _now()
         try:
             plan, start = self._plan(target, reader, body)
-            data = plan.data(body, start)
-            if plan.header.shared:
-                request = self._server.placed(plan.header, data, connection, now, plan.id)
-            else:
-                request = InferenceRequest(plan.header, data, connection, now, plan.id)
+            request = self._server.request(plan.header, plan.data(body, start), connection, now, plan.id)
         except NeriteError as error:
             self._refuse(connection, reader, error)
             return None
