@@ -20,6 +20,8 @@ from nerite.execution.running_version import RunningVersion
 from nerite.observability.metrics import Version
 from nerite.observability.statistics import Duration, VersionStatistics
 from nerite.regions import Regions
+from nerite.repository import refusals
+from nerite.repository.delivery import Delivery
 from nerite.repository.manager import ModelManager
 from nerite.repository.model_record import ModelRecord, State, version_number
 
@@ -185,8 +187,13 @@ class InferenceServer:
         _ask_all(running, answered)
 
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
-        """Tell whether one model can be served. Raises Triton's refusals for one that does not run."""
-        self._manager.find(model, version).ask_ready(answered)
+        """Tell whether one model can be served: not if there is none. Raises Triton's refusals of the version."""
+        try:
+            record = self._manager.meant(model)
+        except NeriteError:
+            answered(False)
+        else:
+            record.find(version).ask_ready(answered)
 
     # Description
 
@@ -196,9 +203,8 @@ class InferenceServer:
 
     def model_metadata(self, model: str, version: str) -> dict[str, Any]:
         """Return a model's versions and signature."""
-        running = self._manager.find(model, version)
-        record = self._manager.record(model)
-        assert record is not None
+        record = self._manager.meant(model)
+        running = record.find(version)
         batch = [-1] if running.config.max_batch_size > 0 else []
 
         def tensors(declared: Any) -> list[dict[str, Any]]:
@@ -223,10 +229,12 @@ class InferenceServer:
         if not model:
             running = [version for record in self._manager.records for version in _ascending(record)]
         else:
-            record = self._manager.record(model)
-            if record is None or not record.running:
+            try:
+                running = _ascending(self._manager.meant(model))
+            except NeriteError:
+                running = []
+            if not running:
                 raise InvalidArgument(f"requested model '{model}' is not available")
-            running = _ascending(record)
             if version:
                 number = version_number(version)
                 running = [item for item in running if item.version == number]
@@ -240,6 +248,7 @@ class InferenceServer:
             Version(
                 running.name,
                 running.label,
+                record.namespace,
                 running.config.metric_tags,
                 running.statistics,
                 running.pending,
@@ -252,35 +261,15 @@ class InferenceServer:
 
     # Repository
 
-    def repository_index(self, ready_only: bool) -> list[dict[str, str]]:
+    async def repository_index(self, ready_only: bool) -> list[dict[str, str]]:
         """Return every model of the repositories with the state of its versions.
 
         A model that still runs although its directory is gone is not among them, as with Triton.
         """
-        entries: list[dict[str, str]] = []
-        for name in sorted(self._manager.directories()):
-            record = self._manager.record(name)
-            if record is None or not record.states:
-                if not ready_only:
-                    entry = {"name": name}
-                    if record is not None and record.unreadable:
-                        entry |= {"state": State.UNAVAILABLE.value, "reason": record.unreadable}
-                    entries.append(entry)
-                continue
-            for version, state in sorted(record.states.items()):
-                if ready_only and state.state is not State.READY:
-                    continue
-                entry = {"name": name}
-                if version >= 0:
-                    entry["version"] = str(version)
-                entry["state"] = state.state.value
-                if state.reason:
-                    entry["reason"] = state.reason
-                entries.append(entry)
-        return entries
+        return await self._manager.index(ready_only=ready_only)
 
-    async def load(self, model: str, parameters: Mapping[str, Any]) -> None:
-        """Load or reload a model by hand."""
+    async def load(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
+        """Load or reload a model by hand: from its files, or from the configuration and files in ``parameters``."""
         self._require_explicit()
         if not model:
             raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
@@ -288,12 +277,11 @@ class InferenceServer:
             raise InvalidArgument(
                 f"invalid model name '{model}', model name must not contain path traversal characters"
             )
-        for name in parameters:
-            raise Unsupported(
-                f"load parameter '{name}' is not offered by this version of the server. Change the files in the model "
-                "repository, and load the model without parameters."
-            )
-        await self._manager.load(model)
+        try:
+            delivery = Delivery.of(parameters)
+        except InvalidArgument as error:
+            raise refusals.not_polled(model, error.message) from None
+        await self._manager.load(model, delivery)
 
     async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
         """Unload a model by hand."""

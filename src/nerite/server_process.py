@@ -26,7 +26,10 @@ from nerite.execution.vigil import limit_of
 from nerite.observability.bridge import WorkerLines
 from nerite.observability.log import log
 from nerite.observability.record import Table
+from nerite.repository.maker import VersionMaker
 from nerite.repository.manager import ModelManager
+from nerite.repository.poller import Poller
+from nerite.repository.source import LocalRepository
 from nerite.server import InferenceServer
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
@@ -116,7 +119,10 @@ class ServerProcess:
 
     def _manager_of(self, launcher: Launcher) -> Callable[[Callable[[], None]], ModelManager]:
         def make(on_change: Callable[[], None]) -> ModelManager:
-            return ModelManager(self._options.repository, self._options.settings_of, launcher, self._loader, on_change)
+            options = self._options.repository
+            maker = VersionMaker(options, self._options.settings_of, launcher, self._loader)
+            repositories = [LocalRepository(path) for path in options.paths]
+            return ModelManager(options, repositories, maker, self._loader, on_change)
 
         return make
 
@@ -124,7 +130,7 @@ class ServerProcess:
         """Load the models and open the ports; False, and the reason in the log, if that failed."""
         try:
             failures = await self._load_models(server)
-            log.table(_model_table(server))
+            log.table(_model_table(await server.repository_index(False)))
             if failures and self._options.repository.exit_on_error:
                 log.error("error: creating server: Internal - failed to load all models")
                 return False
@@ -143,7 +149,7 @@ class ServerProcess:
     async def _load_models(self, server: InferenceServer) -> list[tuple[str, NeriteError]]:
         """Load what is to be served from the start; return the failures."""
         options = self._options.repository
-        names = list(server.manager.directories())
+        names = sorted({name for offered in (await server.manager.offered()).values() for name in offered})
         if options.control_mode == "explicit" and options.startup_models != ("*",):
             names = list(options.startup_models)
         return await server.manager.load_all(names)
@@ -203,7 +209,8 @@ class ServerProcess:
     def _poll(self, server: InferenceServer) -> asyncio.Task[None] | None:
         if self._options.repository.control_mode != "poll":
             return None
-        return asyncio.get_running_loop().create_task(server.manager.poll())
+        poller = Poller(server.manager, self._options.repository.poll_secs)
+        return asyncio.get_running_loop().create_task(poller.run())
 
     async def _stop(self, server: InferenceServer) -> None:
         """Stop accepting, wait for what is in flight, and say what it is that is waited for."""
@@ -231,10 +238,10 @@ class ServerProcess:
         server.stop_accepting()
 
 
-def _model_table(server: InferenceServer) -> Table:
+def _model_table(index: list[dict[str, str]]) -> Table:
     """Return which models there are, and why some of them do not run."""
     rows = []
-    for entry in server.repository_index(False):
+    for entry in index:
         state = entry.get("state", "")
         reason = entry.get("reason", "")
         rows.append((entry["name"], entry.get("version", "-"), f"{state}: {reason}" if reason else state))

@@ -214,13 +214,16 @@ def plain(message: Message) -> Any:
 
 
 def settled(value: Any, server: Server) -> Any:
-    """Return ``value`` with a mark in place of each time, the server's version and the repository's path."""
+    """Return ``value`` with a mark in place of each time, the server's version and the repositories' paths."""
     if isinstance(value, dict) and "extensions" in value:
         return {**value, "version": "<version>"}
     if isinstance(value, dict):
-        return {key: f"<{key}>" if key in VOLATILE else settled(item, server) for key, item in value.items()}
+        return {
+            settled(key, server): f"<{key}>" if key in VOLATILE else settled(item, server)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [settled(item, server) for item in value]
     if isinstance(value, str):
-        return value.replace(str(server.models), "<models>")
+        return value.replace(str(server.models), "<models>").replace(str(server.second), "<second>")
     return value

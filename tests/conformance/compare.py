@@ -14,6 +14,15 @@ def same(theirs: Answer, ours: Answer) -> bool:
     return dict(theirs) == without_remedy(theirs, ours)
 
 
+def without_hashes(answer: Answer) -> Answer:
+    """Return an answer of ours without the hashes that its repository index has of what is served."""
+    match answer.get("json"):
+        case [{"name": _}, *_] as entries:
+            known = [{key: value for key, value in entry.items() if key != "content_hash"} for entry in entries]
+            return {**answer, "json": known}
+    return answer
+
+
 def told(theirs: Answer, ours: Answer) -> str:
     """What is otherwise, three lines for each place."""
     lines = []

@@ -26,6 +26,8 @@ class Scene:
     """A folder of ``repositories/``."""
     models: tuple[str, ...] = ()
     """Which models of it; all where none is named."""
+    second: tuple[str, ...] = ()
+    """Models of it that also stand in a second repository; without any there is none."""
     flags: tuple[str, ...] = ()
     own_flags: tuple[str, ...] = ()
     """Those of a newer Triton than the one that is asked: for Nerite alone."""

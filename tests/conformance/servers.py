@@ -21,10 +21,11 @@ STOP_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Server:
-    """A running server. ``models`` is its own copy of the scene's repository."""
+    """A running server. ``models`` is its own copy of the scene's repository, ``second`` the other one, if any."""
 
     name: str
     models: Path
+    second: Path
     http: int
     grpc: int
     metrics: int
@@ -69,18 +70,24 @@ def start_nerite(scene: Scene, folder: Path) -> Server:
 
 
 def start(name: str, scene: Scene, folder: Path, head: list[str], environment: dict[str, str]) -> Server:
-    models = folder / "models"
+    models, second = folder / "models", folder / "second"
     source = REPOSITORIES / scene.repository
-    models.mkdir(parents=True)
-    for model in scene.models or sorted(path.name for path in source.iterdir()):
-        shutil.copytree(source / model, models / model, ignore=shutil.ignore_patterns("__pycache__"))
+    for place, names in (
+        (models, scene.models or sorted(path.name for path in source.iterdir())),
+        (second, scene.second),
+    ):
+        place.mkdir(parents=True)
+        for model in names:
+            shutil.copytree(source / model, place / model, ignore=shutil.ignore_patterns("__pycache__"))
     http, grpc, metrics = free_ports()
     log = folder / "log"
     options = [f"--model-repository={models}", f"--http-port={http}", f"--grpc-port={grpc}"]
+    if scene.second:
+        options.append(f"--model-repository={second}")
     options += [f"--metrics-port={metrics}", "--exit-timeout-secs=2", *scene.flags]
     with log.open("wb") as sink:
         process = subprocess.Popen([*head, *options], env=environment, stdout=sink, stderr=subprocess.STDOUT)
-    return Server(name, models, http, grpc, metrics, log, process)
+    return Server(name, models, second, http, grpc, metrics, log, process)
 
 
 def free_ports() -> tuple[int, int, int]:

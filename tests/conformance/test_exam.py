@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from conformance.ask import Answer, ask
-from conformance.compare import same, told
+from conformance.compare import same, told, without_hashes
 from conformance.differences import NEVER, brief, by_exchange
 from conformance.exchange import Scene
 from conformance.servers import Server, start_nerite, start_triton
@@ -89,7 +89,7 @@ def test_same_answers(stage: Stage, topic: Topic, name: str) -> None:
         return
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(ask, pair.triton, steps)
-        ours = ask(pair.nerite, steps)
+        ours = [without_hashes(answer) for answer in ask(pair.nerite, steps)]
         theirs = asked.result()
     if exchange in ALLOWED:
         check_difference(exchange, theirs[0], ours[0])

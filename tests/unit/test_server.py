@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,17 +25,10 @@ class Running:
 class FakeManager:
     def __init__(self) -> None:
         self.known: dict[str, ModelRecord] = {}
-        self.listed: list[str] = []
 
     @property
     def records(self) -> list[ModelRecord]:
         return list(self.known.values())
-
-    def record(self, name: str) -> ModelRecord | None:
-        return self.known.get(name)
-
-    def directories(self) -> dict[str, list[Path]]:
-        return {name: [Path(name)] for name in self.listed}
 
 
 class Bench:
@@ -45,7 +37,7 @@ class Bench:
         self.server = InferenceServer(ServerOptions(), lambda on_change: self.manager)
         self.server.started()
 
-    def model(self, name: str, *, listed: bool = True, unreadable: str = "", **states: VersionState) -> None:
+    def model(self, name: str, *, unreadable: str = "", **states: VersionState) -> None:
         """Add a model with versions ``v1``, ``v2`` … in these states."""
         record = ModelRecord(name, unreadable=unreadable)
         for version, state in states.items():
@@ -54,8 +46,6 @@ class Bench:
                 running: Any = Running()
                 record.running[int(version[1:])] = running
         self.manager.known[name] = record
-        if listed:
-            self.manager.listed.append(name)
 
     def ready(self) -> bool:
         answers: list[bool] = []
@@ -67,31 +57,6 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
-
-
-def test_index(bench: Bench) -> None:
-    bench.model("b", v3=READY, v1=UNLOADED)
-    bench.manager.listed.append("a")
-    versions = [
-        {"name": "b", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
-        {"name": "b", "version": "3", "state": "READY"},
-    ]
-    assert bench.server.repository_index(False) == [{"name": "a"}, *versions]
-    assert bench.server.repository_index(True) == versions[1:]
-
-
-def test_index_of_a_model_that_cannot_be_read(bench: Bench) -> None:
-    bench.model("a", unreadable="config.pbtxt:1:1: what is this")
-    (entry,) = bench.server.repository_index(False)
-    assert entry == {"name": "a", "state": "UNAVAILABLE", "reason": "config.pbtxt:1:1: what is this"}
-    assert bench.server.repository_index(True) == []
-
-
-@pytest.mark.parametrize("ready_only", [False, True])
-def test_index_without_a_model_whose_directory_is_gone(bench: Bench, ready_only: bool) -> None:
-    bench.model("a", v1=READY)
-    bench.model("b", v1=READY, listed=False)
-    assert bench.server.repository_index(ready_only) == [{"name": "a", "version": "1", "state": "READY"}]
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("model-load-retry-count", "Model Repository", COUNT,
          "How often to try again when a model fails to load.", "repository.load_retries"),
     Flag("model-namespacing", "Model Repository", BOOLEAN,
-         "Let models in different repositories have the same name.", "repository.namespacing", accepted=_LATER),
+         "Let models in different repositories have the same name.", "repository.namespacing"),
     Flag("enable-peer-access", "Model Repository", BOOLEAN,
          "Let GPUs read each other's memory.", "device.peer_access", accepted=_GPU),
 

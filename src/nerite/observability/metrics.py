@@ -14,6 +14,8 @@ class Version(NamedTuple):
 
     model: str
     version: str
+    namespace: str
+    """Empty where there are none."""
     tags: dict[str, str]
     statistics: VersionStatistics
     pending: int
@@ -108,5 +110,7 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
 
 def _labels(version: Version) -> dict[str, str]:
     labels = {"model": version.model, "version": version.version}
+    if version.namespace:
+        labels["namespace"] = version.namespace
     labels.update((f"_{name}", value) for name, value in version.tags.items())
     return labels

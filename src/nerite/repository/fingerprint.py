@@ -1,8 +1,7 @@
-"""What a directory looks like, so that a change is noticed: names, sizes and times, or the content itself."""
+"""What a directory looks like, so that a change is noticed: names, sizes and times."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,13 @@ class ModelFingerprint:
     shared: tuple[Entry, ...]
     versions: dict[int, tuple[Entry, ...]]
     config: Entry | None = None
+
+    @property
+    def newest_ns(self) -> int:
+        """When the youngest file was changed."""
+        config = [self.config] if self.config is not None else []
+        entries = [*config, *self.shared, *(entry for version in self.versions.values() for entry in version)]
+        return max((time_ns for _, _, time_ns in entries), default=0)
 
 
 def of_directory(directory: Path) -> tuple[Entry, ...]:
@@ -67,14 +73,3 @@ def of_model(directory: Path) -> ModelFingerprint:
             else:
                 shared.append(entry)
     return ModelFingerprint(tuple(shared), versions, config)
-
-
-def content(directory: Path) -> str:
-    """Return a hash of the content of all files below ``directory``."""
-    digest = hashlib.sha256()
-    for name, size, _ in of_directory(directory):
-        digest.update(f"{name}\0{size}\0".encode())
-        with open(directory / name, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from nerite.backends.interface import ModelContext
-from nerite.config.json_form import to_json
-from nerite.config.loading import FinishedConfig, PolledModel, finish_config, poll_model_directory
-from nerite.config.model_config import ModelConfig
+from nerite.config.loading import PolledModel
 from nerite.config.options import RepositoryOptions
-from nerite.config.signature import signature_of
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unavailable
-from nerite.execution.launcher import Launcher
+from nerite.core.errors import NeriteError, Unavailable
 from nerite.execution.running_version import RunningVersion
-from nerite.repository import fingerprint
-from nerite.repository.model_record import ModelRecord, State, VersionState
+from nerite.repository import fingerprint, index, refusals
+from nerite.repository.catalogue import Catalogue
+from nerite.repository.content import ContentHashes
+from nerite.repository.delivery import DeliveredFiles, Delivery, unpack
+from nerite.repository.maker import VersionMaker
+from nerite.repository.model_record import Loaded, ModelRecord, State, VersionState
+from nerite.repository.source import Repository
 
 _log = logging.getLogger("nerite.repository")
-_REMARKS = {"note": _log.info, "warning": _log.warning, "error": _log.error}
-
-SETTLE_SECONDS = 1.0
-"""How long a directory must not have changed before it is loaded: a copy may be under way."""
+_T = TypeVar("_T")
 
 
 class ModelManager:
@@ -41,127 +37,140 @@ class ModelManager:
     def __init__(
         self,
         options: RepositoryOptions,
-        settings_of: Callable[[str], Mapping[str, str]],
-        launcher: Launcher,
+        repositories: Sequence[Repository],
+        maker: VersionMaker,
         loader: Executor,
         on_change: Callable[[], None],
     ) -> None:
         """``on_change`` is called whenever requests may have to go elsewhere than before."""
         self._options = options
-        self._settings_of = settings_of
-        self._launcher = launcher
+        self._repositories = repositories
+        self._maker = maker
         self._loader = loader
         self._on_change = on_change
-        self._records: dict[str, ModelRecord] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(max(options.load_threads, 1))
+        self._catalogue = Catalogue(namespacing=options.namespacing)
+        self._delivered = DeliveredFiles()
+        self._hashes = ContentHashes()
+        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def records(self) -> Iterable[ModelRecord]:
-        """Every model that was ever loaded or tried, by name."""
-        return [self._records[name] for name in sorted(self._records)]
+        """Every model that was ever loaded or tried, by namespace and name."""
+        return self._catalogue
 
     def find(self, name: str, version: str) -> RunningVersion:
         """Return where a request for ``name`` goes. Raises ``NotFound`` or ``Unavailable`` with Triton's texts."""
-        record = self._records.get(name)
-        if record is None or not record.known:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
-        return record.find(version)
+        return self._catalogue.find(name, version)
 
-    def record(self, name: str) -> ModelRecord | None:
-        """Return what is known of a model."""
-        return self._records.get(name)
+    async def look(self) -> dict[tuple[str, str], fingerprint.ModelFingerprint]:
+        """Return how the files of every model look, by namespace and name. Raises as ``offered`` does."""
 
-    def directories(self) -> dict[str, list[Path]]:
-        """Return the directories of each model, by name. More than one is a mistake that the load reports."""
-        found: dict[str, list[Path]] = {}
-        for root in self._roots():
-            for child in sorted(root.iterdir()):
-                if child.is_dir() and not child.name.startswith("."):
-                    found.setdefault(child.name, []).append(child)
-        return found
+        def look() -> dict[tuple[str, str], fingerprint.ModelFingerprint]:
+            return {
+                (self._namespace(repository), name): fingerprint.of_model(folder)
+                for repository in self._repositories
+                for name in repository.models()
+                if (folder := repository.fetch(name)) is not None
+            }
 
-    def _directories_of(self, name: str) -> list[Path]:
-        """Return what ``directories`` has for one model, without looking at the others."""
-        places = [root / name for root in self._roots()]
-        return [] if name.startswith(".") else [place for place in places if place.is_dir()]
+        return await self._in_loader(look)
 
-    def _roots(self) -> list[Path]:
-        """Return the repositories. Raises ``Internal`` for one that is not there."""
-        for repository in self._options.paths:
-            if not Path(repository).is_dir():
-                raise Internal(f"failed to stat file {repository}: no such directory")
-        return [Path(repository) for repository in self._options.paths]
+    def meant(self, name: str) -> ModelRecord:
+        """Return the model that a request means by ``name``. Raises Triton's refusals."""
+        return self._catalogue.meant(name)
+
+    async def offered(self) -> dict[str, list[str]]:
+        """Return the names of the models in each namespace, one more time for each place that has one.
+
+        Raises ``Internal`` for a repository that cannot be read.
+        """
+
+        def look() -> dict[str, list[str]]:
+            offered: dict[str, list[str]] = {}
+            for repository in self._repositories:
+                offered.setdefault(self._namespace(repository), []).extend(repository.models())
+            return offered
+
+        return await self._in_loader(look)
+
+    async def index(self, *, ready_only: bool) -> list[index.Entry]:
+        """Return every model of the repositories with the state of its versions."""
+        return index.entries(await self.offered(), self._catalogue, ready_only=ready_only)
 
     async def load_all(self, names: Iterable[str]) -> list[tuple[str, NeriteError]]:
         """Load models side by side; return the failures."""
+        names = list(names)
+        outcomes = await asyncio.gather(*map(self.load, names), return_exceptions=True)
+        failures = []
+        for name, outcome in zip(names, outcomes, strict=True):
+            if isinstance(outcome, NeriteError):
+                failures.append((name, outcome))
+            elif outcome is not None:
+                raise outcome
+        return failures
 
-        async def one(name: str) -> tuple[str, NeriteError] | None:
-            try:
-                await self.load(name)
-            except NeriteError as error:
-                return name, error
-            return None
+    async def load(self, name: str, delivery: Delivery | None = None) -> None:
+        """Bring all models of that name to what their files say now, or to what was delivered.
 
-        return [failure for failure in await asyncio.gather(*map(one, names)) if failure is not None]
+        Raises ``NeriteError``; what was serving goes on then.
+        """
+        if delivery is None or not delivery.files:
+            await self._load_found(name, await self._in_loader(self._find_files, name), delivery)
+            return
+        folder = await self._in_loader(unpack, delivery)
+        self._delivered.use(folder, delivery)
+        try:
+            namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
+            await self._load_found(name, dict.fromkeys(namespaces, folder), delivery)
+        finally:
+            await self._leave(delivery)
 
-    async def load(self, name: str) -> None:
-        """Bring a model to what its files say now. Raises ``NeriteError``; what was serving goes on then."""
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        async with lock:
-            await self._load(name)
+    def _find_files(self, name: str) -> dict[str, Path]:
+        """Return where a model is in each namespace that has it. Raises ``Internal`` where that is not clear."""
+        places = [(repository, repository.fetch(name)) for repository in self._repositories]
+        found = [(repository, folder) for repository, folder in places if folder is not None]
+        if len(found) > 1 and not self._options.namespacing:
+            raise refusals.in_several(name, [repository.location for repository, _ in found])
+        return {self._namespace(repository): folder for repository, folder in found}
 
-    async def _load(self, name: str) -> None:
-        run = asyncio.get_running_loop().run_in_executor
-        directories = await run(self._loader, self._directories_of, name)
-        if not directories:
-            raise Internal(f"failed to load '{name}', failed to poll from model repository")
-        record = self._records.setdefault(name, ModelRecord(name))
-        if len(directories) > 1:
-            record.states = {-1: VersionState(State.UNAVAILABLE, "model appears in two or more repositories")}
-            raise Internal(f"failed to load '{name}', model appears in two or more repositories")
-        seen = record.seen = await run(self._loader, fingerprint.of_model, directories[0])
-        polled = await run(self._loader, self._read, directories[0])
-        for remark in polled.remarks:
-            _REMARKS[remark.level](remark.text)
+    async def _load_found(self, name: str, found: Mapping[str, Path], delivery: Delivery | None) -> None:
+        if not found:
+            raise refusals.not_polled(name)
+        loads = [self._load_one(namespace, name, folder, delivery) for namespace, folder in found.items()]
+        for outcome in await asyncio.gather(*loads, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+
+    async def _load_one(self, namespace: str, name: str, folder: Path, delivery: Delivery | None) -> None:
+        record = self._catalogue.open(namespace, name)
+        async with record.lock:
+            await self._load(record, folder, delivery)
+
+    async def _load(self, record: ModelRecord, folder: Path, delivery: Delivery | None) -> None:
+        seen = await self._in_loader(fingerprint.of_model, folder)
+        record.seen = seen
+        polled = await self._maker.read(record.name, folder, delivery)
         if polled.mistakes:
-            raise self._unreadable(record, polled)
-        kept = _unchanged(record, polled, seen)
+            raise refusals.unreadable(record, polled)
+        loaded = Loaded(polled, seen, delivered=delivery is not None)
+        kept = record.unchanged(loaded)
         made = await self._launch(record, polled, [version for version in polled.versions if version not in kept])
-        record.loaded = (polled, seen)
+        for running in made.values():
+            self._delivered.use(folder, running)
+        record.loaded = loaded
         self._swap(record, {**kept, **made})
-
-    def _unreadable(self, record: ModelRecord, polled: PolledModel) -> NeriteError:
-        """Note what is wrong with a model that was not even tried, and return the refusal of its load."""
-        for mistake in polled.mistakes:
-            _log.error("%s", mistake)
-        first = polled.mistakes[0]
-        if not polled.versions and first.message.startswith("at least one version"):
-            record.states.setdefault(-1, VersionState(State.UNAVAILABLE, first.message))
-            return InvalidArgument(f"load failed for model '{record.name}': {first.message}\n")
-        record.unreadable = str(first)
-        return Internal(f"failed to load '{record.name}', failed to poll from model repository\n{first}")
-
-    def _read(self, directory: Path) -> PolledModel:
-        return poll_model_directory(
-            directory, config_name=self._options.config_name, auto_complete=self._options.auto_complete
-        )
+        self._in_background(self._hash(record, loaded, made))
 
     async def _launch(
-        self, record: ModelRecord, polled: PolledModel, versions: Iterable[int]
+        self, record: ModelRecord, polled: PolledModel, versions: Sequence[int]
     ) -> dict[int, RunningVersion]:
         """Make the versions that are not running yet, side by side: all of them or none."""
-        versions = list(versions)
         for version in versions:
             record.states[version] = VersionState(State.LOADING)
             _log.info("loading: %s:%d", record.name, version)
-
-        async def one(version: int) -> RunningVersion:
-            async with self._slots:
-                return await self._attempt(polled, version)
-
-        outcomes = await asyncio.gather(*map(one, versions), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(self._maker.make(polled, version) for version in versions), return_exceptions=True
+        )
         made = {v: o for v, o in zip(versions, outcomes, strict=True) if isinstance(o, RunningVersion)}
         failures: dict[int, NeriteError] = {}
         for version, outcome in zip(versions, outcomes, strict=True):
@@ -176,43 +185,8 @@ class ModelManager:
                 record.states[version] = VersionState(State.UNAVAILABLE, "unloaded")
             for version in record.running:
                 record.states[version] = VersionState(State.READY)
-            raise self._failed(record, failures)
+            raise refusals.failed(record, failures)
         return made
-
-    async def _attempt(self, polled: PolledModel, version: int) -> RunningVersion:
-        tries = self._options.load_retries + 1
-        while True:
-            tries -= 1
-            try:
-                return await self._make(polled, version)
-            except NeriteError as error:
-                if not tries:
-                    raise
-                _log.warning("failed to load '%s' version %d, trying again: %s", polled.name, version, error.message)
-
-    async def _make(self, polled: PolledModel, version: int) -> RunningVersion:
-        """Complete the configuration of a version, and make it run."""
-        run = asyncio.get_running_loop().run_in_executor
-        memo: dict[str, Any] = {}
-        finished = await run(self._loader, self._finish, polled, version, memo)
-        for remark in finished.remarks:
-            _REMARKS[remark.level](remark.text)
-        if finished.mistakes:
-            for mistake in finished.mistakes:
-                _log.error("%s", mistake)
-            raise finished.mistakes[0].as_error()
-        context = self._context(polled, finished.config, version, memo)
-        return await self._launcher.launch(finished.config, context, signature_of(finished.config, polled.directory))
-
-    def _finish(self, polled: PolledModel, version: int, memo: dict[str, Any]) -> FinishedConfig:
-        def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
-            return self._launcher.complete(config.backend, self._context(polled, config, version, memo))
-
-        return finish_config(polled, version, complete=complete if self._options.auto_complete else None)
-
-    def _context(self, polled: PolledModel, config: ModelConfig, version: int, memo: dict[str, Any]) -> ModelContext:
-        settings = self._settings_of(config.backend)
-        return ModelContext(polled.name, version, polled.directory, to_json(config), settings, memo)
 
     def _swap(self, record: ModelRecord, running: dict[int, RunningVersion]) -> None:
         """Send requests to the new versions from now on, and let the old ones finish."""
@@ -227,33 +201,47 @@ class ModelManager:
         _log.info("successfully loaded '%s'", record.name)
         for version, previous in old.items():
             if running.get(version) is not previous:
+                record.content.pop(version, None)
                 if version not in running:
                     record.states[version] = VersionState(State.UNLOADING)
                 self._retire(record, previous)
 
+    async def _hash(self, record: ModelRecord, loaded: Loaded, made: Mapping[int, RunningVersion]) -> None:
+        """Work out the content of what runs now, which may take as long as its files are large."""
+        for version, running in made.items():
+            content = await self._in_loader(self._hashes.of_version, loaded, version)
+            if content and record.running.get(version) is running:
+                record.content[version] = content
+
     async def unload(self, name: str) -> None:
-        """Stop serving a model. Returns at once; what it has to do is finished first. An unknown name is fine."""
-        record = self._records.get(name)
-        if record is None:
-            return
-        old, record.running = record.running, {}
-        record.latest = -1
-        record.seen = record.loaded = None
-        self._on_change()
-        for version, running in old.items():
-            record.states[version] = VersionState(State.UNLOADING)
-            self._retire(record, running)
+        """Stop serving all models of that name. What they have to do is finished first, but not waited for.
+
+        An unknown name is fine.
+        """
+        for record in self._catalogue.all_named(name):
+            await self.unload_one(record)
+
+    async def unload_one(self, record: ModelRecord) -> None:
+        """Stop serving a model, once no load of it is under way."""
+        async with record.lock:
+            old, record.running = record.running, {}
+            record.latest = -1
+            record.seen = record.loaded = None
+            record.content.clear()
+            self._on_change()
+            for version, running in old.items():
+                record.states[version] = VersionState(State.UNLOADING)
+                self._retire(record, running)
 
     def _retire(self, record: ModelRecord | None, running: RunningVersion) -> None:
         """Close a version when it has answered what it holds."""
-        task = asyncio.get_running_loop().create_task(self._close(record, running))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._in_background(self._close(record, running))
 
     async def _close(self, record: ModelRecord | None, running: RunningVersion) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         running.drain(lambda: running.close(lambda: done.set_result(None)))
         await done
+        await self._leave(running)
         if record is None:
             return
         state = record.states.get(running.version)
@@ -261,51 +249,9 @@ class ModelManager:
             record.states[running.version] = VersionState(State.UNAVAILABLE, "unloaded")
         _log.info("successfully unloaded '%s' version %d", running.name, running.version)
 
-    def _failed(self, record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteError:
-        """Note why versions could not be loaded, and return the refusal of the load; what runs keeps its state."""
-        reasons = ""
-        for version, error in sorted(failures.items()):
-            reason = f"{_status(error)}: {error.message}"
-            reasons += f"version {version} is at {State.UNAVAILABLE.value} state: {reason};\n"
-            _log.error("failed to load '%s' version %d: %s", record.name, version, reason)
-            if version not in record.running:
-                record.states[version] = VersionState(State.UNAVAILABLE, reason)
-        return InvalidArgument(f"load failed for model '{record.name}': {reasons}")
-
-    async def poll(self) -> None:
-        """Watch the repositories, and load, reload and unload what changed. Runs until it is cancelled."""
-        waiting: dict[str, fingerprint.ModelFingerprint] = {}
-        run = asyncio.get_running_loop().run_in_executor
-        while True:
-            await asyncio.sleep(SETTLE_SECONDS if waiting else self._options.poll_secs)
-            try:
-                waiting = await self._poll_once(waiting, run)
-            except NeriteError as error:
-                _log.error("failed to poll the model repository: %s", error.message)
-
-    async def _poll_once(
-        self, waiting: dict[str, fingerprint.ModelFingerprint], run: Callable[..., Any]
-    ) -> dict[str, fingerprint.ModelFingerprint]:
-        """Look once; return the models that have changed, but perhaps not completely."""
-        directories = await run(self._loader, self.directories)
-        still: dict[str, fingerprint.ModelFingerprint] = {}
-        for name, paths in directories.items():
-            seen = await run(self._loader, fingerprint.of_model, paths[0])
-            record = self._records.get(name)
-            if record is not None and record.seen == seen:
-                continue
-            if waiting.get(name) != seen or _newest(seen) > time.time_ns() - SETTLE_SECONDS * 1e9:
-                still[name] = seen
-                continue
-            for failed, error in await self.load_all([name]):
-                _log.error("failed to reload '%s': %s", failed, error.message)
-        for record in self.records:
-            if record.name not in directories and record.running:
-                await self.unload(record.name)
-        return still
-
     async def close(self) -> None:
         """Close everything that runs, and wait for it. Requests that still wait are refused."""
+        self._hashes.stop()
         for record in self.records:
             running, record.running = record.running, {}
             record.latest = -1
@@ -315,44 +261,23 @@ class ModelManager:
                 )
                 self._retire(record, version)
         self._on_change()
-        while self._closing:
-            await asyncio.wait(self._closing)
+        while self._background:
+            await asyncio.wait(self._background)
 
+    def _namespace(self, repository: Repository) -> str:
+        return repository.location if self._options.namespacing else ""
 
-def _newest(seen: fingerprint.ModelFingerprint) -> int:
-    """Return when the youngest file was changed."""
-    config = [seen.config] if seen.config is not None else []
-    entries = [*config, *seen.shared, *(entry for version in seen.versions.values() for entry in version)]
-    return max((time_ns for _, _, time_ns in entries), default=0)
+    async def _leave(self, user: object) -> None:
+        """Remove what was delivered once nobody uses it any more."""
+        folder = self._delivered.leave(user)
+        if folder is not None:
+            await self._in_loader(shutil.rmtree, folder)
 
+    async def _in_loader(self, call: Callable[..., _T], *arguments: object) -> _T:
+        """Return what a call returns that may block."""
+        return await asyncio.get_running_loop().run_in_executor(self._loader, call, *arguments)
 
-def _status(error: NeriteError) -> str:
-    """Return the kind of an error as Triton spells it in reasons."""
-    return {
-        "INVALID_ARG": "Invalid argument",
-        "NOT_FOUND": "Not found",
-        "INTERNAL": "Internal",
-        "UNAVAILABLE": "Unavailable",
-        "UNSUPPORTED": "Unsupported",
-        "ALREADY_EXISTS": "Already exists",
-        "CANCELLED": "Cancelled",
-    }.get(error.code, "Unknown")
-
-
-def _unchanged(
-    record: ModelRecord, polled: PolledModel, seen: fingerprint.ModelFingerprint
-) -> dict[int, RunningVersion]:
-    """Return the running versions that need no reload: same files, same configuration but for which versions."""
-    if record.loaded is None:
-        return {}
-    before, looked = record.loaded
-    if looked.shared != seen.shared:
-        return {}
-    if replace(before.config, version_policy=None) != replace(polled.config, version_policy=None):
-        return {}
-    return {
-        version: running
-        for version in polled.versions
-        if (running := record.running.get(version)) is not None
-        and looked.versions.get(version) == seen.versions.get(version)
-    }
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

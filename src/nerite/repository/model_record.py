@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nerite.config.loading import PolledModel
 from nerite.core.errors import InvalidArgument, NotFound, Unavailable
@@ -28,18 +29,36 @@ class VersionState:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What running versions were made from."""
+
+    polled: PolledModel
+    """What the files said."""
+    seen: ModelFingerprint
+    """How they looked."""
+    delivered: bool = False
+    """A load request brought the configuration, and perhaps the files."""
+
+
 @dataclass
 class ModelRecord:
     """One model. Changed by the ``ModelManager`` only."""
 
     name: str
+    namespace: str = ""
+    """The repository, where models of one name are told apart by it; else empty."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    """Held by whoever loads or unloads."""
     states: dict[int, VersionState] = field(default_factory=dict)
     running: dict[int, RunningVersion] = field(default_factory=dict)
     """The versions that take requests."""
     latest: int = -1
     """The version a request without one goes to."""
-    loaded: tuple[PolledModel, ModelFingerprint] | None = None
-    """What the files said, and how they looked, from which ``running`` was made."""
+    content: dict[int, str] = field(default_factory=dict)
+    """A hash of what each running version was made from, once it is worked out."""
+    loaded: Loaded | None = None
+    """What ``running`` was made from."""
     seen: ModelFingerprint | None = None
     """How the files looked when they were last loaded, or failed to load."""
     unreadable: str = ""
@@ -58,6 +77,20 @@ class ModelRecord:
         if number in self.states:
             raise Unavailable(f"Request for unknown model: '{self.name}' version {number} is not at ready state")
         raise NotFound(f"Request for unknown model: '{self.name}' version {number} is not found")
+
+    def unchanged(self, loading: Loaded) -> dict[int, RunningVersion]:
+        """Return the running versions that need no reload: same files, same configuration but for which versions."""
+        loaded = self.loaded
+        if loaded is None or loaded.delivered or loading.delivered or loaded.seen.shared != loading.seen.shared:
+            return {}
+        if replace(loaded.polled.config, version_policy=None) != replace(loading.polled.config, version_policy=None):
+            return {}
+        return {
+            version: running
+            for version in loading.polled.versions
+            if (running := self.running.get(version)) is not None
+            and loaded.seen.versions.get(version) == loading.seen.versions.get(version)
+        }
 
     @property
     def known(self) -> bool:

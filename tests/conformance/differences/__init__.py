@@ -87,7 +87,8 @@ Both servers are asked the same questions by `tests/conformance/test_exam.py`, a
 status, headers, body, gRPC code and message. This page lists what is otherwise, and the exam fails when the list is
 incomplete, and when an entry is no longer true. Triton is version 2.51.0. The texts are how an answer begins.
 
-One rule holds everywhere: an error may go on after Triton's text, with what to do about it.
+Two rules hold everywhere: an error may go on after Triton's text, with what to do about it; and the repository index
+over HTTP has, as `content_hash`, a hash of what each ready version was made from, once it is worked out.
 """
 
 __all__ = ["CHAPTERS", "NEVER", "brief", "by_exchange", "page"]

@@ -243,6 +243,39 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "A load without a configuration, after one that brought its own",
+        "Triton keeps the configuration that was sent until a file changes. As its documentation says, a load without "
+        "one is a load of what the repository has.",
+        {
+            "repository_explicit/load without it again#2": (
+                '200 {"name": "echo", "platform": "", "backend": "python", "runtime": "", "version_policy": {"latest": '
+                '{"num_versions": 1}}, "max_batch_size": 3,',
+                '200 {"name": "echo", "platform": "", "backend": "python", "runtime": "", "version_policy": {"latest": '
+                '{"num_versions": 1}}, "max_batch_size": 8,',
+            )
+        },
+    ),
+    Difference(
+        "Statistics of all models, with namespaces",
+        "Triton looks for models that have the namespace in their name.",
+        {
+            "namespaces/statistics of all": (
+                "400 Request for unknown model: '<models>::echo' is not found",
+                '200 {"model_stats": [{"name": "echo"',
+            )
+        },
+    ),
+    Difference(
+        "Files that come with a load and are no base64",
+        "Triton loads what it can make of them.",
+        {
+            "repository_explicit/load with files that are no base64": (
+                "400 load failed for model 'uploaded': version 1 is at UNAVAILABLE state",
+                "400 load parameter 'file:1/model.py' is not base64",
+            )
+        },
+    ),
+    Difference(
         "Why a model could not be read, in the index",
         "Triton lists a model whose configuration is wrong like one that nobody tried to load, and one without a "
         "version not at all once its load was tried. Nerite says what is wrong with it.",

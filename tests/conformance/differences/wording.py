@@ -6,6 +6,29 @@ from conformance.differences.difference import Difference
 
 DIFFERENCES = (
     Difference(
+        "An input for a model that has none",
+        "Triton goes on about the inputs that are missing.",
+        {
+            "repository_explicit/load with a bad configuration#10": (
+                "400 [request id: <id_unknown>] expected 0 inputs but got 1 inputs for model 'echo'. Got input(s) "
+                "['IN'], but missing required input(s) ]",
+                "400 unexpected inference input 'IN' for model 'echo'",
+            )
+        },
+    ),
+    Difference(
+        "A backend that there is not",
+        "Nerite says which there are.",
+        {
+            "repository_explicit/load with a bad configuration#7": (
+                "400 load failed for model 'echo': version 1 is at UNAVAILABLE state: Invalid argument: unable to find "
+                "backend library for backend 'abacus', try specifying runtime on the model configuration.;",
+                "400 load failed for model 'echo': version 1 is at UNAVAILABLE state: Invalid argument: unable to find "
+                "backend library for backend 'abacus', try specifying runtime on the model configuration. The backends",
+            )
+        },
+    ),
+    Difference(
         "A region of shared memory without bytes",
         "Triton shows what the system says of an empty mapping.",
         {

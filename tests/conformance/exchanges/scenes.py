@@ -38,6 +38,18 @@ POLL = Scene(
     models=("echo", "versions"),
     flags=("--model-control-mode=poll", "--repository-poll-secs=1"),
 )
+SEVERAL = Scene(
+    "several",
+    models=("echo", "pair"),
+    second=("echo", "versions"),
+    flags=("--model-control-mode=explicit", "--disable-auto-complete-config"),
+)
+NAMESPACES = Scene(
+    "namespaces",
+    models=("echo", "pair"),
+    second=("echo", "versions"),
+    flags=("--model-control-mode=explicit", "--model-namespacing=true", "--disable-auto-complete-config"),
+)
 STREAMS = Scene("streams", repository="streams", flags=("--disable-auto-complete-config",))
 SHARED = Scene(
     "shared", repository="shared", flags=("--disable-auto-complete-config",), own_flags=("--allow-client-shm=true",)

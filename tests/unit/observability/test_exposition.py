@@ -52,8 +52,8 @@ def test_numbers_at_the_edge(value: float, text: str) -> None:
     assert render([Family("m", "x", "gauge", [({}, value)])]).endswith(f"\nm {text}\n".encode())
 
 
-def version(statistics: VersionStatistics, tags: dict[str, str] | None = None) -> Version:
-    return Version("m", "3", tags or {}, statistics, 5, 0.125, 2)
+def version(statistics: VersionStatistics, tags: dict[str, str] | None = None, namespace: str = "") -> Version:
+    return Version("m", "3", namespace, tags or {}, statistics, 5, 0.125, 2)
 
 
 def sample_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -113,6 +113,11 @@ def test_tags_of_the_configuration_are_labels_with_an_underscore() -> None:
     labels = {name for _, pairs in found for name, _ in pairs}
     assert labels == {"model", "version", "reason", "_team"}
     assert all(dict(pairs)["_team"] == 'a "b" \\ c\nd' for _, pairs in found)
+
+
+def test_a_namespace_is_a_label() -> None:
+    found = sample_of(render(families([version(VersionStatistics(), namespace="/models")])))
+    assert all(dict(pairs)["namespace"] == "/models" for _, pairs in found)
 
 
 def test_without_models_every_family_is_there_and_empty() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.repository.fingerprint import ModelFingerprint, content, of_directory, of_model
+from nerite.repository.fingerprint import ModelFingerprint, of_directory, of_model
 
 
 @pytest.fixture
@@ -141,23 +141,3 @@ def test_the_order_on_disk_does_not_matter(tmp_path: Path) -> None:
             (tmp_path / folder / name).write_text("x")
             os.utime(tmp_path / folder / name, ns=(1_000, 1_000))
     assert of_directory(tmp_path / "one") == of_directory(tmp_path / "other")
-
-
-def test_content_is_what_is_in_the_files_and_how_they_are_called(model: Path) -> None:
-    before = content(model)
-    touch("labels.txt")(model)
-    assert content(model) == before
-    (model / "labels.txt").write_text("cat\ndot")
-    changed = content(model)
-    assert changed != before
-    (model / "labels.txt").write_text("cat\ndog")
-    assert content(model) == before
-    (model / "labels.txt").rename(model / "names.txt")
-    assert content(model) not in (before, changed)
-
-
-def test_content_of_a_large_file(tmp_path: Path) -> None:
-    (tmp_path / "large").write_bytes(b"x" * 3_000_000)
-    before = content(tmp_path)
-    (tmp_path / "large").write_bytes(b"x" * 2_999_999 + b"y")
-    assert content(tmp_path) != before

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nerite.core.errors import Internal
+from nerite.core.errors import Internal, InvalidArgument
 from nerite.transports.http import load_parameters
 
 
@@ -13,10 +13,10 @@ from nerite.transports.http import load_parameters
     [
         ({}, {}),
         ({"parameters": {}}, {}),
-        ({"parameters": {"config": "{}", "file:1/model.py": "eA=="}}, {"config": "{}", "file:1/model.py": "eA=="}),
+        ({"parameters": {"config": "{}", "file:1/model.py": "eA=="}}, {"config": "{}", "file:1/model.py": b"x"}),
     ],
 )
-def test_what_a_load_may_say(document: dict[str, Any], parameters: dict[str, str]) -> None:
+def test_what_a_load_may_say(document: dict[str, Any], parameters: dict[str, str | bytes]) -> None:
     assert load_parameters.read(document) == parameters
 
 
@@ -35,3 +35,11 @@ def test_a_value_is_text(name: str) -> None:
 def test_a_parameter_that_there_is_not() -> None:
     with pytest.raises(Internal, match=r"unexpected error on creating Triton parameter\n.* 'colour'"):
         load_parameters.read({"parameters": {"config": "{}", "colour": "red"}})
+
+
+@pytest.mark.parametrize("text", ["%%%", "eA", "eA==\n", "é"])
+def test_a_file_is_base64(text: str) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"load parameter 'file:1/model.py' is not base64: .*\n    Send the content"
+    ):
+        load_parameters.read({"parameters": {"config": "{}", "file:1/model.py": text}})

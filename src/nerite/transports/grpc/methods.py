@@ -118,9 +118,15 @@ class Administration:
             )
         )
 
-    def _index(self, request: Any, answer: Answer) -> None:
-        _only_repository(request)
-        answer(ParseDict({"models": self._server.repository_index(request.ready)}, wire.RepositoryIndexResponse()))
+    async def _index(self, request: Any, answer: Answer) -> None:
+        reply = wire.RepositoryIndexResponse()
+        try:
+            _only_repository(request)
+            models = await self._server.repository_index(request.ready)
+        except NeriteError as error:
+            answer(error)
+            return
+        answer(ParseDict({"models": models}, reply, ignore_unknown_fields=True))
 
     def _regions(self, request: Any, answer: Answer) -> None:
         reply = wire.SystemSharedMemoryStatusResponse()

@@ -74,21 +74,21 @@ class Administration:
         ready = _object(body).get("ready", False)
         if type(ready) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
-        connection.send([reply.json_reply(self._server.repository_index(ready)).encode()])
+        self._start(connection, self._index(ready))
 
     def load(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
         """Load a model."""
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
         parameters = load_parameters.read(_object(body))
-        self._start(connection, self._server.load(model, parameters))
+        self._start(connection, _done(self._server.load(model, parameters)))
 
     def unload(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
         """Unload a model."""
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
         parameters = _object(body).get("parameters", {})
-        self._start(connection, self._server.unload(model, parameters))
+        self._start(connection, _done(self._server.unload(model, parameters)))
 
     def regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
         """List the regions of shared memory."""
@@ -123,23 +123,31 @@ class Administration:
         self._server.regions.unregister_cuda(region)
         connection.send([_DONE.encode()])
 
-    def _start(self, connection: HttpConnection, work: Coroutine[Any, Any, None]) -> None:
-        """Run an administrative coroutine and reply when it is over."""
+    async def _index(self, ready_only: bool) -> Reply:
+        return reply.json_reply(await self._server.repository_index(ready_only))
+
+    def _start(self, connection: HttpConnection, work: Coroutine[Any, Any, Reply]) -> None:
+        """Run an administrative coroutine, and send what it returns."""
 
         async def run() -> None:
             try:
-                await work
+                answer = await work
             except NeriteError as error:
                 connection.send([reply.error_reply(error).encode()])
             except Exception:  # a mistake of ours must not cost the client its answer
-                _log.exception("a model could not be loaded or unloaded")
+                _log.exception("a call of the model repository failed")
                 connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
             else:
-                connection.send([_DONE.encode()])
+                connection.send([answer.encode()])
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _done(work: Coroutine[Any, Any, None]) -> Reply:
+    await work
+    return _DONE
 
 
 def tell_log(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:

@@ -1,0 +1,60 @@
+"""Every model that was ever loaded or tried, and which of them a name means. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nerite.core.errors import InvalidArgument, NotFound
+from nerite.execution.running_version import RunningVersion
+from nerite.repository.model_record import ModelRecord
+
+
+class Catalogue:
+    """Models by namespace and name. Without namespacing every namespace is empty, and a name means one model."""
+
+    def __init__(self, *, namespacing: bool = False) -> None:
+        self._namespacing = namespacing
+        self._named: dict[str, dict[str, ModelRecord]] = {}
+
+    def __iter__(self) -> Iterator[ModelRecord]:
+        """Give every model, by namespace and name."""
+        records = [record for named in self._named.values() for record in named.values()]
+        return iter(sorted(records, key=lambda record: (record.namespace, record.name)))
+
+    def open(self, namespace: str, name: str) -> ModelRecord:
+        """Return what is known of a model, from now on if it was not known."""
+        named = self._named.setdefault(name, {})
+        if namespace not in named:
+            named[namespace] = ModelRecord(name, namespace)
+        return named[namespace]
+
+    def record(self, namespace: str, name: str) -> ModelRecord | None:
+        """Return what is known of a model."""
+        return self._named.get(name, {}).get(namespace)
+
+    def all_named(self, name: str) -> list[ModelRecord]:
+        """Return every model of that name."""
+        return list(self._named.get(name, {}).values())
+
+    def meant(self, name: str) -> ModelRecord:
+        """Return the model that a request means by ``name``. Raises Triton's refusals."""
+        tried = [record for record in self._named.get(name, {}).values() if record.known]
+        if not tried:
+            unknown = f"Request for unknown model: '{name}' is not found"
+            raise InvalidArgument(unknown) if self._namespacing else NotFound(unknown)
+        if not self._namespacing:
+            return tried[0]
+        running = [record for record in tried if record.running]
+        if not running:
+            raise NotFound(f"Identifier of model '{name}' is not found in global map")
+        if len(running) > 1:
+            raise InvalidArgument(
+                f"There are {len(running)} identifiers of model '{name}' in global map, "
+                "model namespace must be provided to resolve ambiguity."
+                "\n    A request cannot name a namespace: give the models different names."
+            )
+        return running[0]
+
+    def find(self, name: str, version: str) -> RunningVersion:
+        """Return where a request for ``name`` goes. Raises Triton's refusals."""
+        return self.meant(name).find(version)

@@ -1,0 +1,99 @@
+"""From a model's directory to versions that run: read, complete, launch, and try again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from nerite.backends.interface import ModelContext
+from nerite.config.json_form import to_json
+from nerite.config.loading import FinishedConfig, PolledModel, Remark, finish_config, poll_model_directory
+from nerite.config.model_config import ModelConfig
+from nerite.config.options import RepositoryOptions
+from nerite.config.signature import signature_of
+from nerite.core.errors import NeriteError
+from nerite.execution.launcher import Launcher
+from nerite.execution.running_version import RunningVersion
+from nerite.repository.delivery import Delivery
+
+_log = logging.getLogger("nerite.repository")
+_LEVELS = {"note": _log.info, "warning": _log.warning, "error": _log.error}
+
+
+class VersionMaker:
+    """Makes model versions run, so many at a time as the options allow. Its coroutines are for the loop."""
+
+    def __init__(
+        self,
+        options: RepositoryOptions,
+        settings_of: Callable[[str], Mapping[str, str]],
+        launcher: Launcher,
+        loader: Executor,
+    ) -> None:
+        """``settings_of`` has the ``--backend-config`` values of a backend."""
+        self._options = options
+        self._settings_of = settings_of
+        self._launcher = launcher
+        self._loader = loader
+        self._slots = asyncio.Semaphore(max(options.load_threads, 1))
+
+    async def read(self, name: str, directory: Path, delivery: Delivery | None) -> PolledModel:
+        """Return what is written about a model. What is wrong with it is in the result."""
+
+        def read() -> PolledModel:
+            return poll_model_directory(
+                directory,
+                name=name,
+                config_name=self._options.config_name,
+                override=None if delivery is None else delivery.config,
+                auto_complete=self._options.auto_complete,
+            )
+
+        polled = await asyncio.get_running_loop().run_in_executor(self._loader, read)
+        _tell(polled.remarks)
+        return polled
+
+    async def make(self, polled: PolledModel, version: int) -> RunningVersion:
+        """Complete the configuration of a version, and make it run. Raises ``NeriteError`` when no retry is left."""
+        tries = self._options.load_retries + 1
+        async with self._slots:
+            while True:
+                tries -= 1
+                try:
+                    return await self._make(polled, version)
+                except NeriteError as error:
+                    if not tries:
+                        raise
+                    _log.warning(
+                        "failed to load '%s' version %d, trying again: %s", polled.name, version, error.message
+                    )
+
+    async def _make(self, polled: PolledModel, version: int) -> RunningVersion:
+        memo: dict[str, Any] = {}
+        finished = await asyncio.get_running_loop().run_in_executor(self._loader, self._finish, polled, version, memo)
+        _tell(finished.remarks)
+        if finished.mistakes:
+            for mistake in finished.mistakes:
+                _log.error("%s", mistake)
+            raise finished.mistakes[0].as_error()
+        context = self._context(polled, finished.config, version, memo)
+        return await self._launcher.launch(finished.config, context, signature_of(finished.config, polled.directory))
+
+    def _finish(self, polled: PolledModel, version: int, memo: dict[str, Any]) -> FinishedConfig:
+        def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
+            return self._launcher.complete(config.backend, self._context(polled, config, version, memo))
+
+        return finish_config(polled, version, complete=complete if self._options.auto_complete else None)
+
+    def _context(self, polled: PolledModel, config: ModelConfig, version: int, memo: dict[str, Any]) -> ModelContext:
+        settings = self._settings_of(config.backend)
+        return ModelContext(polled.name, version, polled.directory, to_json(config), settings, memo)
+
+
+def _tell(remarks: Iterable[Remark]) -> None:
+    for remark in remarks:
+        _LEVELS[remark.level](remark.text)

@@ -1,0 +1,60 @@
+"""Why a load is refused: Triton's texts, and what to do about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from nerite.config.loading import PolledModel
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.repository.index import IN_SEVERAL
+from nerite.repository.model_record import ModelRecord, State, VersionState
+
+_log = logging.getLogger("nerite.repository")
+_KINDS = {
+    "INVALID_ARG": "Invalid argument",
+    "NOT_FOUND": "Not found",
+    "INTERNAL": "Internal",
+    "UNAVAILABLE": "Unavailable",
+    "UNSUPPORTED": "Unsupported",
+    "ALREADY_EXISTS": "Already exists",
+    "CANCELLED": "Cancelled",
+}
+"""The kinds of errors as Triton spells them in reasons."""
+
+
+def not_polled(name: str, why: str = "") -> NeriteError:
+    """Return, and log, the refusal of a model whose files are not there, or cannot be used for the reason given."""
+    refusal = f"failed to load '{name}', failed to poll from model repository" + (f"\n    {why}" if why else "")
+    _log.error("%s", refusal)
+    return Internal(refusal)
+
+
+def in_several(name: str, locations: Sequence[str]) -> NeriteError:
+    """Return the refusal of a model that is in more than one repository."""
+    where = " and ".join(locations)
+    return not_polled(name, f"{IN_SEVERAL}: {where}. Leave it in one, or start with --model-namespacing=true.")
+
+
+def unreadable(record: ModelRecord, polled: PolledModel) -> NeriteError:
+    """Note what is wrong with a model that was not even tried, and return the refusal of its load."""
+    for mistake in polled.mistakes:
+        _log.error("%s", mistake)
+    first = polled.mistakes[0]
+    if not polled.versions and first.message.startswith("at least one version"):
+        record.states.setdefault(-1, VersionState(State.UNAVAILABLE, first.message))
+        return InvalidArgument(f"load failed for model '{record.name}': {first.message}\n")
+    record.unreadable = str(first)
+    return Internal(f"failed to load '{record.name}', failed to poll from model repository\n{first}")
+
+
+def failed(record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteError:
+    """Note why versions could not be loaded, and return the refusal of the load; what runs keeps its state."""
+    reasons = ""
+    for version, error in sorted(failures.items()):
+        reason = f"{_KINDS.get(error.code, 'Unknown')}: {error.message}"
+        reasons += f"version {version} is at {State.UNAVAILABLE.value} state: {reason};\n"
+        _log.error("failed to load '%s' version %d: %s", record.name, version, reason)
+        if version not in record.running:
+            record.states[version] = VersionState(State.UNAVAILABLE, reason)
+    return InvalidArgument(f"load failed for model '{record.name}': {reasons}")

@@ -1,0 +1,48 @@
+"""Models of the same name in two repositories, told apart by ``--model-namespacing``. The order matters."""
+
+import shutil
+
+from conformance.exchange import Change, Grpc, Scrape, get, infer, post
+from conformance.exchanges.repository_explicit import INDEX, ROW, gone, load, unload
+from conformance.exchanges.scenes import NAMESPACES
+from nerite.wire import grpc_service as pb
+
+SCENE = NAMESPACES
+
+
+def everything(model: str) -> list[object]:
+    return [
+        infer(model, ROW),
+        get(f"/v2/models/{model}"),
+        get(f"/v2/models/{model}/ready"),
+        get(f"/v2/models/{model}/config"),
+        get(f"/v2/models/{model}/stats"),
+        Grpc("ModelMetadata", pb.ModelMetadataRequest(name=model)),
+        Grpc("ModelReady", pb.ModelReadyRequest(name=model)),
+        Grpc("ModelConfig", pb.ModelConfigRequest(name=model)),
+    ]
+
+
+EXCHANGES = {
+    "at the start": [INDEX, get("/v2/health/ready")],
+    "unknown": everything("none"),
+    "not loaded": everything("echo"),
+    "load one": [load("pair"), INDEX, get("/v2/models/pair"), get("/v2/models/pair/ready")],
+    "load unknown": load("none"),
+    "load both": [load("echo"), INDEX, get("/v2/health/ready")],
+    "both": everything("echo"),
+    "metrics": Scrape("nv_inference_request_success"),
+    "statistics of all": get("/v2/models/stats"),
+    "load both again": [load("echo"), INDEX],
+    "unload both": [unload("echo"), gone()],
+    "neither": everything("echo"),
+    "unload the only one": [unload("pair"), gone(), infer("pair", ROW), get("/v2/models/pair")],
+    "ready at the end": post("/v2/repository/index", {"ready": True}),
+    "load the one that is left": [
+        Change(lambda models: shutil.rmtree(models.with_name("second") / "echo")),
+        load("echo"),
+        INDEX,
+        infer("echo", ROW),
+    ],
+    "gRPC: index": Grpc("RepositoryIndex", pb.RepositoryIndexRequest()),
+}

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from nerite.repository.fingerprint import ModelFingerprint
+from nerite.repository.watch import SETTLE_NS, Findings, Watch
+
+M = ("", "m")
+NOTHING = Findings([], [])
+LATER = 100 * SETTLE_NS
+
+
+def looks(size: int, changed_ns: int = 0) -> ModelFingerprint:
+    return ModelFingerprint((), {1: (("model.py", size, changed_ns),)})
+
+
+def test_a_new_model_counts_when_two_looks_saw_the_same() -> None:
+    watch = Watch()
+    assert not watch.restless
+    assert watch.look({M: looks(1)}, {}, [], LATER) == NOTHING
+    assert watch.restless
+    assert watch.look({M: looks(2)}, {}, [], LATER) == NOTHING
+    assert watch.look({M: looks(2)}, {}, [], LATER) == Findings([M], [])
+    assert not watch.restless
+    assert watch.look({M: looks(2)}, {M: looks(2)}, [M], LATER) == NOTHING
+
+
+def test_files_that_are_too_young() -> None:
+    watch = Watch()
+    young = looks(1, LATER - 1)
+    assert watch.look({M: young}, {}, [], LATER) == NOTHING
+    assert watch.look({M: young}, {}, [], LATER) == NOTHING
+    assert watch.look({M: young}, {}, [], LATER + SETTLE_NS) == Findings([M], [])
+
+
+def test_a_load_that_failed_is_not_tried_again_before_something_changes() -> None:
+    watch = Watch()
+    assert watch.look({M: looks(1)}, {M: looks(1)}, [], LATER) == NOTHING
+    watch.look({M: looks(2)}, {M: looks(1)}, [], LATER)
+    assert watch.look({M: looks(2)}, {M: looks(1)}, [], LATER) == Findings([M], [])
+
+
+def test_a_model_that_vanishes_for_a_moment() -> None:
+    watch = Watch()
+    assert watch.look({}, {M: looks(1)}, [M], LATER) == NOTHING
+    assert watch.restless
+    assert watch.look({M: looks(1)}, {M: looks(1)}, [M], LATER) == NOTHING
+    assert watch.look({}, {M: looks(1)}, [M], LATER) == NOTHING
+    assert watch.look({}, {M: looks(1)}, [M], LATER) == Findings([], [M])
+    assert not watch.restless
+
+
+def test_a_model_that_is_gone_and_does_not_run() -> None:
+    watch = Watch()
+    for _ in range(3):
+        assert watch.look({}, {M: looks(1)}, [], LATER) == NOTHING
+    assert not watch.restless
