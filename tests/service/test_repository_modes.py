@@ -127,6 +127,59 @@ def test_reload_under_load_loses_nothing(repository: Path, tmp_path: Path) -> No
         eventually(lambda: len(server.workers()) == 1, what="old workers stay behind")
 
 
+@pytest.mark.parametrize("mode", ["worker", "in_process"])
+def test_instances_come_and_go_while_the_others_stay(repository: Path, tmp_path: Path, mode: str) -> None:
+    parameters = f'parameters {{ key: "EXECUTION_MODE" value {{ string_value: "{mode}" }} }}'
+    config = pbtxt(parameters=parameters)
+    say = "def initialize(self, args):\n    print('made', args['model_instance_name'], flush=True)\n"
+    python_model(repository, "adder", say + adds(1), config)
+    with serving(repository, tmp_path / "log", "--model-control-mode=explicit", "--load-model=adder") as server:
+
+        def resize(count: int) -> int:
+            group = f"instance_group [{{ kind: KIND_CPU count: {count} }}]"
+            text = config.replace("instance_group [{ kind: KIND_CPU }]", group)
+            assert text != config
+            (repository / "adder" / "config.pbtxt").write_text(text)
+            status: int = server.ask("POST", "/v2/repository/models/adder/load")[0]
+            return status
+
+        assert server.infer("adder", [1.0]) == [2.0]
+        (first,) = server.workers().values() or [0]
+        assert resize(3) == 200
+        assert server.infer("adder", [1.0]) == [2.0]
+        assert [server.text.count(f"made adder_0_{number}") for number in range(3)] == [1, 1, 1]
+        if mode == "worker":
+            assert len(server.workers()) == 3
+            assert first in server.workers().values()
+        assert server.json("GET", "/v2/models/adder/config")["instance_group"][0]["count"] == 3
+        assert server.json("GET", "/v2/models/adder/stats")["model_stats"][0]["inference_count"] == 2
+        assert resize(1) == 200
+        if mode == "worker":
+            eventually(lambda: list(server.workers().values()) == [first])
+        assert server.infer("adder", [1.0]) == [2.0]
+        assert server.text.count("loading: adder:1") == 1
+
+
+def test_an_instance_that_cannot_be_made_changes_nothing(repository: Path, tmp_path: Path) -> None:
+    body = """
+def initialize(self, args):
+    if args["model_instance_name"] == "adder_0_2":
+        raise ValueError("two is enough")
+"""
+    python_model(repository, "adder", body + adds(1))
+    with serving(repository, tmp_path / "log", "--model-control-mode=explicit", "--load-model=adder") as server:
+        before = server.workers()
+        config = pbtxt().replace("kind: KIND_CPU", "kind: KIND_CPU count: 3")
+        (repository / "adder" / "config.pbtxt").write_text(config)
+        status, _, body_of_answer = server.ask("POST", "/v2/repository/models/adder/load")
+        assert status == 400
+        assert b"two is enough" in body_of_answer
+        eventually(lambda: server.workers() == before)
+        assert server.ready("adder")
+        assert server.infer("adder", [1.0]) == [2.0]
+        assert server.json("GET", "/v2/models/adder/config")["instance_group"][0]["count"] == 1
+
+
 def test_polling_follows_the_files(repository: Path, tmp_path: Path) -> None:
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
     with serving(repository, tmp_path / "log", *flags) as server:

@@ -39,11 +39,12 @@ class Dispatcher:
         preserve_ordering: bool = False,
     ) -> None:
         self._decider = decider
-        self._runners = tuple(runners)
+        self._runners: list[Runner] = []
         self._statistics = statistics
         self._loop = loop
         self._stir = sentry.stir
-        self._places = Places(runners)
+        self._places = Places()
+        self._leaving: dict[Runner, Callable[[Runner], None]] = {}
         self._busy = 0
         self._open: set[InferenceRequest] = set()
         """Requests that ran, and get their responses one by one."""
@@ -59,9 +60,7 @@ class Dispatcher:
         self._on_pause = self._pause
         self._on_drained: list[Callable[[], None]] = []
         for runner in runners:
-            runner.done = self._done
-            runner.part = self._part
-            runner.on_usable = self._usable
+            self._adopt(runner)
 
     @property
     def pending(self) -> int:
@@ -89,6 +88,30 @@ class Dispatcher:
             self._fail_hopeless()
         if self._timed:
             self._arm()
+
+    def add(self, runner: Runner) -> None:
+        """Have one more instance."""
+        self._adopt(runner)
+        self._turn()
+
+    def remove(self, runner: Runner, left: Callable[[Runner], None]) -> None:
+        """Give no more batches to an instance; ``left`` is called once it has nothing under way."""
+        self._places.remove(runner)
+        self._leaving[runner] = left
+        self._see_off()
+
+    def _adopt(self, runner: Runner) -> None:
+        runner.done = self._done
+        runner.part = self._part
+        runner.on_usable = self._usable
+        self._runners.append(runner)
+        self._places.came(runner)
+
+    def _see_off(self) -> None:
+        """Let go of the instances that leave and are done."""
+        for runner in [runner for runner in self._leaving if not runner.busy]:
+            self._runners.remove(runner)
+            self._leaving.pop(runner)(runner)
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call once nothing waits or runs any more: at once, if so now."""
@@ -136,7 +159,9 @@ class Dispatcher:
     ) -> None:
         """An instance has finished: start its next batch, then pass the answers on."""
         self._busy -= len(batch)
-        if runner.usable:
+        if self._leaving and runner in self._leaving:
+            self._loop.call_soon(self._see_off)
+        elif runner.usable:
             self._places.end(runner, marks.ended_ns - marks.started_ns if marks is not None else 0)
             if not self._looking:
                 self._look()
@@ -164,6 +189,8 @@ class Dispatcher:
             request.respond(response, False)
             return
         self._open.discard(request)
+        if self._leaving:
+            self._loop.call_soon(self._see_off)
         if self._order is None:
             request.respond(response)
         elif request in self._turns:
@@ -181,6 +208,8 @@ class Dispatcher:
 
     def _usable(self, runner: Runner) -> None:
         """An instance went down, came up, or failed to come up."""
+        if runner in self._leaving:
+            return
         if runner.usable:
             self._places.came(runner)
             self._turn()

@@ -20,15 +20,13 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.signature import Signature
 from nerite.execution import messages
 from nerite.execution.arena import Arena
-from nerite.execution.channel import Channel, Log
-from nerite.execution.loop_runner import LoopRunner
-from nerite.execution.nursery import Nursery, WorkerProcess
-from nerite.execution.runner import Runner
+from nerite.execution.channel import Log
+from nerite.execution.nursery import Nursery
+from nerite.execution.runner_makers import NativeMaker, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
 from nerite.execution.sentry import Sentry
-from nerite.execution.thread_runner import ThreadRunner
 from nerite.execution.worker import write_context
-from nerite.execution.worker_runner import WorkerPlan, WorkerRunner
+from nerite.execution.worker_runner import WorkerPlan
 from nerite.scheduling.decider import Decider
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.one_by_one import OneByOne
@@ -72,64 +70,46 @@ class Launcher:
         decider = _decider(config)
         instances = _instances(config)
         arena = Arena()
-        if config.backend in IN_WORKERS and not _in_process(context):
-            runners: list[Runner] = await self._start_workers(config.backend, context, instances, arena)
-            release = _nothing
-        else:
-            backend = registry.backend(config.backend)
-            model = await self._loop.run_in_executor(self._loader, backend.open, context)
-            made = [await self._loop.run_in_executor(self._loader, model.instance, item) for item in instances]
-            release = model.close
-            pairs = list(zip(instances, made, strict=True))
-            if _in_process(context):
-                runners = [LoopRunner(item.name, instance) for item, instance in pairs]
-            else:
-                # What a framework keeps for an accelerator often belongs to one thread.
-                runners = [
-                    ThreadRunner(item.name, instance, self._loop, on_loop=item.kind != "GPU")
-                    for item, instance in pairs
-                ]
+        maker = await self._maker(config, context, arena)
+        config_json = to_json(config)
+        try:
+            runners = await maker.make(instances, config_json)
+        except BaseException:  # whatever it was: nothing may be left behind
+            maker.close()
+            raise
         running = RunningVersion(
             context.name,
             context.version,
             config,
-            to_json(config),
+            config_json,
             signature,
             decider,
-            runners,
+            dict(zip(instances, runners, strict=True)),
+            maker,
             arena,
             self._loop,
             self._sentry,
-            release,
         )
         running.load_seconds = time.monotonic() - began
         return running
 
-    async def _start_workers(
-        self, backend: str, context: ModelContext, instances: list[InstanceContext], arena: Arena
-    ) -> list[Runner]:
-        # Not on the loop: an environment may have to be unpacked.
-        interpreter = await self._loop.run_in_executor(self._loader, find_interpreter, context)
-        plans = [self._plan(backend, context, instance, arena, interpreter) for instance in instances]
+    async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
+        """Give a running version the instances that ``config`` asks for. Raises as ``launch``; it is as before then."""
+        await running.resize(config, to_json(config), _instances(config))
 
-        def make(plan: WorkerPlan) -> tuple[WorkerProcess, Channel]:
-            process, channel = plan.start()
-            plan.load(process, channel)
-            return process, channel
+    async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> RunnerMaker:
+        run = self._loop.run_in_executor
+        in_process = _in_process(context)
+        if config.backend in IN_WORKERS and not in_process:
+            # Not on the loop: an environment may have to be unpacked.
+            interpreter = await run(self._loader, find_interpreter, context)
 
-        made = await asyncio.gather(
-            *(self._loop.run_in_executor(self._loader, make, plan) for plan in plans), return_exceptions=True
-        )
-        workers = [item for item in made if not isinstance(item, BaseException)]
-        if len(workers) < len(made):
-            for process, channel in workers:
-                channel.close()
-                process.kill()
-            raise next(item for item in made if isinstance(item, BaseException))
-        return [
-            WorkerRunner(plan, process, channel, self._loop, self._loader)
-            for plan, (process, channel) in zip(plans, workers, strict=True)
-        ]
+            def plan(instance: InstanceContext) -> WorkerPlan:
+                return self._plan(config.backend, context, instance, arena, interpreter)
+
+            return WorkerMaker(plan, self._loop, self._loader)
+        model = await run(self._loader, registry.backend(config.backend).open, context)
+        return NativeMaker(model, self._loop, self._loader, on_loop_only=in_process)
 
     def _plan(
         self,
@@ -142,10 +122,6 @@ class Launcher:
         return WorkerPlan(
             backend, context, instance, interpreter, {}, self._nursery, arena, self._log, self._stay_awake
         )
-
-
-def _nothing() -> None:
-    """Do what a model without a shared part needs in the end."""
 
 
 def _in_process(context: ModelContext) -> bool:

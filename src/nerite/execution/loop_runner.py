@@ -26,6 +26,11 @@ class LoopRunner:
         self.on_usable: Callable[[Runner], None]
         self._instance = instance
 
+    @property
+    def busy(self) -> bool:
+        """Never: a batch is over when ``run`` returns."""
+        return False
+
     def run(self, batch: Batch) -> None:
         """Execute a batch at once; ``done`` is called before this returns."""
         marks = Marks()

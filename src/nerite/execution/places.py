@@ -24,7 +24,7 @@ class Places:
 
     __slots__ = ("_brief", "_full", "behind", "idle")
 
-    def __init__(self, runners: Iterable[Runner]) -> None:
+    def __init__(self, runners: Iterable[Runner] = ()) -> None:
         self.idle = deque(runners)
         self.behind: deque[Runner] = deque()
         """Those that run one batch and take another."""
@@ -66,6 +66,13 @@ class Places:
         if runner in self.idle:
             self.idle.remove(runner)
 
+    def remove(self, runner: Runner) -> None:
+        """Forget an instance: nobody will say ``end`` for it, whatever it runs."""
+        self._full.discard(runner)
+        for among in (self.idle, self.behind):
+            if runner in among:
+                among.remove(runner)
+
     def came(self, runner: Runner) -> None:
-        """Note that ``runner`` is up again, and idle."""
+        """Note that ``runner`` is up, and idle."""
         self.idle.append(runner)

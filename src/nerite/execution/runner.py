@@ -41,6 +41,10 @@ class Runner(Protocol):
     part: Part
     on_usable: Callable[[Runner], None]
 
+    @property
+    def busy(self) -> bool:
+        """A batch or a request that gets its responses one by one is under way."""
+
     def run(self, batch: Batch) -> None:
         """Execute a batch, and call ``done`` once. Never blocks, except where running on the loop is the idea."""
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nerite.backends.interface import InstanceContext
 from nerite.config.model_config import ModelConfig
-from nerite.core.errors import NeriteError
+from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.runner import Runner
+from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.decider import Decider
@@ -32,13 +34,13 @@ class RunningVersion:
         config_json: dict[str, Any],
         signature: Signature,
         decider: Decider,
-        runners: Sequence[Runner],
+        runners: Mapping[InstanceContext, Runner],
+        maker: RunnerMaker,
         arena: Arena,
         loop: asyncio.AbstractEventLoop,
         sentry: Sentry,
-        release: Callable[[], None] = lambda: None,
     ) -> None:
-        """``release`` is called in the end, when every instance is closed: the backend's own clean-up."""
+        """``maker`` makes more instances, and is closed in the end."""
         self.name = name
         self.version = version
         self.label = str(version)
@@ -46,14 +48,17 @@ class RunningVersion:
         self.config_json = config_json
         self.signature = signature
         self.statistics = VersionStatistics()
-        self.runners = tuple(runners)
+        self._instances = dict(runners)
         self.decoupled = bool(config.model_transaction_policy and config.model_transaction_policy.decoupled)
         self.load_seconds = 0.0
         """How long the load took; set by whoever loaded it."""
         self._arena = arena
         self._loop = loop
-        self._release = release
+        self._maker = maker
+        self._open = set(runners.values())
+        """Instances that are not closed yet: some may be leaving."""
         self._closing = False
+        self._on_closed: Callable[[], None] = lambda: None
         batching = config.dynamic_batching
         self._dispatcher = Dispatcher(
             decider,
@@ -65,6 +70,11 @@ class RunningVersion:
         )
         self._submit = self._dispatcher.submit
         self._trim_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def runners(self) -> tuple[Runner, ...]:
+        """The instances that take batches."""
+        return tuple(self._instances.values())
 
     @property
     def pending(self) -> int:
@@ -98,7 +108,8 @@ class RunningVersion:
 
     def ask_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask every instance whether it can serve; all must."""
-        waiting = len(self.runners)
+        runners = self.runners
+        waiting = len(runners)
         ready = True
 
         def one(answer: bool) -> None:
@@ -108,10 +119,33 @@ class RunningVersion:
             if waiting == 0:
                 answered(ready)
 
-        if not self.runners:
+        if not runners:
             answered(True)
-        for runner in self.runners:
+        for runner in runners:
             runner.is_ready(one)
+
+    async def resize(
+        self, config: ModelConfig, config_json: dict[str, Any], instances: Sequence[InstanceContext]
+    ) -> None:
+        """Have these instances from now on: those that there are stay, the others finish what they run.
+
+        ``config`` differs from that of before in its instance groups only. Raises ``NeriteError`` where one cannot be
+        made; nothing has changed then.
+        """
+        new = [each for each in instances if each not in self._instances]
+        made = await self._maker.make(new, config_json)
+        self._open.update(made)
+        if self._closing:
+            for runner in made:
+                self._close_one(runner)
+            raise Unavailable(f"model '{self.name}' is being unloaded")
+        for instance, runner in zip(new, made, strict=True):
+            self._instances[instance] = runner
+            self._dispatcher.add(runner)
+        for instance in self._instances.keys() - set(instances):
+            leaving = self._instances.pop(instance)
+            self._dispatcher.remove(leaving, self._close_one)
+        self.config, self.config_json = config, config_json
 
     def drain(self, drained: Callable[[], None]) -> None:
         """Call ``drained`` once nothing waits or runs any more."""
@@ -123,22 +157,29 @@ class RunningVersion:
 
     def close(self, closed: Callable[[], None]) -> None:
         """Give everything back; ``closed`` is called when that is done. Nothing may run any more."""
-        waiting = len(self.runners)
-
-        def one() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if waiting <= 0:
-                if self._trim_timer is not None:
-                    self._trim_timer.cancel()
-                self._arena.close()
-                self._release()
-                closed()
-
-        if not self.runners:
-            one()
+        self._closing = True
+        self._on_closed = closed
+        if not self._open:
+            self._check_closed()
         for runner in self.runners:
-            runner.close(one)
+            self._close_one(runner)
+
+    def _close_one(self, runner: Runner) -> None:
+        def closed() -> None:
+            self._open.discard(runner)
+            self._check_closed()
+
+        runner.close(closed)
+
+    def _check_closed(self) -> None:
+        """Give back what the instances shared, if the last of them is closed and no more may come."""
+        if self._open or not self._closing:
+            return
+        if self._trim_timer is not None:
+            self._trim_timer.cancel()
+        self._arena.close()
+        self._maker.close()
+        self._on_closed()
 
     def _trim(self) -> None:
         """Give back memory of large tensors when none was received for a while."""

@@ -41,6 +41,11 @@ class ThreadRunner:
         self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None] | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
+    @property
+    def busy(self) -> bool:
+        """The thread has a batch."""
+        return self._pending > 0
+
     def run(self, batch: Batch) -> None:
         """Execute a batch at once if it will be brief; else hand it to the thread."""
         brevity = self._brevity

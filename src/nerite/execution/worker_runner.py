@@ -109,6 +109,11 @@ class WorkerRunner:
         """The number of the worker's process."""
         return self._process.pid
 
+    @property
+    def busy(self) -> bool:
+        """The worker has a batch, or a request whose responses come one by one."""
+        return self._batch is not None or bool(self._open)
+
     def run(self, batch: Batch) -> None:
         """Send a batch to the worker."""
         self._batch = batch
@@ -218,6 +223,8 @@ class WorkerRunner:
                 self.part(request, InferenceResponse.failed(error), True)
         if batch is not None:
             self.done(self, batch, [InferenceResponse.failed(error)] * len(batch), None)
+        if self._closed is not None:  # it was to leave after this batch
+            return
         self._timer = self._loop.call_later(self._backoff.failed(self._loop.time()), self._revive)
 
     def _revive(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ class VersionMaker:
                     _log.warning(
                         "failed to load '%s' version %d, trying again: %s", polled.name, version, error.message
                     )
+
+    async def resize(self, polled: PolledModel, running: RunningVersion) -> None:
+        """Give a version that runs the instances that its configuration asks for now. Raises ``NeriteError``."""
+        finished = finish_config(polled, None)
+        if finished.mistakes:
+            raise finished.mistakes[0].as_error()
+        groups = finished.config.instance_group
+        if groups != running.config.instance_group:
+            await self._launcher.resize(running, replace(running.config, instance_group=groups))
+            _log.info("'%s' version %d has %d instances now", running.name, running.version, len(running.runners))
 
     async def _make(self, polled: PolledModel, version: int) -> RunningVersion:
         memo: dict[str, Any] = {}

@@ -154,7 +154,7 @@ class ModelManager:
             raise refusals.unreadable(record, polled)
         loaded = Loaded(polled, seen, delivered=delivery is not None)
         kept = record.unchanged(loaded)
-        made = await self._launch(record, polled, [version for version in polled.versions if version not in kept])
+        made = await self._launch(record, polled, kept)
         for running in made.values():
             self._delivered.use(folder, running)
         record.loaded = loaded
@@ -162,9 +162,10 @@ class ModelManager:
         self._in_background(self._hash(record, loaded, made))
 
     async def _launch(
-        self, record: ModelRecord, polled: PolledModel, versions: Sequence[int]
+        self, record: ModelRecord, polled: PolledModel, kept: Mapping[int, RunningVersion]
     ) -> dict[int, RunningVersion]:
-        """Make the versions that are not running yet, side by side: all of them or none."""
+        """Make the versions that are not ``kept``, side by side, and bring those to their instances: all or none."""
+        versions = [version for version in polled.versions if version not in kept]
         for version in versions:
             record.states[version] = VersionState(State.LOADING)
             _log.info("loading: %s:%d", record.name, version)
@@ -178,6 +179,11 @@ class ModelManager:
                 failures[version] = outcome
             elif isinstance(outcome, BaseException):
                 raise outcome
+        for version, running in kept.items() if not failures else ():
+            try:
+                await self._maker.resize(polled, running)
+            except NeriteError as error:
+                failures[version] = error
         if failures:
             for running in made.values():
                 self._retire(None, running)

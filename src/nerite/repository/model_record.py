@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass, field, replace
 
 from nerite.config.loading import PolledModel
+from nerite.config.model_config import ModelConfig
 from nerite.core.errors import InvalidArgument, NotFound, Unavailable
 from nerite.execution.running_version import RunningVersion
 from nerite.repository.fingerprint import ModelFingerprint
@@ -79,11 +80,14 @@ class ModelRecord:
         raise NotFound(f"Request for unknown model: '{self.name}' version {number} is not found")
 
     def unchanged(self, loading: Loaded) -> dict[int, RunningVersion]:
-        """Return the running versions that need no reload: same files, same configuration but for which versions."""
+        """Return the running versions that need no reload: same files, and the same configuration.
+
+        Which versions there are, and how many instances, may be otherwise.
+        """
         loaded = self.loaded
         if loaded is None or loaded.delivered or loading.delivered or loaded.seen.shared != loading.seen.shared:
             return {}
-        if replace(loaded.polled.config, version_policy=None) != replace(loading.polled.config, version_policy=None):
+        if _essence(loaded.polled.config) != _essence(loading.polled.config):
             return {}
         return {
             version: running
@@ -96,6 +100,10 @@ class ModelRecord:
     def known(self) -> bool:
         """The model was loaded, or tried, at some time."""
         return bool(self.states)
+
+
+def _essence(config: ModelConfig) -> ModelConfig:
+    return replace(config, version_policy=None, instance_group=())
 
 
 def version_number(text: str) -> int:

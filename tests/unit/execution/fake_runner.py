@@ -34,6 +34,10 @@ class FakeRunner:
         self.started: list[tuple[int, Batch]] = []
         """Batches with a number that grows from start to start, over all instances."""
 
+    @property
+    def busy(self) -> bool:
+        return self.batch is not None or any(not request.finished for batch in self.batches for request in batch)
+
     def run(self, batch: Batch) -> None:
         assert self.usable
         assert self.next is None, "one batch at a time, and one ahead"

@@ -568,3 +568,73 @@ def test_drained_only_when_the_answers_that_were_held_back_have_left(bench: Benc
     assert calls == []
     bench.runners[0].finish()
     assert calls == [2]
+
+
+def test_one_more_instance_takes_what_waits(bench: Bench) -> None:
+    of = bench.dispatcher(max_batch_size=1)
+    first, second = bench.ask(of, 1, 1)
+    bench.loop.settle()
+    more = FakeRunner("model_1")
+    of.add(more)
+    assert (bench.runners[0].batch, more.batch) == ([first], [second])
+
+
+def test_an_idle_instance_leaves_at_once(bench: Bench) -> None:
+    of = bench.dispatcher(instances=2)
+    left: list[object] = []
+    of.remove(bench.runners[0], left.append)
+    assert left == [bench.runners[0]]
+    (asked,) = bench.ask(of)
+    bench.loop.settle()
+    assert [runner.batch for runner in bench.runners] == [None, [asked]]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_instance_that_runs_leaves_when_it_has_finished(bench: Bench, ahead: bool) -> None:
+    of = bench.dispatcher(instances=2, ahead=ahead, max_batch_size=1)
+    first, second = bench.ask(of, 1, 1)
+    bench.loop.settle()
+    leaving, staying = bench.runners
+    left: list[object] = []
+    of.remove(leaving, left.append)
+    (third,) = bench.ask(of)
+    leaving.finish()
+    bench.loop.settle()
+    assert left == [leaving]
+    assert [bench.answer(each) for each in (first, second, third)] == ["ok", "nothing yet", "nothing yet"]
+    staying.finish()
+    bench.loop.settle()
+    assert staying.batch == [third]
+    assert leaving.batches == [[first]]
+
+
+def test_an_instance_leaves_after_its_last_response(bench: Bench) -> None:
+    of = bench.dispatcher(instances=2)
+    (asked,) = bench.ask(of)
+    bench.loop.settle()
+    leaving = bench.runners[0]
+    leaving.finish([None])
+    left: list[object] = []
+    of.remove(leaving, left.append)
+    assert left == []
+    asked.cancel()
+    assert leaving.told == [("cancel", asked)]
+    leaving.part(asked, EMPTY, True)
+    bench.loop.settle()
+    assert left == [leaving]
+
+
+def test_an_instance_that_dies_on_its_way_out(bench: Bench) -> None:
+    of = bench.dispatcher(instances=2)
+    (asked,) = bench.ask(of)
+    bench.loop.settle()
+    leaving, staying = bench.runners
+    left: list[object] = []
+    of.remove(leaving, left.append)
+    leaving.die()
+    bench.loop.settle()
+    assert left == [leaving]
+    assert bench.answer(asked) == "Internal: died"
+    (another,) = bench.ask(of)
+    bench.loop.settle()
+    assert staying.batch == [another]

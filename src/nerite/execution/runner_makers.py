@@ -1,0 +1,100 @@
+"""Making the instances of one model version: in workers, in threads, on the loop; at its load and later on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, Protocol
+
+from nerite.backends.interface import Instance, InstanceContext, Model
+from nerite.execution.channel import Channel
+from nerite.execution.loop_runner import LoopRunner
+from nerite.execution.nursery import WorkerProcess
+from nerite.execution.runner import Runner
+from nerite.execution.thread_runner import ThreadRunner
+from nerite.execution.worker_runner import WorkerPlan, WorkerRunner
+
+
+class RunnerMaker(Protocol):
+    """One for a model version. For the loop; what blocks is done by the loader."""
+
+    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+        """Make instances side by side, all or none, given the configuration. Raises ``NeriteError``."""
+
+    def close(self) -> None:
+        """Give back what the instances shared. Called once, when every one of them is closed."""
+
+
+class WorkerMaker:
+    """A process for each instance."""
+
+    def __init__(
+        self, plan_of: Callable[[InstanceContext], WorkerPlan], loop: asyncio.AbstractEventLoop, loader: Executor
+    ) -> None:
+        self._plan_of = plan_of
+        self._loop = loop
+        self._loader = loader
+
+    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+        """Start the processes, and have the model opened in each."""
+        plans = []
+        for instance in instances:
+            plan = self._plan_of(instance)
+            plans.append(replace(plan, context=replace(plan.context, config=config)))
+
+        def start(plan: WorkerPlan) -> tuple[WorkerProcess, Channel]:
+            process, channel = plan.start()
+            plan.load(process, channel)
+            return process, channel
+
+        made = await asyncio.gather(
+            *(self._loop.run_in_executor(self._loader, start, plan) for plan in plans), return_exceptions=True
+        )
+        workers = [item for item in made if not isinstance(item, BaseException)]
+        if len(workers) < len(made):
+            for process, channel in workers:
+                channel.close()
+                process.kill()
+            raise next(item for item in made if isinstance(item, BaseException))
+        return [
+            WorkerRunner(plan, process, channel, self._loop, self._loader)
+            for plan, (process, channel) in zip(plans, workers, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Do nothing: processes share nothing."""
+
+
+class NativeMaker:
+    """Instances of a backend that runs in this process."""
+
+    def __init__(self, model: Model, loop: asyncio.AbstractEventLoop, loader: Executor, *, on_loop_only: bool) -> None:
+        """``on_loop_only``: they have no threads of their own."""
+        self._model = model
+        self._loop = loop
+        self._loader = loader
+        self._on_loop_only = on_loop_only
+
+    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+        """Make the instances, one after the other. The model knows its configuration already."""
+        made: list[tuple[InstanceContext, Instance]] = []
+        try:
+            for each in instances:
+                made.append((each, await self._loop.run_in_executor(self._loader, self._model.instance, each)))
+        except BaseException:  # whatever it was: nothing may be left behind
+            for _, instance in made:
+                instance.close()
+            raise
+        return [self._runner(each, instance) for each, instance in made]
+
+    def _runner(self, context: InstanceContext, instance: Instance) -> Runner:
+        if self._on_loop_only:
+            return LoopRunner(context.name, instance)
+        # What a framework keeps for an accelerator often belongs to one thread.
+        return ThreadRunner(context.name, instance, self._loop, on_loop=context.kind != "GPU")
+
+    def close(self) -> None:
+        """Close the model."""
+        self._model.close()
