@@ -1,18 +1,19 @@
 """System shared memory that clients have registered: requests say where in it a tensor lies, or is to be written.
 
-A region is mapped when it is registered and used in place. It is forgotten when it is unregistered; whoever reads or
-writes it at that moment keeps the mapping until done.
+A region is mapped when it is registered and used in place, by workers too (``GuestMemory``). It is forgotten when it is
+unregistered; whoever reads or writes it at that moment keeps the mapping until done.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NotFound, Unsupported
+from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unsupported
 from nerite.core.request import SharedPlace
+from nerite.execution.arena import Segment
+from nerite.execution.guest_memory import GuestMemory
 
 _FOLDER: Final = Path("/dev/shm")
 _RESERVED: Final = "triton_python_backend_shm_region_"
@@ -28,13 +29,16 @@ class Region(NamedTuple):
     byte_size: int
     memory: memoryview
     """Its bytes, writable."""
+    guest: int
+    """Its number in the ``GuestMemory``."""
 
 
 class Regions:
     """Every region there is, by name."""
 
-    def __init__(self, *, allowed: bool) -> None:
+    def __init__(self, guests: GuestMemory, *, allowed: bool) -> None:
         """``allowed``: clients may register regions."""
+        self._guests = guests
         self._allowed = allowed
         self._regions: dict[str, Region] = {}
 
@@ -48,16 +52,22 @@ class Regions:
                 f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved "
                 f"prefix '{_RESERVED}'"
             )
-        memory = _mapped(name, key, offset, byte_size)
-        self._regions[name] = Region(name, key, offset, byte_size, memory)
+        descriptor = _opened(key)
+        try:
+            memory = _mapped(name, descriptor, offset, byte_size)
+        except NeriteError:
+            os.close(descriptor)
+            raise
+        guest = self._guests.add(descriptor, offset, memory)
+        self._regions[name] = Region(name, key, offset, byte_size, memory, guest)
 
     def unregister(self, name: str) -> None:
         """Forget a region, all of them for an empty name; one that there is not is no mistake."""
         self._check_allowed()
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+        for each in [name] if name else list(self._regions):
+            region = self._regions.pop(each, None)
+            if region is not None:
+                self._guests.remove(region.guest)
 
     def listed(self, name: str) -> list[Region]:
         """Return a region, or all of them for an empty name. Raises ``NotFound``."""
@@ -102,15 +112,19 @@ class Regions:
             raise Unsupported(_DISABLED)
 
 
-def _mapped(name: str, key: str, offset: int, byte_size: int) -> memoryview:
-    """Map ``byte_size`` bytes of a shared memory file from ``offset`` on."""
+def _opened(key: str) -> int:
+    """Return a descriptor of a shared memory file."""
     file = key.removeprefix("/")
     if not file or "/" in file or file in (".", ".."):
         raise Internal(f"Unable to open shared memory region: '{key}'")
     try:
-        descriptor = os.open(_FOLDER / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return os.open(_FOLDER / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (OSError, ValueError):
         raise Internal(f"Unable to open shared memory region: '{key}'") from None
+
+
+def _mapped(name: str, descriptor: int, offset: int, byte_size: int) -> memoryview:
+    """Map ``byte_size`` bytes of a file from ``offset`` on."""
     try:
         size = os.fstat(descriptor).st_size
         if not byte_size or offset + byte_size > size:
@@ -118,13 +132,8 @@ def _mapped(name: str, key: str, offset: int, byte_size: int) -> memoryview:
                 f"failed to register shared memory region '{name}': invalid args\n    The file has {size} bytes; "
                 f"{byte_size} from {offset} on were asked for."
             )
-        # Whole pages are mapped; what lies before the offset is left out afterwards.
-        before = offset % mmap.ALLOCATIONGRANULARITY
-        mapping = mmap.mmap(descriptor, before + byte_size, offset=offset - before)
+        return Segment(descriptor, byte_size, offset).array(0, byte_size).data
     except OSError as error:
         raise InvalidArgument(
             f"failed to register shared memory region '{name}': unable to process address space: {error.strerror}"
         ) from None
-    finally:
-        os.close(descriptor)
-    return memoryview(mapping)[before:]

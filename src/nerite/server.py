@@ -16,6 +16,7 @@ from nerite.core.request import InferenceRequest, PlacedRequest, ReplySink, Requ
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import ALIGNMENT, Buffer
+from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.running_version import RunningVersion
 from nerite.observability.metrics import Version
 from nerite.observability.statistics import Duration, VersionStatistics
@@ -46,11 +47,16 @@ EXTENSIONS = (
 class InferenceServer:
     """Loads models and answers for them."""
 
-    def __init__(self, options: ServerOptions, manager_of: Callable[[Callable[[], None]], ModelManager]) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        manager_of: Callable[[Callable[[], None]], ModelManager],
+        guests: GuestMemory,
+    ) -> None:
         """``manager_of`` makes the model manager, given what to call when models come and go."""
         self._options = options
         self._epoch = object()
-        self.regions = Regions(allowed=options.device.allow_client_shared_memory)
+        self.regions = Regions(guests, allowed=options.device.allow_client_shared_memory)
         """The shared memory that clients have registered."""
         self._manager = manager_of(self._changed)
         self._starting = True

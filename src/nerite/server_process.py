@@ -20,6 +20,7 @@ import uvloop
 from nerite import welcome
 from nerite.config.options import ServerOptions
 from nerite.core.errors import NeriteError
+from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
 from nerite.execution.vigil import limit_of
@@ -87,8 +88,9 @@ class ServerProcess:
         lines = WorkerLines(log)
         nursery = Nursery(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
         stay_awake = limit_of(self._options.stay_awake_microseconds)
-        launcher = Launcher(loop, self._loader, nursery, lines, stay_awake)
-        server = InferenceServer(self._options, self._manager_of(launcher))
+        guests = GuestMemory()
+        launcher = Launcher(loop, self._loader, nursery, guests, lines, stay_awake)
+        server = InferenceServer(self._options, self._manager_of(launcher), guests)
         try:
             start = loop.create_task(self._start(server))
             stop = loop.create_task(self._stop_asked.wait())

@@ -97,6 +97,49 @@ def test_both_ways(server: Serving, protocol: str, model: str) -> None:
     client.close()
 
 
+def test_a_worker_maps_what_it_reads_until_it_is_unregistered(server: Serving) -> None:
+    _, client = of(server, "http")
+    worker = next(pid for name, pid in server.workers().items() if name.startswith("double"))
+
+    def maps() -> bool:
+        return f"nerite_{os.getpid()}_in" in Path(f"/proc/{worker}/maps").read_text()
+
+    tensor = httpclient.InferInput("INPUT0", [1, COUNT], "FP32")
+    tensor.set_shared_memory("in", BYTES)
+    for _ in range(3):
+        with region(client, "in", BYTES) as there:
+            assert not maps()
+            shm.set_shared_memory_region(there, [np.arange(COUNT, dtype=np.float32)])
+            for _ in range(2):
+                answer = client.infer("double", [tensor])
+                assert answer.as_numpy("OUTPUT0").tolist() == [(np.arange(COUNT, dtype=np.float32) * 2).tolist()]
+            assert maps()
+        eventually(lambda: not maps())
+    client.close()
+
+
+@pytest.mark.parametrize("model", ["mischief", "mischief_inside"])
+def test_a_model_cannot_write_into_what_it_is_given(tmp_path: Path, model: str) -> None:
+    mischief = """
+def execute(self, requests):
+    array = requests[0].inputs()[0].as_numpy()
+    array[:] = 0
+"""
+    python_model(tmp_path / "models", "mischief", mischief)
+    python_model(tmp_path / "models", "mischief_inside", mischief, pbtxt(parameters=IN_PROCESS))
+    with serving(tmp_path / "models", tmp_path / "log", "--allow-client-shm=true") as server:
+        _, client = of(server, "http")
+        with region(client, "in", BYTES) as there:
+            sent = np.arange(COUNT, dtype=np.float32)
+            shm.set_shared_memory_region(there, [sent])
+            tensor = httpclient.InferInput("INPUT0", [1, COUNT], "FP32")
+            tensor.set_shared_memory("in", BYTES)
+            with pytest.raises(InferenceServerException, match="read-only"):
+                client.infer(model, [tensor])
+            assert np.array_equal(shm.get_contents_as_numpy(there, np.float32, [COUNT]), sent)
+        client.close()
+
+
 def test_a_stream(server: Serving) -> None:
     _, client = of(server, "grpc")
     came: list[Any] = []

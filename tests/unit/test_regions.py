@@ -10,6 +10,7 @@ import pytest
 
 from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unsupported
 from nerite.core.request import SharedPlace
+from nerite.execution.guest_memory import GuestMemory
 from nerite.regions import Regions
 
 KEY = f"nerite_test_{os.getpid()}"
@@ -25,7 +26,7 @@ def file() -> Iterator[Path]:
 
 @pytest.fixture
 def regions() -> Regions:
-    return Regions(allowed=True)
+    return Regions(GuestMemory(), allowed=True)
 
 
 def test_a_region_is_the_memory_itself(regions: Regions, file: Path) -> None:
@@ -122,5 +123,5 @@ def test_a_link_is_not_followed(regions: Regions, tmp_path: Path) -> None:
 def test_nothing_is_registered_unless_that_is_allowed(call: str) -> None:
     arguments = ("r", KEY, 0, 1) if call == "register" else ("r",)
     with pytest.raises(Unsupported, match="Start the server with '--allow-client-shm=true' to enable"):
-        getattr(Regions(allowed=False), call)(*arguments)
-    assert Regions(allowed=False).listed("") == []
+        getattr(Regions(GuestMemory(), allowed=False), call)(*arguments)
+    assert Regions(GuestMemory(), allowed=False).listed("") == []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nerite.config.options import ServerOptions
+from nerite.execution.guest_memory import GuestMemory
 from nerite.repository.model_record import ModelRecord, State, VersionState
 from nerite.server import InferenceServer
 
@@ -34,7 +35,7 @@ class FakeManager:
 class Bench:
     def __init__(self) -> None:
         self.manager: Any = FakeManager()
-        self.server = InferenceServer(ServerOptions(), lambda on_change: self.manager)
+        self.server = InferenceServer(ServerOptions(), lambda on_change: self.manager, GuestMemory())
         self.server.started()
 
     def model(self, name: str, *, unreadable: str = "", **states: VersionState) -> None:

@@ -43,19 +43,22 @@ def address_of(view: memoryview) -> int:
 
 
 class Segment:
-    """One mapped file."""
+    """One mapped file, or a part of one."""
 
-    __slots__ = ("base", "descriptor", "memory", "size")
+    __slots__ = ("_before", "base", "descriptor", "memory", "size")
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, descriptor: int, size: int, offset: int = 0, *, writable: bool = True) -> None:
         self.descriptor = descriptor
         self.size = size
-        self.memory = mmap.mmap(descriptor, size)
-        self.base = int(np.frombuffer(self.memory, np.uint8).__array_interface__["data"][0])
+        # Whole pages are mapped; what lies before the offset is left out afterwards.
+        self._before = offset % mmap.ALLOCATIONGRANULARITY
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self.memory = mmap.mmap(descriptor, self._before + size, offset=offset - self._before, access=access)
+        self.base = int(self.array(0, size).__array_interface__["data"][0])
 
     def array(self, offset: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return a piece of it: an object that exports the bytes, and whose end can be watched."""
-        return np.frombuffer(self.memory, np.uint8, size, offset)
+        return np.frombuffer(self.memory, np.uint8, size, self._before + offset)
 
 
 class Arena:
@@ -159,18 +162,22 @@ class Loans:
 
 
 class Borrower:
-    """The reader's side: views on the other process's arena, and a list of those that are done with."""
+    """The reader's side: views on what the other process maps, too, and a list of those that are done with."""
 
     def __init__(self) -> None:
         self.released: list[int] = []
         """Tokens to report: see ``take_released``."""
-        self._segments: list[Segment] = []
+        self._segments: dict[int, Segment] = {}
         self._live: dict[int, tuple[weakref.ref[Any], int, int, int, int]] = {}
 
-    def add(self, descriptor: int, size: int) -> None:
+    def add(self, number: int, descriptor: int, size: int, offset: int = 0, *, writable: bool = True) -> None:
         """Map one more segment; takes ownership of ``descriptor``."""
-        self._segments.append(Segment(descriptor, size))
+        self._segments[number] = Segment(descriptor, size, offset, writable=writable)
         os.close(descriptor)
+
+    def forget(self, number: int) -> None:
+        """Let go of a segment: it is unmapped when the last view on it is gone."""
+        self._segments.pop(number, None)
 
     def view(self, segment: int, offset: int, size: int, token: int) -> memoryview:
         """Return a view on borrowed memory; ``token`` appears in ``released`` when the last view on it is gone."""

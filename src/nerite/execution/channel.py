@@ -20,6 +20,7 @@ from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.execution import header_form, messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
+from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import WorkerProcess
 
 Log = Callable[[str, str, str, str, int], None]
@@ -29,7 +30,7 @@ Log = Callable[[str, str, str, str, int], None]
 class Channel:
     """Packs what goes to one worker, unpacks what comes from it."""
 
-    def __init__(self, process: WorkerProcess, arena: Arena, log: Log) -> None:
+    def __init__(self, process: WorkerProcess, arena: Arena, guests: GuestMemory, log: Log) -> None:
         self._process = process
         self._socket = process.channel
         self._log = log
@@ -37,7 +38,10 @@ class Channel:
         self._arena = arena
         self._loans = Loans()
         self._borrower = Borrower()
-        self._packer: records.Packer[RequestHeader] = records.Packer(arena, self._loans, self._borrower)
+        self._packer: records.Packer[RequestHeader] = records.Packer(arena, self._loans, self._borrower, self._in_guest)
+        self._guests = guests
+        self._known_guests: set[int] = set()
+        """Those that the worker maps."""
         self._unpacker: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
         self._answers: deque[Callable[[Any, NeriteError | None], None]] = deque()
         self._unsent: deque[memoryview] = deque()
@@ -86,6 +90,7 @@ class Channel:
         for segment in self._arena.segments:
             self._announce(segment)
         self._arena.on_segment.append(self._announce)
+        self._guests.on_gone.append(self._forget)
 
     def request(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> None:
         """Ask, and have the answer passed to ``answered``. Only after ``attach``."""
@@ -120,6 +125,7 @@ class Channel:
         self._unsent.clear()
         if self._announce in self._arena.on_segment:
             self._arena.on_segment.remove(self._announce)
+            self._guests.on_gone.remove(self._forget)
         self._loans = Loans()
 
     def _readable(self) -> None:
@@ -150,7 +156,7 @@ class Channel:
                 self._loans.returned(token)
         elif kind == messages.SEGMENT:
             _, descriptors, _, _ = socket.recv_fds(self._process.descriptors, 1, 1)
-            self._borrower.add(descriptors[0], messages.read_json(body))
+            self._borrower.add(descriptor=descriptors[0], **messages.read_json(body))
         elif kind == messages.LOG:
             self._log(self._process.name, *messages.read_json(body))
         elif kind == messages.DONE:
@@ -218,4 +224,21 @@ class Channel:
 
     def _announce(self, segment: Segment) -> None:
         socket.send_fds(self._process.descriptors, [b"."], [segment.descriptor])
-        self._send(messages.json_frame(messages.SEGMENT, segment.size))
+        self._send(messages.segment_frame(self._arena.segments.index(segment), segment.size))
+
+    def _in_guest(self, view: memoryview) -> tuple[int, int] | None:
+        """Return the place of a view that lies in a client's memory, and have the worker map that. Never to write."""
+        found = self._guests.find(view)
+        if found is None:
+            return None
+        guest, place = found
+        if guest.number not in self._known_guests:
+            self._known_guests.add(guest.number)
+            socket.send_fds(self._process.descriptors, [b"."], [guest.descriptor])
+            self._send(messages.segment_frame(guest.number, guest.size, guest.offset, writable=False))
+        return guest.number, place
+
+    def _forget(self, number: int) -> None:
+        if number in self._known_guests:
+            self._known_guests.remove(number)
+            self._send(messages.json_frame(messages.FORGET, number))

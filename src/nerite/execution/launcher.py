@@ -21,6 +21,7 @@ from nerite.core.signature import Signature
 from nerite.execution import messages
 from nerite.execution.arena import Arena
 from nerite.execution.channel import Log
+from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import Nursery
 from nerite.execution.runner_makers import NativeMaker, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
@@ -40,7 +41,13 @@ class Launcher:
     """One for the server. Its coroutines are for the loop; the blocking work is done by ``loader``."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, loader: Executor, nursery: Nursery, log: Log, stay_awake: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        loader: Executor,
+        nursery: Nursery,
+        guests: GuestMemory,
+        log: Log,
+        stay_awake: float,
     ) -> None:
         """``stay_awake``: seconds that the loop, and each worker, may wait awake for what comes next."""
         self._loop = loop
@@ -48,6 +55,7 @@ class Launcher:
         self._sentry = Sentry(loop, stay_awake)
         self._loader = loader
         self._nursery = nursery
+        self._guests = guests
         self._log = log
 
     def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
@@ -120,7 +128,7 @@ class Launcher:
         interpreter: Path | None,
     ) -> WorkerPlan:
         return WorkerPlan(
-            backend, context, instance, interpreter, {}, self._nursery, arena, self._log, self._stay_awake
+            backend, context, instance, interpreter, {}, self._nursery, arena, self._guests, self._log, self._stay_awake
         )
 
 

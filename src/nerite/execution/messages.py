@@ -44,8 +44,9 @@ PART: Final = 20
 LAST: Final = 21
 # Either way.
 HEADER: Final = 32  # JSON: the header that the next key stands for
-SEGMENT: Final = 33  # a segment of the sender's arena; its descriptor comes by the second socket
+SEGMENT: Final = 33  # JSON: memory to map; its descriptor comes by the second socket
 RETURN: Final = 34  # tokens of borrowed views that are done with
+FORGET: Final = 35  # JSON: the number of a segment that no later message will name
 
 FRAME: Final = struct.Struct("<IHH")
 _BATCH: Final = struct.Struct("<II")
@@ -67,6 +68,11 @@ def json_frame(kind: int, value: object) -> bytes:
 def read_json(body: memoryview) -> Any:
     """Return what ``json_frame`` was given."""
     return json.loads(bytes(body).rstrip(b"\0"))
+
+
+def segment_frame(number: int, size: int, offset: int = 0, *, writable: bool = True) -> bytes:
+    """Return a SEGMENT message."""
+    return json_frame(SEGMENT, {"number": number, "size": size, "offset": offset, "writable": writable})
 
 
 def tokens_frame(tokens: Sequence[int]) -> bytes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from nerite.core.errors import NeriteError
@@ -67,9 +67,17 @@ class _Entry(Generic[Header]):
 class Packer(Generic[Header]):
     """The sending half of the codec: headers to keys, tensors to places."""
 
-    __slots__ = ("_arena", "_borrower", "_entries", "_keys", "_loans", "_next")
+    __slots__ = ("_arena", "_borrower", "_elsewhere", "_entries", "_keys", "_loans", "_next")
 
-    def __init__(self, arena: Arena, loans: Loans, borrower: Borrower) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        loans: Loans,
+        borrower: Borrower,
+        elsewhere: Callable[[memoryview], tuple[int, int] | None] = lambda _: None,
+    ) -> None:
+        """``elsewhere`` gives segment and offset of views on other memory that the receiver maps."""
+        self._elsewhere = elsewhere
         self._arena = arena
         self._loans = loans
         self._borrower = borrower
@@ -124,7 +132,7 @@ class Packer(Generic[Header]):
         if borrowed is not None:
             segment, offset, token = borrowed
             return _PLACE.pack(size, offset, (segment + 1) | _YOURS, token)
-        place = self._arena.place(view)
+        place = self._arena.place(view) or self._elsewhere(view)
         if place is None:
             copy = self._arena.allocate(size)
             if copy is None:

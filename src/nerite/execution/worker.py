@@ -30,7 +30,7 @@ from nerite.execution.inbox import Inbox
 from nerite.execution.vigil import Vigil
 from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
 
-_CONTROL = frozenset((messages.HEADER, messages.RETURN, messages.SEGMENT, *messages.OF_REQUEST))
+_CONTROL = frozenset((messages.HEADER, messages.RETURN, messages.SEGMENT, messages.FORGET, *messages.OF_REQUEST))
 
 
 class Worker:
@@ -40,7 +40,7 @@ class Worker:
         self._channel = channel
         self._descriptors = descriptors
         self._inbox = Inbox(channel, self._control)
-        arena = Arena()
+        arena = self._arena = Arena()
         arena.on_segment.append(self._announce)
         self._loans = Loans()
         self._borrower = Borrower()
@@ -80,7 +80,9 @@ class Worker:
                 self._loans.returned(token)
         elif kind == messages.SEGMENT:
             _, descriptors, _, _ = socket.recv_fds(self._descriptors, 1, 1)
-            self._borrower.add(descriptors[0], messages.read_json(body))
+            self._borrower.add(descriptor=descriptors[0], **messages.read_json(body))
+        elif kind == messages.FORGET:
+            self._borrower.forget(messages.read_json(body))
         elif (batch := self._batches.get(messages.read_batch(body)[0])) is not None:
             batch.hear(kind, count)
         return True
@@ -177,7 +179,7 @@ class Worker:
         # Whoever allocates holds ``_sending``. In this order, because the server's loop must not wait for a descriptor
         # that is still to be sent.
         socket.send_fds(self._descriptors, [b"."], [segment.descriptor])
-        self._channel.sendall(messages.json_frame(messages.SEGMENT, segment.size))
+        self._channel.sendall(messages.segment_frame(self._arena.segments.index(segment), segment.size))
 
     def log(self, level: str, text: str, file: str, line: int) -> None:
         """Send a log line to the server, which writes it with the instance's name."""

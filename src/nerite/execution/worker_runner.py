@@ -25,6 +25,7 @@ from nerite.execution import messages
 from nerite.execution.arena import Arena
 from nerite.execution.backoff import Backoff
 from nerite.execution.channel import Channel, Log
+from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import Nursery, WorkerProcess
 from nerite.execution.runner import Batch, Done, Part, Runner
 from nerite.execution.worker import write_context
@@ -50,6 +51,7 @@ class WorkerPlan:
     environment: Mapping[str, str]
     nursery: Nursery
     arena: Arena
+    guests: GuestMemory
     log: Log
     stay_awake: float
     """Seconds that the worker may wait awake for its next batch."""
@@ -57,7 +59,7 @@ class WorkerPlan:
     def start(self) -> tuple[WorkerProcess, Channel]:
         """Make a worker, without a model yet. Blocks; not for the loop's thread. Raises ``NeriteError``."""
         process = self.nursery.spawn(self.instance.name, self.interpreter, self.environment)
-        return process, Channel(process, self.arena, self.log)
+        return process, Channel(process, self.arena, self.guests, self.log)
 
     def load(self, process: WorkerProcess, channel: Channel) -> None:
         """Open the model in a worker. Blocks. Raises ``NeriteError``, and the worker is gone then."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerite.execution import arena as module
-from nerite.execution.arena import Arena, Borrower, Loans, Segment
+from nerite.execution.arena import Arena, Borrower, Loans, Segment, anonymous_file
 
 KB = 1024
 MB = 1024 * KB
@@ -180,7 +180,9 @@ def test_nothing_is_overwritten_while_it_lives(operations: list[int | None]) -> 
 @pytest.fixture
 def borrower(arena: Arena) -> Borrower:
     made = Borrower()
-    arena.on_segment.append(lambda segment: made.add(os.dup(segment.descriptor), segment.size))
+    arena.on_segment.append(
+        lambda segment: made.add(arena.segments.index(segment), os.dup(segment.descriptor), segment.size)
+    )
     return made
 
 
@@ -198,7 +200,7 @@ def test_both_sides_see_the_same_bytes(arena: Arena, borrower: Borrower) -> None
 def test_the_descriptor_that_is_added_is_closed(arena: Arena) -> None:
     taken(arena, 1)
     descriptor = os.dup(arena.segments[0].descriptor)
-    Borrower().add(descriptor, MB)
+    Borrower().add(0, descriptor, MB)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
 
@@ -285,3 +287,22 @@ def test_every_loan_has_a_token_of_its_own(arena: Arena) -> None:
     tokens = [loans.lend(view, 0) for _ in range(100)]
     assert len(set(tokens)) == 100
     assert all(0 < token <= 0xFFFFFFFF for token in tokens)
+
+
+def test_a_part_of_a_file_to_read_only() -> None:
+    descriptor = anonymous_file(MB)
+    os.pwrite(descriptor, b"hello", 5000)
+    borrower = Borrower()
+    borrower.add(7, os.dup(descriptor), 100, 5000, writable=False)
+    view = borrower.view(7, 0, 5, 1)
+    assert bytes(view) == b"hello"
+    assert view.readonly
+    os.pwrite(descriptor, b"j", 5000)
+    assert bytes(view) == b"jello"
+    assert borrower.find(view[1:3]) == (7, 1, 1)
+    borrower.forget(7)
+    borrower.forget(7)
+    assert bytes(view) == b"jello"
+    del view
+    assert borrower.take_released() == [1]
+    os.close(descriptor)

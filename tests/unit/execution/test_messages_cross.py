@@ -49,7 +49,7 @@ class End:
 
     def _announce(self, segment: Any) -> None:
         self.descriptors.append(os.dup(segment.descriptor))
-        self.outgoing += messages.json_frame(messages.SEGMENT, segment.size)
+        self.outgoing += messages.segment_frame(self.arena.segments.index(segment), segment.size)
 
     def send(self, kind: int, number: int, parts: list[Any], count: int, introductions: list[Any]) -> None:
         marks = Marks() if kind == messages.RESULT else None
@@ -69,7 +69,7 @@ class End:
             del other.outgoing[:size]
             for kind, count, body in self._frames.received(size):
                 if kind == messages.SEGMENT:
-                    self.borrower.add(other.descriptors.popleft(), messages.read_json(body))
+                    self.borrower.add(descriptor=other.descriptors.popleft(), **messages.read_json(body))
                 elif kind == messages.RETURN:
                     for token in messages.read_tokens(body, count):
                         self.loans.returned(token)
@@ -363,7 +363,7 @@ def test_what_the_worker_hands_back_does_not_enter_its_arena() -> None:
     server, worker = pair()
     view = server.arena.allocate(100 * KB)
     assert view is not None
-    worker.borrower.add(server.descriptors.popleft(), server.arena.segments[0].size)
+    worker.borrower.add(0, server.descriptors.popleft(), server.arena.segments[0].size)
     token = server.loans.lend(view, 0)
     borrowed = worker.borrower.view(0, 0, 100 * KB, token)
     header = ResponseHeader("m", "1", [TensorSpec("OUT", dtypes.UINT8, (50 * KB,))])
