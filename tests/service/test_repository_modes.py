@@ -210,3 +210,46 @@ def test_polling_does_not_load_what_is_half_written(repository: Path, tmp_path: 
                 assert server.infer("adder", [0.0]) == [1.0]
         eventually(lambda: server.infer("adder", [0.0]) == [2.0])
         assert "failed to load" not in server.text
+
+
+@pytest.mark.parametrize(("retries", "loads"), [(0, False), (1, False), (2, True)])
+def test_a_load_is_tried_again(repository: Path, tmp_path: Path, retries: int, loads: bool) -> None:
+    tries = tmp_path / "tries"
+    body = f"""
+def initialize(self, args):
+    with open({str(tries)!r}, "a") as file:
+        file.write("x")
+    if os.path.getsize({str(tries)!r}) < 3:
+        raise RuntimeError("not yet")
+"""
+    python_model(repository, "adder", body + adds(1))
+    flags = ("--model-control-mode=explicit", f"--model-load-retry-count={retries}")
+    with serving(repository, tmp_path / "log", *flags) as server:
+        status, _, answer = server.ask("POST", "/v2/repository/models/adder/load")
+        assert status == (200 if loads else 400)
+        assert (b"not yet" in answer) is not loads
+        assert tries.read_text() == "x" * (retries + 1)
+        assert server.text.count("failed to load 'adder' version 1, trying again") == retries
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_so_many_models_load_at_a_time(tmp_path: Path, threads: int) -> None:
+    """Each model waits, as long as it has to, for as many others as may load beside it."""
+    loading = tmp_path / "loading"
+    loading.mkdir()
+    body = f"""
+def initialize(self, args):
+    mine = os.path.join({str(loading)!r}, args["model_name"])
+    open(mine, "w").close()
+    deadline = time.monotonic() + 20
+    while len(os.listdir({str(loading)!r})) < {threads} and time.monotonic() < deadline:
+        time.sleep(0.01)
+    seen = len(os.listdir({str(loading)!r}))
+    print("beside each other:", seen, flush=True)
+    if {threads} == 1:
+        os.remove(mine)
+"""
+    for number in range(3):
+        python_model(tmp_path / "models", f"m{number}", body + IDENTITY)
+    with serving(tmp_path / "models", tmp_path / "log", f"--model-load-thread-count={threads}") as server:
+        assert server.text.count(f"beside each other: {threads}") == 3
