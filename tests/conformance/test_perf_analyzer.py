@@ -1,0 +1,104 @@
+"""NVIDIA's perf_analyzer in each of its modes against a running server."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.perf_analyzer import command
+from conformance.triton import TritonUnavailable
+from serving import IDENTITY, Serving, pbtxt, python_model, serving
+from tools import unavailable
+
+pytestmark = pytest.mark.timeout(300)
+
+THREE_TIMES = """
+def execute(self, requests):
+    for request in requests:
+        sender = request.get_response_sender()
+        for _ in range(3):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+SHARED = ("--shared-memory=system", "--output-shared-memory-size=64")
+STREAM = ("--streaming", "--async", "--concurrency-range=4")
+MODES = {
+    "http": ("http", "identity", ("--sync",)),
+    "http, async": ("http", "identity", ("--async", "--concurrency-range=4")),
+    "http, several concurrencies": ("http", "identity", ("--concurrency-range=1:3",)),
+    "http, JSON": ("http", "identity", ("--input-tensor-format=json", "--output-tensor-format=json")),
+    "http, shared memory": ("http", "identity", SHARED),
+    "grpc": ("grpc", "identity", ("--sync",)),
+    "grpc, async": ("grpc", "identity", ("--async", "--concurrency-range=4")),
+    "grpc, request rate": ("grpc", "identity", ("--request-rate-range=200",)),
+    "grpc, request rate, Poisson": (
+        "grpc",
+        "identity",
+        ("--request-rate-range=200", "--request-distribution=poisson"),
+    ),
+    "grpc, shared memory": ("grpc", "identity", SHARED),
+    "grpc, stream": ("grpc", "identity", STREAM),
+    "grpc, compression": ("grpc", "identity", ("--grpc-compression-algorithm=gzip",)),
+    "grpc, stream, decoupled": ("grpc", "three_times", STREAM),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("perf_analyzer")
+    decoupled = pbtxt(batch=0, more="model_transaction_policy { decoupled: true }")
+    python_model(folder / "models", "identity", IDENTITY)
+    python_model(folder / "models", "three_times", THREE_TIMES, decoupled)
+    with serving(folder / "models", folder / "log", "--allow-client-shm=true") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def program() -> tuple[list[str], dict[str, str]]:
+    try:
+        return command()
+    except TritonUnavailable as reason:
+        unavailable(str(reason))
+        raise
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_it_measures(server: Serving, program: tuple[list[str], dict[str, str]], mode: str, tmp_path: Path) -> None:
+    protocol, model, flags = MODES[mode]
+    head, environment = program
+    url = server.http if protocol == "http" else server.grpc
+    counted = server.json("GET", f"/v2/models/{model}/stats")["model_stats"][0]["inference_count"]
+    done = subprocess.run(
+        [
+            *head,
+            f"-m{model}",
+            f"-i{protocol}",
+            f"-u{url}",
+            "--shape=INPUT0:16",
+            # So brief that it says nothing of the pace, which is no matter here: any measurement counts as stable.
+            "--measurement-interval=150",
+            "--stability-percentage=999",
+            *flags,
+        ],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    paces = [float(pace) for pace in re.findall(r"Throughput: ([\d.]+) infer/sec", said)]
+    assert paces, said
+    assert all(pace > 0 for pace in paces), said
+    assert "Failed" not in said, said
+    stats = server.json("GET", f"/v2/models/{model}/stats")["model_stats"][0]
+    assert stats["inference_count"] > counted
+    assert stats["inference_stats"]["fail"]["count"] == 0
+    if protocol == "http":
+        assert server.json("GET", "/v2/systemsharedmemory/status") == []
