@@ -15,6 +15,8 @@ from nerite.repository.fingerprint import Entry
 from nerite.repository.model_record import Loaded
 
 _BLOCK: Final = 1 << 20
+_MOST: Final = 10_000
+"""Files that are remembered: of those that requests bring, each is a new one."""
 
 
 class ContentHashes:
@@ -52,6 +54,8 @@ class ContentHashes:
         for name, size, time_ns in entries:
             key = (str(folder / name), size, time_ns)
             if key not in self._known:
+                if len(self._known) >= _MOST:
+                    self._known.clear()
                 self._known[key] = self._of_file(folder / name)
             digest.update(os.fsencode(name) + b"\0" + self._known[key])
 
