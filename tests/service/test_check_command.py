@@ -193,3 +193,12 @@ def test_help_and_a_wrong_command_line() -> None:
     assert done.returncode == 2
     assert "REPOSITORY" in done.stderr
     assert check("--jsn", "x").returncode == 2
+
+
+def test_sums_of_files(models: Path) -> None:
+    agents = 'model_repository_agents { agents [ { name: "checksum" parameters { key: "MD5:1/model.py" value: "0" } } ] }'
+    model = add(models, "m", TENSORS + agents)
+    done = check(models)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"{model}/config.pbtxt:3:")
+    assert "Mismatched MD5 hash for file 1/model.py, expect: 0, got: " in done.stdout

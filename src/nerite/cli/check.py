@@ -20,6 +20,7 @@ from nerite.config.loading import Remark, load_model_directory
 from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import Internal, Unsupported
+from nerite.repository import agents
 
 _EPILOG = """\
 Prints each mistake as FILE:LINE:COLUMN: what is wrong, and below it the edit that cures it.
@@ -111,7 +112,8 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[Finding]:
             auto_complete=not options.disable_auto_complete_config,
             complete=partial(_complete, directory),
         )
-        mistakes = sorted(loaded.mistakes, key=lambda mistake: (mistake.file, mistake.line, mistake.column))
+        found = (*loaded.mistakes, *agents.mistakes_of(loaded.polled))
+        mistakes = sorted(found, key=lambda mistake: (mistake.file, mistake.line, mistake.column))
         # A repository is often checked on another machine than the one that serves it.
         local = [Remark("warning", f"on this machine: {mistake.message}") for mistake in mistakes if mistake.elsewhere]
         lasting = [mistake for mistake in mistakes if not mistake.elsewhere]

@@ -19,6 +19,7 @@ from nerite.config.signature import signature_of
 from nerite.core.errors import NeriteError
 from nerite.execution.launcher import Launcher
 from nerite.execution.running_version import RunningVersion
+from nerite.repository import agents
 from nerite.repository.delivery import Delivery
 
 _log = logging.getLogger("nerite.repository")
@@ -46,13 +47,14 @@ class VersionMaker:
         """Return what is written about a model. What is wrong with it is in the result."""
 
         def read() -> PolledModel:
-            return poll_model_directory(
+            polled = poll_model_directory(
                 directory,
                 name=name,
                 config_name=self._options.config_name,
                 override=None if delivery is None else delivery.config,
                 auto_complete=self._options.auto_complete,
             )
+            return agents.consulted(polled)
 
         polled = await asyncio.get_running_loop().run_in_executor(self._loader, read)
         _tell(polled.remarks)

@@ -7,7 +7,7 @@ from nerite.wire import health
 
 SCENE = BROKEN
 
-SOME = ("badfield", "half", "noversion", "raises", "specific")
+SOME = ("badfield", "half", "noversion", "otheragent", "raises", "specific")
 """The index tells of all; these stand for the kinds of mistakes."""
 ONE = tensor("IN", "INT32", [1], [1])
 
