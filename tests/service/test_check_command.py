@@ -196,7 +196,9 @@ def test_help_and_a_wrong_command_line() -> None:
 
 
 def test_sums_of_files(models: Path) -> None:
-    agents = 'model_repository_agents { agents [ { name: "checksum" parameters { key: "MD5:1/model.py" value: "0" } } ] }'
+    agents = (
+        'model_repository_agents { agents [ { name: "checksum" parameters { key: "MD5:1/model.py" value: "0" } } ] }'
+    )
     model = add(models, "m", TENSORS + agents)
     done = check(models)
     assert done.returncode == 1

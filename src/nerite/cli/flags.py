@@ -35,6 +35,7 @@ _LATER = "not built yet"
 _LOOP = "one event loop serves every connection"
 _NO_POOL = "there is no pool to size"
 _PACKAGES = "backends are Python packages, not shared libraries"
+_AGENTS = "the agent 'checksum' is built in, and others are not loaded"
 _GPU = "the server itself keeps nothing in GPU memory"
 
 _REMOVED = (
@@ -93,7 +94,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("model-store", "Model Repository", _PATH, "Another name of --model-repository.", "repository.paths",
          parts.union, stands_for="model-repository"),
     Flag("model-repository", "Model Repository", _PATH,
-         "Directory with the models to serve. May be repeated.", "repository.paths", parts.union),
+         "Directory with the models to serve, or a place in an object store: s3://…, gs://… or as://…. "
+         "May be repeated.", "repository.paths", parts.union),
     Flag("exit-on-error", "Model Repository", BOOLEAN,
          "Exit if a model cannot be loaded at start.", "repository.exit_on_error"),
     Flag("disable-auto-complete-config", "Model Repository", NOTHING,
@@ -222,7 +224,7 @@ FLAGS: tuple[Flag, ...] = (
          "Setting of one backend, or of all where none is named. May be repeated.", "backend_settings", add),
 
     Flag("repoagent-directory", "Repository Agent", TEXT,
-         "Directory of repository agents.", "repoagent_directory", accepted=_LATER),
+         "Directory of repository agents.", "repoagent_directory", accepted=_AGENTS),
 
     Flag("cache-config", "Response Cache", _CACHE,
          "Setting of the response cache, such as local,size=1048576. May be repeated, for one cache.", join=add,
@@ -260,6 +262,9 @@ FLAGS: tuple[Flag, ...] = (
 
     Flag("options-file", "Nerite", TEXT,
          "TOML file with more options: each key is a flag without its dashes, a repeated flag is a list."),
+    Flag("repository-cache-directory", "Nerite", TEXT,
+         "Directory for the files of models in object stores.", "repository.cache_directory",
+         default_text="nerite/repositories in the user's directory of caches"),
     Flag("stay-awake-microseconds", "Nerite", INTEGER,
          "How long the server and its workers wait awake for what comes next, when it mostly comes that soon; "
          "0 is never. Being woken takes longer than a small model, but who stays awake uses a core.",

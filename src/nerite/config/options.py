@@ -98,6 +98,8 @@ class RepositoryOptions:
     load_threads: int = 4
     load_retries: int = 0
     namespacing: bool = False
+    cache_directory: str = ""
+    """For the files of models in object stores; empty: where the environment says."""
 
 
 @dataclass(frozen=True)

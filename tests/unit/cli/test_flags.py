@@ -128,6 +128,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
     assert {flag.name for flag in FLAGS if flag.ours} == {
         "options-file",
         "stay-awake-microseconds",
+        "repository-cache-directory",
         "http-use-ssl",
         "http-use-ssl-mutual",
         "http-server-cert",

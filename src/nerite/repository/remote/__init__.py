@@ -1,0 +1,38 @@
+"""Model repositories in object stores: Amazon S3 and what speaks like it, Google Cloud Storage, Azure Blob Storage.
+
+Models are staged in a cache on this machine, each file once for as long as it stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nerite.core.errors import Internal
+from nerite.repository.remote.location import is_remote, read_location
+
+if TYPE_CHECKING:
+    from nerite.repository.remote.repository import RemoteRepository
+
+__all__ = ["is_remote", "repository_at"]
+
+
+def repository_at(text: str, environment: Mapping[str, str], cache: str = "") -> RemoteRepository:
+    """Return the repository at a location. ``cache`` is the directory for its files; empty: the environment says.
+
+    May take a second to find out whose credentials there are; the store itself is not asked yet. Raises
+    ``InvalidArgument`` for a location or credentials that cannot be right, ``Internal`` where the library is missing.
+    """
+    location = read_location(text)
+    try:
+        # Here, because a server whose models are on its own disk needs no library for object stores.
+        from nerite.repository.remote.cache import Cache, cache_directory
+        from nerite.repository.remote.credentials import open_store
+        from nerite.repository.remote.repository import RemoteRepository
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise Internal(
+            f"the model repository '{text}' needs the package 'obstore'. Install it with: pip install 'nerite[cloud]'"
+        ) from None
+    return RemoteRepository(open_store(location, environment), Cache(cache_directory(location, environment, cache)))

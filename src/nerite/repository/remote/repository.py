@@ -1,0 +1,113 @@
+"""A model repository in an object store, as if it were a directory of this machine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from threading import Event, Lock
+
+from nerite.core.errors import Internal, Unavailable
+from nerite.repository.remote.cache import Cache, Shelf
+from nerite.repository.remote.credentials import Opened
+from nerite.repository.remote.download import download
+from nerite.repository.remote.listing import Listing, RemoteFile
+from nerite.repository.remote.progress import Progress
+from nerite.repository.remote.store import ObjectChangedError, Store
+
+_log = logging.getLogger("nerite.repository")
+
+SIDE_BY_SIDE = 8
+"""Files that are downloaded at the same time."""
+_LOOKS = 3
+"""How often a model is listed anew when it changes while it is downloaded."""
+_TICK = 1.0
+
+
+class RemoteRepository:
+    """A place with a directory for each model. Its methods block: they are for the loader's threads."""
+
+    def __init__(self, opened: Opened, cache: Cache) -> None:
+        self.location = opened.location.text
+        self._stopped = Event()
+        self._store = Store(opened, self._stopped)
+        self._cache = cache
+        self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, "download")
+
+    def models(self) -> list[str]:
+        """Return the names of the models. Raises ``Internal`` if the store cannot be read."""
+        names = self._store.models()
+        with self._cache.refusals():
+            for gone in set(self._cache.models()) - set(names):
+                with self._cache.shelf(gone, self._stopped) as shelf:
+                    shelf.tidy(Listing((), ()))
+        return names
+
+    def fetch(self, name: str) -> Path | None:
+        """Return a directory with a model's files as they are now; None: there is no such model.
+
+        The same files give the same directory. It stays until ``release``, or until the process ends. Raises
+        ``NeriteError`` if the store cannot be read.
+        """
+        if not name or "/" in name or name.startswith("."):
+            return None
+        for _ in range(_LOOKS):
+            listing = self._store.listing(name)
+            if not listing.files and not listing.directories:
+                return None
+            try:
+                return self._staged(name, listing)
+            except ObjectChangedError:
+                _log.info("model '%s' of '%s' changed while it was downloaded", name, self.location)
+        raise Internal(
+            f"model '{name}' of '{self.location}' changes all the time. Load it when it has been uploaded completely."
+        )
+
+    def release(self, directory: Path) -> None:
+        """Say that a directory that ``fetch`` returned is not used any more."""
+        self._cache.release(directory)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._stopped.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _staged(self, name: str, listing: Listing) -> Path:
+        with self._cache.refusals(), self._cache.shelf(name, self._stopped) as shelf:
+            missing = [file for file in listing.files if not shelf.place(file).exists()]
+            if missing:
+                self._download(name, missing, shelf)
+            state = self._cache.use(shelf.state(listing))
+            shelf.tidy(listing)
+            return state
+
+    def _download(self, name: str, files: list[RemoteFile], shelf: Shelf) -> None:
+        """Bring files to the shelf, side by side. Raises the first failure, when nothing is under way any more."""
+        total = sum(file.size for file in files)
+        progress = Progress(f"model '{name}' of '{self.location}'", len(files), total, time.monotonic())
+        counting = Lock()
+        failures: list[BaseException] = []
+
+        def arrived(count: int) -> None:
+            if failures or self._stopped.is_set():
+                raise Unavailable(f"the download of model '{name}' was given up")
+            with counting:
+                progress.done += count
+
+        _log.info("%s", progress.start())
+        waiting: set[Future[None]] = {
+            self._threads.submit(download, self._store, file, shelf.place(file), arrived, self._stopped)
+            for file in files
+        }
+        while waiting:
+            done, waiting = wait(waiting, _TICK, FIRST_EXCEPTION)
+            failures += [error for future in done if not future.cancelled() and (error := future.exception())]
+            if failures:
+                for future in waiting:
+                    future.cancel()
+            elif line := progress.line(time.monotonic()):
+                _log.info("%s", line)
+        if failures or self._stopped.is_set():
+            raise failures[0] if failures else Unavailable(f"the download of model '{name}' was given up")
+        _log.info("%s", progress.end(time.monotonic()))
