@@ -22,6 +22,8 @@ KEYS = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "secret"}
 Environ = dict[str, Any]
 Respond = Callable[..., Any]
 Application = Callable[[Environ, Respond], Iterable[bytes]]
+Door = Callable[[Environ, Respond, Application], Iterable[bytes]]
+"""What a request comes to before the store."""
 
 
 class Read(NamedTuple):
@@ -41,8 +43,7 @@ class ObjectStore:
         self.location = f"s3://{self.url}/{BUCKET}/models"
         self.reads: list[Read] = []
         self.lists = 0
-        self.door: Callable[[Environ, Respond, Application], Iterable[bytes]] = _open
-        """What a request comes to before the store."""
+        self.door: Door = _open
         self.client = S3Store(
             BUCKET,
             endpoint=self.url,
@@ -128,6 +129,33 @@ def is_read(environ: Environ) -> bool:
         and environ["PATH_INFO"].startswith(f"/{BUCKET}/")
         and environ["PATH_INFO"] != f"/{BUCKET}/"
     )
+
+
+def breaking(after: int, times: int) -> Door:
+    """Let the first reads of more than so many bytes break off there."""
+    left = threading.Semaphore(times)
+
+    def door(environ: Environ, respond: Respond, store: Application) -> Iterable[bytes]:
+        body = b"".join(store(environ, respond))
+        if is_read(environ) and len(body) > after and left.acquire(blocking=False):
+            return [body[:after]]
+        return [body]
+
+    return door
+
+
+def refusing(status: str, code: str, times: int = 1000) -> Door:
+    """Refuse the first requests."""
+    left = threading.Semaphore(times)
+
+    def door(environ: Environ, respond: Respond, store: Application) -> Iterable[bytes]:
+        if not left.acquire(blocking=False):
+            return store(environ, respond)
+        body = f"<Error><Code>{code}</Code><Message>says the store</Message></Error>".encode() if code else b""
+        respond(status, [("Content-Length", str(len(body)))])
+        return [body]
+
+    return door
 
 
 class _Quiet(WSGIRequestHandler):

@@ -130,7 +130,7 @@ class Serving:
 
 @contextmanager
 def serving(
-    repository: Path, log: Path, *flags: str, environment: Mapping[str, str] | None = None, clean: bool = True
+    repository: Path | str, log: Path, *flags: str, environment: Mapping[str, str] | None = None, clean: bool = True
 ) -> Iterator[Serving]:
     """Run a server on free ports of 127.0.0.1. ``clean``: it must have ended with status 0."""
     options = [

@@ -30,7 +30,8 @@ from nerite.observability.record import Table
 from nerite.repository.maker import VersionMaker
 from nerite.repository.manager import ModelManager
 from nerite.repository.poller import Poller
-from nerite.repository.source import LocalRepository
+from nerite.repository.remote import is_remote, repository_at
+from nerite.repository.source import LocalRepository, Repository
 from nerite.server import InferenceServer
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
@@ -76,12 +77,18 @@ class ServerProcess:
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
         self._loader = ThreadPoolExecutor(max(options.repository.load_threads, 1) * 2, "load")
+        self._repositories: list[Repository] = []
         self._listeners: list[Listener] = []
         self._ports: dict[str, int] = {}
         self._stop_asked = asyncio.Event()
 
     async def serve(self) -> int:
         """Start, wait for a signal, stop."""
+        try:
+            self._repositories = self._open_repositories()
+        except NeriteError as error:
+            log.error(f"error: creating server: {error.message}")
+            return 1
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._asked_to_stop)
@@ -109,9 +116,19 @@ class ServerProcess:
         finally:
             for listener in self._listeners:
                 listener.abort()
+            for repository in self._repositories:
+                repository.close()
             await server.manager.close()
             nursery.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _open_repositories(self) -> list[Repository]:
+        """Return the places that the flags name. Raises ``NeriteError`` for one that cannot be right."""
+        options = self._options.repository
+        return [
+            repository_at(path, os.environ, options.cache_directory) if is_remote(path) else LocalRepository(path)
+            for path in options.paths
+        ]
 
     def _asked_to_stop(self) -> None:
         """Stop in good order; asked again, stop at once."""
@@ -123,8 +140,7 @@ class ServerProcess:
         def make(on_change: Callable[[], None]) -> ModelManager:
             options = self._options.repository
             maker = VersionMaker(options, self._options.settings_of, launcher, self._loader)
-            repositories = [LocalRepository(path) for path in options.paths]
-            return ModelManager(options, repositories, maker, self._loader, on_change)
+            return ModelManager(options, self._repositories, maker, self._loader, on_change)
 
         return make
 

@@ -41,34 +41,6 @@ class Delivery:
         return cls(config, files)
 
 
-class DeliveredFiles:
-    """Which directories of delivered files are in use, and by whom."""
-
-    def __init__(self) -> None:
-        self._users: dict[Path, list[object]] = {}
-
-    def use(self, folder: Path, user: object) -> None:
-        """Note a user of a directory: a ``Delivery`` that is being loaded, then the versions made from it.
-
-        Passes over directories that no delivery uses, so that callers need not tell them apart.
-        """
-        if isinstance(user, Delivery):
-            self._users[folder] = [user]
-        elif folder in self._users:
-            self._users[folder].append(user)
-
-    def leave(self, user: object) -> Path | None:
-        """Note that a user is done; return the directory that nobody uses any more."""
-        for folder, users in self._users.items():
-            if user in users:
-                users.remove(user)
-                if not users:
-                    del self._users[folder]
-                    return folder
-                return None
-        return None
-
-
 def unpack(delivery: Delivery) -> Path:
     """Write the files to a new directory. Blocks."""
     folder = Path(tempfile.mkdtemp(prefix="nerite-model-"))

@@ -12,6 +12,7 @@ import logging
 import shutil
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,8 @@ from nerite.execution.running_version import RunningVersion
 from nerite.repository import fingerprint, index, refusals
 from nerite.repository.catalogue import Catalogue
 from nerite.repository.content import ContentHashes
-from nerite.repository.delivery import DeliveredFiles, Delivery, unpack
+from nerite.repository.delivery import Delivery, unpack
+from nerite.repository.folders import FoldersInUse
 from nerite.repository.maker import VersionMaker
 from nerite.repository.model_record import Loaded, ModelRecord, State, VersionState
 from nerite.repository.source import Repository
@@ -49,7 +51,7 @@ class ModelManager:
         self._loader = loader
         self._on_change = on_change
         self._catalogue = Catalogue(namespacing=options.namespacing)
-        self._delivered = DeliveredFiles()
+        self._folders = FoldersInUse()
         self._hashes = ContentHashes()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -63,15 +65,28 @@ class ModelManager:
         return self._catalogue.find(name, version)
 
     async def look(self) -> dict[tuple[str, str], fingerprint.ModelFingerprint]:
-        """Return how the files of every model look, by namespace and name. Raises as ``offered`` does."""
+        """Return how the files of every model look, by namespace and name. Raises as ``offered`` does.
+
+        A model whose files cannot be had now looks as it did.
+        """
+        seen = {(record.namespace, record.name): record.seen for record in self._catalogue}
 
         def look() -> dict[tuple[str, str], fingerprint.ModelFingerprint]:
-            return {
-                (self._namespace(repository), name): fingerprint.of_model(folder)
-                for repository in self._repositories
-                for name in repository.models()
-                if (folder := repository.fetch(name)) is not None
-            }
+            found = {}
+            for repository in self._repositories:
+                for name in repository.models():
+                    model = self._namespace(repository), name
+                    try:
+                        folder = repository.fetch(name)
+                    except NeriteError as error:
+                        _log.error("failed to poll model '%s': %s", name, error.message)
+                        if (before := seen.get(model)) is not None:
+                            found[model] = before
+                        continue
+                    if folder is not None:
+                        found[model] = fingerprint.of_model(folder)
+                        repository.release(folder)
+            return found
 
         return await self._in_loader(look)
 
@@ -114,21 +129,33 @@ class ModelManager:
 
         Raises ``NeriteError``; what was serving goes on then.
         """
-        if delivery is None or not delivery.files:
-            await self._load_found(name, await self._in_loader(self._find_files, name), delivery)
-            return
-        folder = await self._in_loader(unpack, delivery)
-        self._delivered.use(folder, delivery)
+        load = object()
         try:
-            namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
-            await self._load_found(name, dict.fromkeys(namespaces, folder), delivery)
+            if delivery is None or not delivery.files:
+                found = await self._find_files(name, load)
+            else:
+                folder = await self._in_loader(unpack, delivery)
+                self._folders.take(folder, load, partial(shutil.rmtree, folder))
+                namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
+                found = dict.fromkeys(namespaces, folder)
+            await self._load_found(name, found, delivery)
         finally:
-            await self._leave(delivery)
+            await self._leave(load)
 
-    def _find_files(self, name: str) -> dict[str, Path]:
-        """Return where a model is in each namespace that has it. Raises ``Internal`` where that is not clear."""
-        places = [(repository, repository.fetch(name)) for repository in self._repositories]
-        found = [(repository, folder) for repository, folder in places if folder is not None]
+    async def _find_files(self, name: str, load: object) -> dict[str, Path]:
+        """Return where a model is in each namespace that has it, for ``load`` to use.
+
+        Raises ``Internal`` where that is not clear.
+        """
+        found = []
+        for repository in self._repositories:
+            try:
+                folder = await self._in_loader(repository.fetch, name)
+            except NeriteError as error:
+                raise refusals.not_polled(name, error.message) from None
+            if folder is not None:
+                self._folders.take(folder, load, partial(repository.release, folder))
+                found.append((repository, folder))
         if len(found) > 1 and not self._options.namespacing:
             raise refusals.in_several(name, [repository.location for repository, _ in found])
         return {self._namespace(repository): folder for repository, folder in found}
@@ -156,7 +183,7 @@ class ModelManager:
         kept = record.unchanged(loaded)
         made = await self._launch(record, polled, kept)
         for running in made.values():
-            self._delivered.use(folder, running)
+            self._folders.use(folder, running)
         record.loaded = loaded
         self._swap(record, {**kept, **made})
         self._in_background(self._hash(record, loaded, made))
@@ -274,10 +301,9 @@ class ModelManager:
         return repository.location if self._options.namespacing else ""
 
     async def _leave(self, user: object) -> None:
-        """Remove what was delivered once nobody uses it any more."""
-        folder = self._delivered.leave(user)
-        if folder is not None:
-            await self._in_loader(shutil.rmtree, folder)
+        """Give back the directories that nobody but ``user`` used."""
+        for give_back in self._folders.leave(user):
+            await self._in_loader(give_back)
 
     async def _in_loader(self, call: Callable[..., _T], *arguments: object) -> _T:
         """Return what a call returns that may block."""

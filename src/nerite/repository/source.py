@@ -18,7 +18,17 @@ class Repository(Protocol):
         """Return the names of the models, in order. Raises ``Internal`` if the place cannot be read."""
 
     def fetch(self, name: str) -> Path | None:
-        """Return a local directory with the model's files as they are now; None if there is no such model."""
+        """Return a local directory with the model's files as they are now; None if there is no such model.
+
+        The directory stays until it was released as often as it was returned. Raises ``NeriteError`` if the place
+        cannot be read.
+        """
+
+    def release(self, folder: Path) -> None:
+        """Say that a directory that ``fetch`` returned is not used any more."""
+
+    def close(self) -> None:
+        """Give up what is under way, for the server ends. Does not block."""
 
 
 class LocalRepository:
@@ -38,6 +48,12 @@ class LocalRepository:
         self._check()
         place = self._root / name
         return place if _named(name) and place.is_dir() else None
+
+    def release(self, folder: Path) -> None:
+        """Leave the directory: it is the user's."""
+
+    def close(self) -> None:
+        """Do nothing: nothing takes long."""
 
     def _check(self) -> None:
         if not self._root.is_dir():

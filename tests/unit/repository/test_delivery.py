@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.repository.delivery import DeliveredFiles, Delivery, unpack
+from nerite.repository.delivery import Delivery, unpack
 
 
 def delivery(**files: bytes) -> Delivery:
@@ -56,14 +55,3 @@ def test_unpack() -> None:
         assert found == {"1/model.py": b"code", "labels.txt": b"cat"}
     finally:
         shutil.rmtree(folder)
-
-
-def test_the_last_user_leaves() -> None:
-    delivered, order, folder = DeliveredFiles(), delivery(), Path("/delivered")
-    delivered.use(folder, order)
-    delivered.use(folder, "version 1")
-    delivered.use(Path("/models/m"), "another model's version")
-    assert delivered.leave(order) is None
-    assert delivered.leave("another model's version") is None
-    assert delivered.leave("version 1") == folder
-    assert delivered.leave("version 1") is None

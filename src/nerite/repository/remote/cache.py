@@ -45,7 +45,8 @@ class Cache:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._used: dict[Path, int] = {}
+        self._used: dict[Path, list[int]] = {}
+        """Our locks of the states that are in use, one for each time a state was returned."""
 
     @contextmanager
     def shelf(self, model: str, stopped: Event) -> Iterator[Shelf]:
@@ -64,17 +65,15 @@ class Cache:
             os.close(lock)
 
     def use(self, state: Path) -> Path:
-        """Keep a state for as long as this process lives, or until ``release``; return it."""
-        if state not in self._used:
-            handle = os.open(state, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_SH)
-            self._used[state] = handle
+        """Keep a state until it was released as often as it was used, or the process ends; return it."""
+        handle = os.open(state, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        self._used.setdefault(state, []).append(handle)
         return state
 
     def release(self, state: Path) -> None:
-        """Say that a state is not used any more."""
-        if (handle := self._used.pop(state, None)) is not None:
-            os.close(handle)
+        """Say that one user of a state is done."""
+        os.close(self._used[state].pop())
 
     def models(self) -> list[str]:
         """Return the models that have something here."""

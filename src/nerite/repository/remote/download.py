@@ -16,13 +16,12 @@ from nerite.repository.remote.store import Store
 def download(store: Store, file: RemoteFile, place: Path, arrived: Callable[[int], None], stopped: Event) -> None:
     """Bring a file to its place, whole; ``arrived`` is told how many bytes came, in steps, and may raise.
 
-    The file's time is the one of its last change in the store. Raises ``ObjectChangedError`` if it is not any more what
+    The file's time is that of its last change in the store. Raises ``ObjectChangedError`` if it is not any more what
     it was, ``NeriteError`` if it cannot be had, ``OSError`` if it cannot be written.
     """
     part = place.with_name(f"{place.name}.part")
     retried(f"downloading '{file.key}'", partial(_continue, store, file, part, arrived), stopped)
-    changed = int(file.modified.timestamp() * 1e9)
-    os.utime(part, ns=(changed, changed))
+    os.utime(part, ns=(file.modified_ns, file.modified_ns))
     # Loads share the file, so a model that writes to it would change what others get.
     part.chmod(0o444)
     part.rename(place)

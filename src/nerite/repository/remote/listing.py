@@ -27,6 +27,11 @@ class RemoteFile:
         content = self.etag or self.modified.isoformat()
         return hashlib.sha256(f"{self.key}\0{self.size}\0{content}".encode()).hexdigest()[:40]
 
+    @property
+    def modified_ns(self) -> int:
+        """When it was changed. Stores tell the second; what is below that tells contents of the same second apart."""
+        return int(self.modified.timestamp()) * 10**9 + int(self.identity, 16) % 10**9
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event, Lock
 
-from nerite.core.errors import Internal, Unavailable
+from nerite.core.errors import Internal, NeriteError, Unavailable
 from nerite.repository.remote.cache import Cache, Shelf
 from nerite.repository.remote.credentials import Opened
 from nerite.repository.remote.download import download
@@ -23,6 +24,7 @@ SIDE_BY_SIDE = 8
 _LOOKS = 3
 """How often a model is listed anew when it changes while it is downloaded."""
 _TICK = 1.0
+_NOTHING = Listing((), ())
 
 
 class RemoteRepository:
@@ -33,28 +35,32 @@ class RemoteRepository:
         self._stopped = Event()
         self._store = Store(opened, self._stopped)
         self._cache = cache
+        self._current: dict[str, Listing] = {}
+        """What each model was when it was last looked at."""
         self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, "download")
 
     def models(self) -> list[str]:
         """Return the names of the models. Raises ``Internal`` if the store cannot be read."""
         names = self._store.models()
         with self._cache.refusals():
-            for gone in set(self._cache.models()) - set(names):
+            for gone in set(self._cache.models()).difference(names):
+                self._current.pop(gone, None)
                 with self._cache.shelf(gone, self._stopped) as shelf:
-                    shelf.tidy(Listing((), ()))
+                    shelf.tidy(_NOTHING)
         return names
 
     def fetch(self, name: str) -> Path | None:
         """Return a directory with a model's files as they are now; None: there is no such model.
 
-        The same files give the same directory. It stays until ``release``, or until the process ends. Raises
+        The same files give the same directory. It stays until it was released as often as it was returned. Raises
         ``NeriteError`` if the store cannot be read.
         """
         if not name or "/" in name or name.startswith("."):
             return None
         for _ in range(_LOOKS):
             listing = self._store.listing(name)
-            if not listing.files and not listing.directories:
+            if listing == _NOTHING:
+                self._current.pop(name, None)
                 return None
             try:
                 return self._staged(name, listing)
@@ -65,8 +71,15 @@ class RemoteRepository:
         )
 
     def release(self, directory: Path) -> None:
-        """Say that a directory that ``fetch`` returned is not used any more."""
+        """Say that a directory that ``fetch`` returned is not used any more: it may be removed, if it is an old one."""
         self._cache.release(directory)
+        # What cannot be removed now will be when the model is fetched the next time.
+        with (
+            contextlib.suppress(NeriteError),
+            self._cache.refusals(),
+            self._cache.shelf(directory.name, self._stopped) as shelf,
+        ):
+            shelf.tidy(self._current.get(directory.name, _NOTHING))
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -79,6 +92,7 @@ class RemoteRepository:
             if missing:
                 self._download(name, missing, shelf)
             state = self._cache.use(shelf.state(listing))
+            self._current[name] = listing
             shelf.tidy(listing)
             return state
 
