@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +22,13 @@ def unavailable(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def install_node_packages(folder: Path) -> None:
+    """Install what the package.json in a folder asks for, once. Skip the test, or fail it in CI, if that fails."""
+    require("node", "npm")
+    if not (folder / "node_modules").exists():
+        command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
+        installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+        if installed.returncode:
+            unavailable(f"npm install failed: {installed.stderr[-500:]}")

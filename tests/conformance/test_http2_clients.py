@@ -15,7 +15,7 @@ import pytest
 
 from nerite.wire.grpc_service import ModelInferRequest, ModelInferResponse
 from serving import IDENTITY, Serving, pbtxt, python_model, serving
-from tools import require, unavailable
+from tools import install_node_packages, require
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = Path(__file__).with_name("node")
@@ -63,12 +63,7 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 @pytest.mark.timeout(180)
 def test_grpc_js(server: Serving) -> None:
-    require("node", "npm")
-    if not (NODE / "node_modules").exists():
-        command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
-        installed = subprocess.run(command, cwd=NODE, capture_output=True, text=True, timeout=120, check=False)
-        if installed.returncode:
-            unavailable(f"npm install failed: {installed.stderr[-500:]}")
+    install_node_packages(NODE)
     done = subprocess.run(
         ["node", NODE / "client.js", server.grpc, ROOT / "src"], capture_output=True, text=True, timeout=50, check=False
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import obstore
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from nerite.core.errors import Internal, Unavailable
 from nerite.repository.remote import repository_at
@@ -308,4 +311,28 @@ def test_without_credentials_requests_are_not_signed(
     store.door = refusing("403 Forbidden", "AccessDenied")
     with pytest.raises(Internal, match="access was denied without credentials"):
         repository.models()
+    repository.close()
+
+
+def test_google(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Public objects without credentials, and others with the key of an account."""
+    environment = {"HOME": str(tmp_path), "STORAGE_EMULATOR_HOST": store.url, "GCE_METADATA_HOST": "127.0.0.1:1"}
+    place = f"gs://{BUCKET}/models"
+    repository = repository_at(place, environment, str(tmp_path / "public"))
+    assert repository.models() == ["m"]
+    with pytest.raises(Internal, match=r"access was denied without credentials.* Set GOOGLE_APPLICATION_CREDENTIALS"):
+        repository.fetch("m")
+    repository.close()
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    account = {
+        "type": "service_account",
+        "client_email": "reader@example.iam.gserviceaccount.com",
+        "private_key_id": "1",
+        "private_key": key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode(),
+    }
+    (tmp_path / "key.json").write_text(json.dumps(account))
+    environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(tmp_path / "key.json")
+    repository = repository_at(place, environment, str(tmp_path / "signed"))
+    assert content(repository.fetch("m")) == {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
+    assert store.reads[-1].authorization.startswith("Bearer ")
     repository.close()

@@ -68,9 +68,14 @@ def open_store(location: Location, environment: Mapping[str, str]) -> Opened:
 
 def _open_s3(location: Location, given: Given | None, environment: Mapping[str, str]) -> Opened:
     keys, signed = _s3_keys(given, environment)
-    config: S3Config = {"region": environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"}
-    if keys is not None and keys.region:
-        config["region"] = keys.region
+    region = (
+        (given.text("region") if given is not None else "")
+        or environment.get("AWS_REGION")
+        or environment.get("AWS_DEFAULT_REGION")
+        or (keys.region if keys is not None else "")
+        or "us-east-1"
+    )
+    config: S3Config = {"region": region}
     if location.endpoint:
         config["endpoint"] = location.endpoint
     provider: Callable[[], S3Credential] | None = None
@@ -95,16 +100,12 @@ def _credential(keys: Profile) -> S3Credential:
 
 
 def _s3_keys(given: Given | None, environment: Mapping[str, str]) -> tuple[Profile | None, str]:
-    """Return the keys and the region, as far as they are known, and whose credentials they are; empty: nobody's."""
+    """Return the keys, as far as they are known, and whose credentials they are; empty: nobody's."""
     if given is not None:
         if given.text("key_id"):
-            named = (given.text(field) for field in ("key_id", "secret_key", "session_token", "region"))
-            return Profile(*named), given.source
-        if given.text("profile"):
-            profile = read_profile(given.text("profile"), environment)
-            if profile is not None and given.text("region"):
-                profile = profile._replace(region=given.text("region"))
-            return profile, f"the profile '{given.text('profile')}' of {given.source}"
+            return Profile(*map(given.text, ("key_id", "secret_key", "session_token"))), given.source
+        if name := given.text("profile"):
+            return read_profile(name, environment), f"the profile '{name}' of {given.source}"
     if environment.get("AWS_ACCESS_KEY_ID"):
         names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
         return Profile(*(environment.get(name, "") for name in names)), "AWS_ACCESS_KEY_ID"
@@ -145,10 +146,11 @@ def _open_google(location: Location, given: Given | None, environment: Mapping[s
 def _open_azure(location: Location, given: Given | None, environment: Mapping[str, str]) -> Opened:
     if given is not None:
         key, auth, identity = (given.text(field) for field in ("account_key", "auth_type", "client_id"))
+        source = given.source
     else:
         names = ("AZURE_STORAGE_KEY", "AZURE_STORAGE_AUTH_TYPE", "AZURE_STORAGE_CLIENT_ID")
         key, auth, identity = (environment.get(name, "") for name in names)
-    source = given.source if given is not None else "AZURE_STORAGE_KEY" if key else "AZURE_STORAGE_AUTH_TYPE"
+        source = "AZURE_STORAGE_AUTH_TYPE" if auth else "AZURE_STORAGE_KEY"
     config: AzureConfig = {"account_name": location.account}
     if auth not in ("", "default", "managed_identity"):
         raise InvalidArgument(
