@@ -87,7 +87,7 @@ class ServerProcess:
         try:
             self._repositories = self._open_repositories()
         except NeriteError as error:
-            log.error(f"error: creating server: {error.message}")
+            log.error(error.message)
             return 1
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

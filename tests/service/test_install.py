@@ -56,3 +56,12 @@ def test_a_missing_extra_says_what_to_install(core: Path, tmp_path: Path, monkey
         (entry,) = server.json("POST", "/v2/repository/index")
         assert entry["state"] == "UNAVAILABLE"
         assert "pip install 'nerite[onnx]'" in entry["reason"]
+
+
+def test_an_object_store_without_its_extra(core: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "NERITE", core / "bin" / "nerite")
+    with (
+        pytest.raises(RuntimeError, match=r"Install it with: pip install 'nerite\[cloud\]'"),
+        serving.serving("s3://bucket/models", tmp_path / "log", clean=False),
+    ):
+        pass

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from hashlib import md5
 from pathlib import Path
 
@@ -55,3 +56,13 @@ def test_a_model_without_agents_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "M" / "1").mkdir(parents=True)
     polled = poll_model_directory(tmp_path / "M")
     assert consulted(polled) is polled
+
+
+def test_what_the_documents_show(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "repositories.md").read_text()
+    (block,) = re.findall(r"^```pbtxt\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "M" / "1").mkdir(parents=True)
+    (tmp_path / "M" / "1" / "model.onnx").write_bytes(CONTENT)
+    (tmp_path / "M" / "config.pbtxt").write_text(block)
+    (mistake,) = consulted(poll_model_directory(tmp_path / "M")).mistakes
+    assert mistake.message.endswith(f"expect: d726e132f91f16ebee703d96f6f73cb1, got: {SUM}")

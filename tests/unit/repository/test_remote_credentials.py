@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import InvalidArgument
+from nerite.repository.remote.credential_file import credentials_for
 from nerite.repository.remote.credentials import Opened, open_store
 from nerite.repository.remote.location import read_location
 from nerite.repository.remote.metadata import has_aws_role, has_google_account
@@ -107,10 +109,12 @@ def test_an_amazon_profile_that_is_not_there(tmp_path: Path) -> None:
         opened("s3://b", tmp_path, AWS_PROFILE="nobody")
 
 
-def test_an_amazon_profile_that_fetches_its_keys(tmp_path: Path) -> None:
-    aws(tmp_path, "", "[profile work]\nsso_session = work\n")
-    with pytest.raises(InvalidArgument, match=r"'sso_session', which is not supported.* --profile work --format env"):
-        opened("s3://b", tmp_path, AWS_PROFILE="work")
+@pytest.mark.parametrize(("title", "name"), [("profile work", "work"), ("default", "default")])
+def test_an_amazon_profile_that_fetches_its_keys(tmp_path: Path, title: str, name: str) -> None:
+    aws(tmp_path, "", f"[{title}]\nsso_session = work\n")
+    wanted = rf"AWS profile '{name}' has 'sso_session', which is not supported.* --profile {name} --format env"
+    with pytest.raises(InvalidArgument, match=wanted):
+        opened("s3://b", tmp_path, **({} if name == "default" else {"AWS_PROFILE": name}))
 
 
 @pytest.mark.parametrize("place", ["s3://b", "gs://b", "as://a/b"])
@@ -250,3 +254,17 @@ def test_the_identity_of_the_machine() -> None:
         assert not has_aws_role({"AWS_METADATA_ENDPOINT": f"http://{address}"})
         assert not has_google_account({"GCE_METADATA_HOST": address})
     assert not has_aws_role({"AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"})
+
+
+def test_the_file_in_the_documents(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "repositories.md").read_text()
+    (block,) = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    environment = file(tmp_path, json.loads(block))
+    for place, entry in {
+        "s3://some/models": {"key_id": "…", "secret_key": "…", "region": "eu-west-1"},
+        "s3://https://minio:9000/bucket/models": {"profile": "minio"},
+        "gs://bucket/models": "/secrets/google.json",
+        "as://account/container": {"account_key": "…"},
+    }.items():
+        given = credentials_for(read_location(place), environment)
+        assert given is not None and given.entry == entry

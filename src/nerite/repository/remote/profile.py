@@ -26,7 +26,7 @@ _ELSEWHERE = ("role_arn", "sso_session", "sso_start_url", "credential_process", 
 def read_profile(name: str, environment: Mapping[str, str]) -> Profile | None:
     """Return the profile, ``name`` or the usual one if that is empty; None if there is none of the usual name.
 
-    Raises ``InvalidArgument`` for a named profile that is not there, or has keys of a kind that cannot be used.
+    Raises ``InvalidArgument`` for a named profile that is not there, and for one whose keys have to be fetched.
     """
     home = Path(environment.get("HOME") or Path.home())
     credentials = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials")
@@ -47,10 +47,10 @@ def read_profile(name: str, environment: Mapping[str, str]) -> Profile | None:
         settings.get("region", ""),
     )
     fetched = [setting for setting in _ELSEWHERE if setting in settings]
-    if wanted and not profile.access_key_id and fetched:
+    if fetched and not profile.access_key_id:
         raise InvalidArgument(
-            f"AWS profile '{wanted}' has '{fetched[0]}', which is not supported. Put its keys into the environment: "
-            f'eval "$(aws configure export-credentials --profile {wanted} --format env)"'
+            f"AWS profile '{section}' has '{fetched[0]}', which is not supported. Put its keys into the environment: "
+            f'eval "$(aws configure export-credentials --profile {section} --format env)"'
         )
     return profile
 
