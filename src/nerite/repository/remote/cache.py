@@ -5,7 +5,7 @@
     <cache>/<location>/<model>/states/<identity>/<model> the model as it was listed at some time: hard links
 
 Several servers may share it. Who changes what belongs to a model holds the lock of its shelf; who uses a state holds
-a lock on its directory, which ends with the process at the latest. What nobody uses and the store has no more is
+a lock on it, which ends with the process at the latest. What nobody uses and the store has no more is
 removed whenever the model is staged again, or is gone.
 """
 
@@ -15,10 +15,11 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 from nerite.core.errors import Internal, Unavailable
 from nerite.repository.remote.listing import Listing, RemoteFile
@@ -30,7 +31,9 @@ _MOUNTS: dict[Kind, str] = {
     "as": "TRITON_AZURE_MOUNT_DIRECTORY",
 }
 _LOOK_AGAIN = 0.2
-"""Seconds between two tries to lock what another server has locked."""
+"""Seconds between two tries to lock what somebody else has locked."""
+_LOCK = ".lock"
+"""Beside the model in a state: whoever uses it has this locked."""
 
 
 def cache_directory(location: Location, environment: Mapping[str, str], flag: str) -> Path:
@@ -45,8 +48,11 @@ class Cache:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._used: dict[Path, list[int]] = {}
-        """Our locks of the states that are in use, one for each time a state was returned."""
+        self._lock = Lock()
+        self._used: dict[Path, tuple[int, int]] = {}
+        """Of each state that is in use here: the file that we have locked, and how many use it."""
+        self._busy: dict[str, Lock] = {}
+        """Held with the lock of a model's shelf: on network file systems that keeps out other processes only."""
 
     @contextmanager
     def shelf(self, model: str, stopped: Event) -> Iterator[Shelf]:
@@ -55,25 +61,35 @@ class Cache:
         with self.refusals():
             (directory / "files").mkdir(parents=True, exist_ok=True)
             (directory / "states").mkdir(exist_ok=True)
-            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        busy = self._busy.setdefault(model, Lock())
         try:
-            while not _locked(lock):
-                if stopped.wait(_LOOK_AGAIN):
-                    raise Unavailable(f"the download of model '{model}' was given up: the server is stopping")
-            yield Shelf(directory)
+            _wait_for(partial(busy.acquire, blocking=False), model, stopped)
+            try:
+                _wait_for(partial(_locked, handle), model, stopped)
+                yield Shelf(directory, self._used)
+            finally:
+                busy.release()
         finally:
-            os.close(lock)
+            os.close(handle)
 
     def use(self, state: Path) -> Path:
         """Keep a state until it was released as often as it was used, or the process ends; return it."""
-        handle = os.open(state, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        self._used.setdefault(state, []).append(handle)
+        with self._lock:
+            handle, users = self._used.get(state) or (os.open(state.parent / _LOCK, os.O_RDWR), 0)
+            if not users:
+                fcntl.flock(handle, fcntl.LOCK_SH)
+            self._used[state] = handle, users + 1
         return state
 
     def release(self, state: Path) -> None:
         """Say that one user of a state is done."""
-        os.close(self._used[state].pop())
+        with self._lock:
+            handle, users = self._used.pop(state)
+            if users > 1:
+                self._used[state] = handle, users - 1
+            else:
+                os.close(handle)
 
     def models(self) -> list[str]:
         """Return the models that have something here."""
@@ -97,7 +113,9 @@ class Cache:
 class Shelf:
     """What belongs to one model, while we hold its lock."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, used: Container[Path]) -> None:
+        """``used``: the states that this process uses."""
+        self._used = used
         self._model = directory.name
         self._files = directory / "files"
         self._states = directory / "states"
@@ -119,13 +137,15 @@ class Shelf:
             for file in listing.files:
                 (model / file.path).parent.mkdir(parents=True, exist_ok=True)
                 os.link(self.place(file), model / file.path)
+            (growing / _LOCK).touch()
             growing.rename(root)
         return root / self._model
 
     def tidy(self, listing: Listing) -> None:
         """Remove the states that nobody uses, and the files that are in none; but nothing that ``listing`` has."""
         for state in list(self._states.iterdir()):
-            if state.name != listing.identity and not _in_use(state / self._model):
+            used = state.name == listing.identity or state / self._model in self._used
+            if not used and not _used_elsewhere(state / _LOCK):
                 shutil.rmtree(state, ignore_errors=True)
         kept = {file.identity for file in listing.files}
         for file in list(self._files.iterdir()):
@@ -141,12 +161,18 @@ def _locked(handle: int) -> bool:
     return True
 
 
-def _in_use(directory: Path) -> bool:
-    """Say whether some process, be it ours, has the directory locked."""
+def _used_elsewhere(lock: Path) -> bool:
+    """Say whether another process has locked a state."""
     with contextlib.suppress(FileNotFoundError):
-        handle = os.open(directory, os.O_RDONLY)
+        handle = os.open(lock, os.O_RDWR)
         try:
             return not _locked(handle)
         finally:
             os.close(handle)
     return False
+
+
+def _wait_for(acquired: Callable[[], bool], model: str, stopped: Event) -> None:
+    while not acquired():
+        if stopped.wait(_LOOK_AGAIN):
+            raise Unavailable(f"the download of model '{model}' was given up: the server is stopping")

@@ -22,9 +22,9 @@ def download(store: Store, file: RemoteFile, place: Path, arrived: Callable[[int
     part = place.with_name(f"{place.name}.part")
     retried(f"downloading '{file.key}'", partial(_continue, store, file, part, arrived), stopped)
     os.utime(part, ns=(file.modified_ns, file.modified_ns))
-    # Loads share the file, so a model that writes to it would change what others get.
-    part.chmod(0o444)
     part.rename(place)
+    # Loads share the file, so a model that writes to it would change what others get.
+    place.chmod(0o444)
 
 
 def _continue(store: Store, file: RemoteFile, part: Path, arrived: Callable[[int], None]) -> None:

@@ -82,9 +82,8 @@ class RemoteRepository:
             shelf.tidy(self._current.get(directory.name, _NOTHING))
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Give up what is under way, for the server ends. Does not block."""
         self._stopped.set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _staged(self, name: str, listing: Listing) -> Path:
         with self._cache.refusals(), self._cache.shelf(name, self._stopped) as shelf:
