@@ -18,7 +18,10 @@ class FoldersInUse:
         self._give_back: dict[Path, list[GiveBack]] = {}
 
     def take(self, folder: Path, user: object, give_back: GiveBack) -> None:
-        """Note that ``user`` got a directory, and what is to be done in return when nobody uses it any more."""
+        """Note that ``user`` got a directory, and what is to be done in return.
+
+        It is done when nobody uses the directory any more; sooner if it was taken more than once.
+        """
         self._give_back.setdefault(folder, []).append(give_back)
         self.use(folder, user)
 
@@ -27,11 +30,15 @@ class FoldersInUse:
         self._users.setdefault(folder, []).append(user)
 
     def leave(self, user: object) -> list[GiveBack]:
-        """Note that a user is done; return what is to be done for the directories that nobody uses any more."""
+        """Note that a user is done; return what is to be done in return."""
         due: list[GiveBack] = []
         for folder in [folder for folder, users in self._users.items() if user in users]:
-            self._users[folder].remove(user)
-            if not self._users[folder]:
-                del self._users[folder]
-                due += self._give_back.pop(folder)
+            users, owed = self._users[folder], self._give_back[folder]
+            users.remove(user)
+            # One is enough to keep a directory for all who use it.
+            kept = 1 if users else 0
+            due += owed[kept:]
+            del owed[kept:]
+            if not users:
+                del self._users[folder], self._give_back[folder]
         return due
