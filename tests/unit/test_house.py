@@ -25,6 +25,7 @@ ROOMS = (
     "backends",
     "observability",
     "config",
+    "client",
     "core",
 )
 """From top to bottom."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "serve": "serve model repositories over HTTP and gRPC",
     "check": "find what is wrong in model repositories, without serving them",
+    "client": "ask a running server: models, inference, load and unload, statistics",
     "version": "print the version",
 }
 """Name and purpose of each command. ``nerite.cli.<name>`` is its module."""

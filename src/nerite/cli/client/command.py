@@ -1,0 +1,123 @@
+"""The command line of ``nerite client``: where the server is, and which of the commands is meant."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from nerite.cli.suggestion import did_you_mean
+from nerite.cli.usage_error import UsageError
+from nerite.client import Client, ClientError
+from nerite.client.error import Unreachable
+
+COMMANDS = {
+    "ls": "list models, their versions and states",
+    "infer": "run a model",
+    "load": "load a model, or load it again",
+    "unload": "unload a model",
+    "stats": "what was counted about each model since it was loaded",
+    "watch": "requests a second, and how long they took, until Ctrl-C",
+}
+"""Name and purpose of each command. ``nerite.cli.client.<name>`` is its module: ``add_arguments``, ``run``."""
+
+_EPILOG = """\
+commands:
+{commands}
+
+Works with every server that speaks KServe v2 over HTTP: Nerite, Triton, and others.
+The exit status is 0 for success, 1 for a refusal or a server that cannot be reached, 2 for a wrong command line, 130
+after Ctrl-C.
+
+Examples:
+  nerite client ls
+  nerite client --url gpu-3:8000 infer scaler numbers='[1, 2, 3]'
+  nerite client infer chat prompt='How are you?' --header 'Authorization: Bearer TOKEN'
+  nerite client infer resnet --random
+  nerite client stats
+
+More about a command:  nerite client infer --help
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what the command line says; return the exit status."""
+    try:
+        options = _parse(arguments)
+        with Client(options.url, headers=dict(options.header), timeout=options.timeout) as client:
+            status: int = options.run(client, options)
+            return status
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 2
+    except UsageError as error:
+        _complain(error.text, error.remedy)
+        return 2
+    except Unreachable as error:
+        _complain(str(error), "Is a server running there? Name another with --url HOST:PORT (the port for HTTP).")
+    except ClientError as error:
+        _complain(str(error))
+    except KeyboardInterrupt:
+        return 130
+    return 1
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    width = max(map(len, COMMANDS)) + 2
+    commands = "\n".join(f"  {name:{width}}{purpose}" for name, purpose in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="nerite client",
+        usage="nerite client [options] COMMAND ...",
+        description="Ask a running server.",
+        epilog=_EPILOG.format(commands=commands),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_connection(parser)
+    parser.set_defaults(url="localhost:8000", header=[], timeout=60.0)
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(list(arguments) or ["--help"])
+    if options.command is None:
+        parser.error(f"which command? One of: {', '.join(COMMANDS)}")
+    if options.command not in COMMANDS:
+        near = did_you_mean(options.command, COMMANDS)
+        parser.error(" ".join(filter(None, (f"unknown command '{options.command}'.", near))))
+    module = importlib.import_module(f"nerite.cli.client.{options.command}")
+    command = argparse.ArgumentParser(
+        prog=f"nerite client {options.command}",
+        description=(module.__doc__ or "").partition(": ")[2],
+        epilog=module.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(command)
+    # These may stand behind the command as well; what is not there leaves what was before it.
+    _add_connection(command)
+    options.run = module.run
+    return command.parse_intermixed_args(options.rest, options)
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the server")
+    where = "HOST:PORT of its HTTP port, or a URL (default: localhost:8000)"
+    group.add_argument("--url", metavar="URL", default=argparse.SUPPRESS, help=where)
+    group.add_argument(
+        "--header",
+        metavar="'NAME: VALUE'",
+        action="append",
+        type=_header,
+        default=argparse.SUPPRESS,
+        help="a header for each request; may be given several times",
+    )
+    limit = "how long to wait for an answer (default: 60)"
+    group.add_argument("--timeout", metavar="SECONDS", type=float, default=argparse.SUPPRESS, help=limit)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise argparse.ArgumentTypeError(f"'{text}' is no header: write NAME: VALUE")
+    return name.strip(), value.strip()
+
+
+def _complain(text: str, remedy: str = "") -> None:
+    print("\n    ".join(filter(None, (f"nerite client: {text}", remedy))), file=sys.stderr)

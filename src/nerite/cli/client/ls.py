@@ -1,0 +1,35 @@
+"""``nerite client ls``: List the models of the repository, their versions and states."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from nerite.cli.help import show
+from nerite.client import Client
+from nerite.observability.table import render, terminal_width
+
+EXAMPLES = """\
+Examples:
+  nerite client ls
+  nerite client ls --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+
+
+def run(client: Client, options: argparse.Namespace) -> int:
+    """Print the index; return the exit status."""
+    versions = client.models()
+    if options.json:
+        show(json.dumps([asdict(version) for version in versions], indent=2, ensure_ascii=False))
+    elif versions:
+        rows = [(entry.name, entry.version, entry.state or "not loaded", entry.reason) for entry in versions]
+        show(render(("Model", "Version", "State", "Reason"), rows, terminal_width()))
+    else:
+        show("The repository is empty.")
+    return 0

@@ -1,0 +1,176 @@
+"""``Client``: asks a server that speaks KServe v2 over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from nerite.client import infer_form
+from nerite.client.address import Address
+from nerite.client.connection import Answer, Connection, text_of
+from nerite.client.conversion import to_json
+from nerite.client.description import Model, ModelVersion
+from nerite.client.error import ClientError
+from nerite.client.statistics import ModelStatistics
+from nerite.core.tensor import Array, Buffer
+
+
+class Client:
+    """A server, asked over one connection that is kept open. Not for several threads at once.
+
+    ``url`` is ``host:port`` or a whole URL, ``headers`` go with each request, ``timeout`` is in seconds and holds for
+    each wait, and ``context`` is for a server whose certificate the machine does not trust, or who wants one from you.
+    Every method but ``live`` and ``ready`` raises ``ClientError`` if it does not get what it asked for.
+    """
+
+    def __init__(
+        self,
+        url: str = "localhost:8000",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._connection = Connection(Address.parse(url), headers or {}, timeout, context)
+        self._models: dict[tuple[str, str], Model] = {}
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def live(self) -> bool:
+        """Say whether the server runs. One that cannot be reached does not."""
+        return self._holds("/v2/health/live")
+
+    def ready(self, model: str = "", version: str = "") -> bool:
+        """Say whether the server, or a model, is ready to infer."""
+        return self._holds(f"{_path(model, version)}/ready" if model else "/v2/health/ready")
+
+    def models(self) -> list[ModelVersion]:
+        """Return every version of every model in the repository, with its state."""
+        return [ModelVersion.read(entry) for entry in self._json("POST", "/v2/repository/index")]
+
+    def model(self, name: str, version: str = "") -> Model:
+        """Return the metadata of a model: its inputs and outputs. Without a version, of the one that answers."""
+        return Model.read(self._json("GET", _path(name, version)))
+
+    def config(self, name: str, version: str = "") -> dict[str, Any]:
+        """Return the whole configuration of a model."""
+        document: dict[str, Any] = self._json("GET", f"{_path(name, version)}/config")
+        return document
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, object],
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        version: str = "",
+    ) -> dict[str, Array]:
+        """Run a model; return its outputs by name, or those that are named.
+
+        An input is an array, a number, a text, bytes, or lists of these; it is converted to the data type and the
+        shape of the model's metadata, which are asked for once. BYTES come back as objects that are ``bytes``, BF16 as
+        float32. ``parameters`` are the request's: ``priority``, ``timeout``, ``sequence_id`` and so on, or a model's.
+        """
+        key = model, version
+        try:
+            if key not in self._models:
+                self._models[key] = self.model(model, version)
+            parts, length = infer_form.encode(self._models[key], inputs, outputs, parameters or {})
+            headers = {infer_form.HEADER_LENGTH: str(length), "Content-Type": "application/octet-stream"}
+            return infer_form.decode(self._ask("POST", f"{_path(model, version)}/infer", parts, headers))
+        except ClientError:
+            # The model may have become another one since it was asked about.
+            self._models.pop(key, None)
+            raise
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, object],
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        version: str = "",
+    ) -> Iterator[dict[str, Any]]:
+        """Run a model by the generate extension; yield each response as it comes: outputs by name, as JSON has them."""
+        document = {**{name: to_json(value) for name, value in inputs.items()}, "parameters": dict(parameters or {})}
+        # Not orjson: numbers may be NaN or infinite here, both ways.
+        body = json.dumps(document).encode()
+        for line in self._connection.lines("POST", f"{_path(model, version)}/generate_stream", [body]):
+            event = line.removeprefix(b"data:").strip()
+            if event:
+                response = json.loads(event)
+                if response.keys() == {"error"}:
+                    raise ClientError(response["error"], 200)
+                yield response
+
+    def load(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, Any] | str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Load a model, or load it again. Returns when it is ready.
+
+        ``config``, as JSON or as what would become it, takes the place of config.pbtxt. ``files``, by their path in the
+        model's directory (``1/model.py``), take the place of that directory, and need a ``config``.
+        """
+        self._models.clear()
+        parameters = (
+            {} if config is None else {"config": config if isinstance(config, str) else orjson.dumps(config).decode()}
+        )
+        for path, content in (files or {}).items():
+            parameters[f"file:{path}"] = base64.b64encode(content).decode()
+        document = {"parameters": parameters} if parameters else {}
+        self._ask("POST", f"/v2/repository/models/{quote(name)}/load", [orjson.dumps(document)])
+
+    def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Unload a model; with ``dependents`` also those that were loaded for it alone. What it runs is finished."""
+        self._models.clear()
+        document = {"parameters": {"unload_dependents": True}} if dependents else {}
+        self._ask("POST", f"/v2/repository/models/{quote(name)}/unload", [orjson.dumps(document)])
+
+    def statistics(self, model: str = "", version: str = "") -> list[ModelStatistics]:
+        """Return what the server has counted about each version of a model, or of all."""
+        path = f"{_path(model, version)}/stats" if model else "/v2/models/stats"
+        return [ModelStatistics.read(entry) for entry in self._json("GET", path)["model_stats"]]
+
+    def _holds(self, path: str) -> bool:
+        try:
+            return self._connection.ask("GET", path).status == 200
+        except ClientError:
+            return False
+
+    def _json(self, method: str, path: str) -> Any:
+        answer = self._ask(method, path)
+        try:
+            return orjson.loads(answer.body)
+        except orjson.JSONDecodeError as error:
+            raise ClientError(f"the server's answer to {path} is no JSON: {error}", answer.status) from error
+
+    def _ask(
+        self, method: str, path: str, body: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        answer = self._connection.ask(method, path, body, headers)
+        if answer.status != 200:
+            raise ClientError(text_of(answer.status, answer.body), answer.status)
+        return answer
+
+
+def _path(model: str, version: str) -> str:
+    return f"/v2/models/{quote(model)}" + (f"/versions/{quote(version)}" if version else "")

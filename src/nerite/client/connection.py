@@ -1,0 +1,133 @@
+"""One HTTP connection that is kept open, and made anew where the server has closed it."""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import orjson
+
+from nerite.client.address import Address
+from nerite.client.error import ClientError, Unreachable
+from nerite.core.tensor import Buffer
+
+
+class Answer(NamedTuple):
+    """What came back. The body is the caller's own: arrays that are views on it may be written to."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytearray
+
+
+class Connection:
+    """Sends one request after the other. Not for several threads at once."""
+
+    def __init__(
+        self, address: Address, headers: Mapping[str, str], timeout: float, context: ssl.SSLContext | None
+    ) -> None:
+        self._address = address
+        self._headers = dict(headers)
+        self._timeout = timeout
+        if address.tls:
+            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
+                address.host, address.port, timeout=timeout, context=context
+            )
+        else:
+            self._http = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
+
+    def ask(
+        self, method: str, path: str, body: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Return the answer, whatever its status. Raises ``ClientError`` where there is none."""
+        try:
+            response = self._send(method, path, body, headers or {})
+            return Answer(response.status, response.headers, _whole(response))
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from error
+
+    def lines(self, method: str, path: str, body: Sequence[Buffer]) -> Iterator[bytes]:
+        """Yield the lines of an answer as they come. Raises ``ClientError``, also for a status other than 200.
+
+        Whoever does not read all of them gives the connection up: the next request makes a new one.
+        """
+        done = False
+        try:
+            response = self._send(method, path, body, {})
+            if response.status != 200:
+                raise ClientError(text_of(response.status, _whole(response)), response.status)
+            while line := response.readline():
+                yield line
+            done = True
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from error
+        finally:
+            if not done:
+                self.close()
+
+    def close(self) -> None:
+        """Close the connection. The next request opens it again."""
+        self._http.close()
+
+    def _send(
+        self, method: str, path: str, body: Sequence[Buffer], headers: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
+        if self._http.sock is not None and _has_ended(self._http.sock):
+            self._http.close()
+        if self._http.sock is None:
+            try:
+                self._http.connect()
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise Unreachable(f"cannot reach {self._address}: {reason}") from error
+        length = {"Content-Length": str(sum(map(len, body)))} if method == "POST" else {}
+        self._http.request(method, self._address.prefix + path, body or None, {**self._headers, **length, **headers})
+        return self._http.getresponse()
+
+    def _broken(self, error: Exception) -> ClientError:
+        """Return what to raise, with the connection closed: nobody knows what would come on it next."""
+        self.close()
+        if isinstance(error, TimeoutError):
+            return ClientError(f"no answer from {self._address} in {self._timeout:g} seconds")
+        if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
+            return ClientError(f"{self._address} does not speak HTTP/1.1: is that the port for gRPC?")
+        return ClientError(f"the connection to {self._address} broke: {error or type(error).__name__}")
+
+
+def text_of(status: int, body: Buffer) -> str:
+    """Return what an answer that is an error has to say."""
+    try:
+        text = orjson.loads(body)["error"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        text = bytes(body).decode(errors="replace").strip()
+    return str(text) or f"HTTP status {status}"
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """Say whether the other side has closed a connection on which nothing is awaited.
+
+    To find that out before a request is sent, not by sending it, is what allows never to send one twice.
+    """
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _whole(response: http.client.HTTPResponse) -> bytearray:
+    if response.length is None:
+        return bytearray(response.read())
+    body = bytearray(response.length)
+    view = memoryview(body)
+    at = 0
+    while at < len(body):
+        count = response.readinto(view[at:])
+        if not count:
+            raise http.client.IncompleteRead(bytes(body[:at]), len(body) - at)
+        at += count
+    # Only when it has been read to its end is the connection free for the next request.
+    response.read()
+    return body

@@ -1,0 +1,19 @@
+"""The one error of the client."""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """What was asked for did not happen. ``str()`` is the server's text where it answered, and the client's where not.
+
+    ``status`` is the HTTP status of the answer; None if there was none, because the server did not answer or because
+    what was to be sent cannot be sent.
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Unreachable(ClientError):
+    """Nobody accepted the connection."""
