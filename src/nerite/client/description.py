@@ -15,11 +15,13 @@ class ModelVersion:
     version: str = ""
     state: str = ""
     reason: str = ""
+    content_hash: str = ""
+    """Of the files that are served, from servers that tell it."""
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> ModelVersion:
         """Read an entry of the index."""
-        return cls(*(str(entry.get(name, "")) for name in ("name", "version", "state", "reason")))
+        return cls(*(str(entry.get(name, "")) for name in ("name", "version", "state", "reason", "content_hash")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,8 @@ def statistics_as_a_message(client: StockClient) -> None:
 def repository_index(client: StockClient) -> None:
     told = client.told("get_model_repository_index")
     entries = told["models"] if client.is_grpc else told
-    assert {"name": "echo", "version": "1", "state": "READY"} in entries
+    (echo,) = [entry for entry in entries if entry["name"] == "echo"]
+    assert (echo["version"], echo["state"]) == ("1", "READY")
     assert "arguments" in {entry["name"] for entry in entries}
 
 
