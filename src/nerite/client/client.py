@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -105,8 +105,11 @@ class Client:
         *,
         parameters: Mapping[str, Any] | None = None,
         version: str = "",
-    ) -> Iterator[dict[str, Any]]:
-        """Run a model by the generate extension; yield each response as it comes: outputs by name, as JSON has them."""
+    ) -> Generator[dict[str, Any]]:
+        """Run a model by the generate extension; yield each response as it comes: outputs by name, as JSON has them.
+
+        Whoever does not want the rest calls ``close`` on what this returns, and the server is told.
+        """
         document = {**{name: to_json(value) for name, value in inputs.items()}, "parameters": dict(parameters or {})}
         # Not orjson: numbers may be NaN or infinite here, both ways.
         body = json.dumps(document).encode()

@@ -33,64 +33,70 @@ class Connection:
         self._address = address
         self._headers = dict(headers)
         self._timeout = timeout
-        if address.tls:
-            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
-                address.host, address.port, timeout=timeout, context=context
-            )
-        else:
-            self._http = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
+        self._context = context
+        self._http = self._new()
 
     def ask(
         self, method: str, path: str, body: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None
     ) -> Answer:
         """Return the answer, whatever its status. Raises ``ClientError`` where there is none."""
         try:
-            response = self._send(method, path, body, headers or {})
+            if self._http.sock is not None and _has_ended(self._http.sock):
+                self._http.close()
+            response = self._send(self._http, method, path, body, headers or {})
             return Answer(response.status, response.headers, _whole(response))
         except (OSError, http.client.HTTPException) as error:
+            # Nobody knows what would come on it next.
+            self._http.close()
             raise self._broken(error) from error
 
     def lines(self, method: str, path: str, body: Sequence[Buffer]) -> Iterator[bytes]:
-        """Yield the lines of an answer as they come. Raises ``ClientError``, also for a status other than 200.
+        """Yield the lines of an answer as they come, on a connection of its own, which others need not wait for.
 
-        Whoever does not read all of them gives the connection up: the next request makes a new one.
+        Raises ``ClientError``, also for a status other than 200.
         """
-        done = False
+        connection = self._new()
         try:
-            response = self._send(method, path, body, {})
+            response = self._send(connection, method, path, body, {})
             if response.status != 200:
                 raise ClientError(text_of(response.status, _whole(response)), response.status)
             while line := response.readline():
                 yield line
-            done = True
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from error
         finally:
-            if not done:
-                self.close()
+            connection.close()
 
     def close(self) -> None:
         """Close the connection. The next request opens it again."""
         self._http.close()
 
+    def _new(self) -> http.client.HTTPConnection:
+        host, port = self._address.host, self._address.port
+        if self._address.tls:
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._context)
+        return http.client.HTTPConnection(host, port, timeout=self._timeout)
+
     def _send(
-        self, method: str, path: str, body: Sequence[Buffer], headers: Mapping[str, str]
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Sequence[Buffer],
+        headers: Mapping[str, str],
     ) -> http.client.HTTPResponse:
-        if self._http.sock is not None and _has_ended(self._http.sock):
-            self._http.close()
-        if self._http.sock is None:
+        if connection.sock is None:
             try:
-                self._http.connect()
+                connection.connect()
             except OSError as error:
-                reason = error.strerror or str(error)
-                raise Unreachable(f"cannot reach {self._address}: {reason}") from error
+                raise Unreachable(f"cannot reach {self._address}: {error.strerror or error}") from error
         length = {"Content-Length": str(sum(map(len, body)))} if method == "POST" else {}
-        self._http.request(method, self._address.prefix + path, body or None, {**self._headers, **length, **headers})
-        return self._http.getresponse()
+        all_headers = {**self._headers, **length, **headers}
+        connection.request(method, self._address.prefix + path, body or None, all_headers)
+        return connection.getresponse()
 
     def _broken(self, error: Exception) -> ClientError:
-        """Return what to raise, with the connection closed: nobody knows what would come on it next."""
-        self.close()
+        """Return what to raise for an error of the connection."""
         if isinstance(error, TimeoutError):
             return ClientError(f"no answer from {self._address} in {self._timeout:g} seconds")
         if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):

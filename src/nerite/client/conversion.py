@@ -85,7 +85,8 @@ def _numbers(described: TensorDescription, datatype: DataType, value: object) ->
 
 def _survived(given: Array, converted: Array) -> Array:
     """Say of each value whether it is still the same after its conversion."""
-    same: Array = converted.astype(given.dtype) == given
+    # The sign tells of integers that came round: -1 as UINT8 is 255, and back again -1.
+    same: Array = (converted.astype(given.dtype) == given) & ((converted < 0) == (given < 0))
     if given.dtype.kind == "f":
         same |= np.isnan(given) & (np.isnan(converted) if converted.dtype.kind == "f" else False)
     # Where a number is too large for the other type the way back is undefined, and may by chance be right.

@@ -10,6 +10,7 @@ from nerite.cli.client.outputs import as_json, as_table
 from nerite.cli.client.values import parameter, read_inputs
 from nerite.cli.help import show
 from nerite.client import Client, ClientError, Model, TensorDescription
+from nerite.observability.table import terminal_width
 
 EXAMPLES = """\
 A VALUE is
@@ -71,7 +72,10 @@ def _once(client: Client, options: argparse.Namespace, model: Model, inputs: dic
     outputs = client.infer(
         options.model, inputs, outputs=options.output, parameters=parameters, version=options.version
     )
-    show(json.dumps(as_json(model, outputs), ensure_ascii=False) if options.json else as_table(model, outputs))
+    if options.json:
+        show(json.dumps(as_json(model, outputs), ensure_ascii=False))
+    else:
+        show(as_table(model, outputs, terminal_width()))
 
 
 def _stream(client: Client, options: argparse.Namespace, inputs: dict[str, object]) -> None:

@@ -11,18 +11,18 @@ import numpy as np
 from nerite.client import Model
 from nerite.core.dtype import from_numpy
 from nerite.core.tensor import Array
-from nerite.observability.table import render, terminal_width
+from nerite.observability.table import render
 
 _MOST_ELEMENTS = 32
 """Of an array with more only the beginning and the end are shown."""
 
 
-def as_table(model: Model, outputs: Mapping[str, Array]) -> str:
-    """Return outputs as a table for people."""
+def as_table(model: Model, outputs: Mapping[str, Array], width: int) -> str:
+    """Return outputs as a table for people, no wider than ``width``."""
     rows = [
         (name, _datatype(model, name, array), str(list(array.shape)), _shown(array)) for name, array in outputs.items()
     ]
-    return render(("Output", "Datatype", "Shape", "Values"), rows, terminal_width())
+    return render(("Output", "Datatype", "Shape", "Values"), rows, width)
 
 
 def as_json(model: Model, outputs: Mapping[str, Array]) -> dict[str, Any]:

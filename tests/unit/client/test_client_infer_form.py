@@ -1,0 +1,76 @@
+"""Requests and responses in bytes."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPMessage
+
+import numpy as np
+import pytest
+
+from nerite.client import ClientError, Model, TensorDescription
+from nerite.client.connection import Answer
+from nerite.client.infer_form import HEADER_LENGTH, decode, encode
+
+MODEL = Model(
+    "m",
+    ("1",),
+    "python",
+    (TensorDescription("N", "INT32", (-1, 2)), TensorDescription("T", "BYTES", (1,))),
+    (TensorDescription("OUT", "INT32", (-1, 2)),),
+)
+
+
+def answer(document: object, raw: bytes = b"", length: bool = True) -> Answer:
+    head = json.dumps(document).encode()
+    headers = HTTPMessage()
+    if length:
+        headers[HEADER_LENGTH] = str(len(head))
+    return Answer(200, headers, bytearray(head + raw))
+
+
+def test_a_request() -> None:
+    parts, length = encode(MODEL, {"T": "hi", "N": [1, 2]}, ["OUT"], {"priority": 1})
+    body = b"".join(parts)
+    assert json.loads(body[:length]) == {
+        "inputs": [
+            {"name": "T", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}},
+            {"name": "N", "datatype": "INT32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+        ],
+        "outputs": [{"name": "OUT", "parameters": {"binary_data": True}}],
+        "parameters": {"binary_data_output": True, "priority": 1},
+    }
+    assert body[length:] == b"\x02\0\0\0hi" + np.array([1, 2], "<i4").tobytes()
+
+
+def test_an_input_that_the_model_does_not_have() -> None:
+    with pytest.raises(ClientError, match=r"model 'm' has no input 'X'\. Its inputs: N, T"):
+        encode(MODEL, {"X": 1}, (), {})
+
+
+def test_a_response() -> None:
+    outputs = [
+        {"name": "A", "datatype": "INT16", "shape": [2], "parameters": {"binary_data_size": 4}},
+        {"name": "B", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": 5}},
+        {"name": "C", "datatype": "BYTES", "shape": [2], "data": ["x", "y"]},
+        {"name": "D", "datatype": "BF16", "shape": [1], "parameters": {"binary_data_size": 2}},
+        {"name": "E", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]},
+        {"name": "F", "datatype": "INT16", "shape": [0], "parameters": {"binary_data_size": 0}},
+    ]
+    found = decode(answer({"outputs": outputs}, b"\x01\0\x02\0" + b"\x01\0\0\0z" + b"\xc0\x3f"))
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "A": [1, 2],
+        "B": [[b"z"]],
+        "C": [b"x", b"y"],
+        "D": [1.5],
+        "E": [[1, 2]],
+        "F": [],
+    }
+    assert (found["D"].dtype, found["E"].dtype) == (np.float32, np.float32)
+    found["A"][0] = 7
+
+
+@pytest.mark.parametrize("document", ["text", {"no": "outputs"}, 3])
+def test_an_answer_that_is_no_response(document: object) -> None:
+    with pytest.raises(ClientError, match="is no inference response"):
+        decode(answer(document, length=False))
