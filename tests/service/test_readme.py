@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from serving import NERITE, Serving, serving
+from pages import ROOT, Page, run
+from serving import Serving, serving
 
-ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+README = Page("README.md")
 
 
 @pytest.fixture(scope="module")
@@ -25,33 +23,6 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield server
 
 
-def block(beginning: str) -> str:
-    """Return the one block that contains ``beginning``."""
-    (found,) = [text for _, text in BLOCKS if beginning in text]
-    return found
-
-
-def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROOT) -> str:
-    """Run a command; the ports of the README become those of ``server``."""
-
-    def here(text: str) -> str:
-        return text if server is None else text.replace("localhost:8000", server.http)
-
-    environment = {**os.environ, "PATH": f"{NERITE.parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        here(command) if isinstance(command, str) else [here(word) for word in command],
-        shell=isinstance(command, str),
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_every_block_is_tested_here() -> None:
     known = (
         "make serve",
@@ -60,31 +31,31 @@ def test_every_block_is_tested_here() -> None:
         "class TritonPythonModel",
         "nerite check models",
     )
-    assert len(BLOCKS) == len(known)
+    assert len(README.blocks) == len(known)
     for beginning in known:
-        block(beginning)
+        README.block(beginning)
 
 
 def test_make_targets_exist() -> None:
-    for line in block("make serve").strip().splitlines():
+    for line in README.block("make serve").strip().splitlines():
         run(["make", "--dry-run", *line.partition("#")[0].split()[1:]])
 
 
 def test_curl(examples: Serving) -> None:
-    answer = run(block("curl localhost"), examples)
+    answer = run(README.block("curl localhost"), examples)
     assert '"model_name":"scaler","model_version":"2"' in answer
 
 
 def test_client(examples: Serving) -> None:
-    answer = run([sys.executable, "-c", block("import tritonclient.http")], examples)
+    answer = run([sys.executable, "-c", README.block("import tritonclient.http")], examples)
     assert answer.startswith("[0.  ")
 
 
 def test_own_model(tmp_path: Path) -> None:
     target = tmp_path / "models" / "double" / "1" / "model.py"
     target.parent.mkdir(parents=True)
-    target.write_text(block("class TritonPythonModel"))
-    check, serve = block("nerite check models").strip().splitlines()
+    target.write_text(README.block("class TritonPythonModel"))
+    check, serve = README.block("nerite check models").strip().splitlines()
     run(check, cwd=tmp_path)
     assert serve == "nerite serve models"
     with serving(tmp_path / "models", tmp_path / "log") as server:

@@ -1,0 +1,46 @@
+"""Documents whose blocks are run: taken apart, and run with a server in the place of localhost:8000."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from serving import NERITE, Serving
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Page:
+    """A document of the repository. ``blocks`` are language and text of each fenced block."""
+
+    def __init__(self, name: str) -> None:
+        text = (ROOT / name).read_text()
+        self.blocks: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+    def block(self, part: str) -> str:
+        """Return the one block that contains ``part``."""
+        (found,) = [text for _, text in self.blocks if part in text]
+        return found
+
+
+def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROOT) -> str:
+    """Run a command, which must succeed; the port of the page becomes that of ``server``. Return what it printed."""
+
+    def here(text: str) -> str:
+        return text if server is None else text.replace("localhost:8000", server.http)
+
+    environment = {**os.environ, "PATH": f"{NERITE.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        here(command) if isinstance(command, str) else [here(word) for word in command],
+        shell=isinstance(command, str),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
