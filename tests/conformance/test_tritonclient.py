@@ -10,17 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-# The exercises are no test modules, and have assertions that should tell what they compared all the same.
-pytest.register_assert_rewrite("conformance.stock", "conformance.exercises")
-
-from conformance.stock import KINDS, MODELS, Exercise, StockClient, exercises, public_methods  # noqa: E402
-from serving import Serving, pbtxt, python_model, serving  # noqa: E402
+from conformance.stock import KINDS, MODELS, Exercise, StockClient, exercises, public_methods
+from serving import Serving, pbtxt, python_model, serving
 
 COPIED = ("classes", "echo", "many", "queue", "request", "text", "trouble", "types", "versions", "arguments")
 AT_START = (*COPIED[:-1], "endless", "slow", "words")
 SLOW = """
 def execute(self, requests):
-    print("executing", flush=True)
     time.sleep(1)
     return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
 """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import re
 import shlex
 import signal
@@ -131,6 +134,21 @@ def test_watch(server: Serving) -> None:
         watching.communicate(timeout=20)
     assert watching.returncode == 0
     assert said(server, "watch", "--interval=0.01", "--count=2").count("\n") >= 2
+
+
+def test_watch_stays_in_its_place_at_a_terminal(server: Serving) -> None:
+    ours, its = pty.openpty()
+    command = [str(NERITE), "client", "watch", "numbers", "--interval=0.01", "--count=2", "--url", server.http]
+    with open(ours, "rb", buffering=0) as terminal, subprocess.Popen(command, stdout=its) as watching:
+        os.close(its)
+        shown = b""
+        # A terminal that nobody is at any more reads as an error.
+        with contextlib.suppress(OSError):
+            while part := terminal.read(65536):
+                shown += part
+        assert watching.wait(20) == 0
+    first, second = shown.decode().split("\x1b[5F\x1b[J")
+    assert first.count("Requests/s") == second.count("Requests/s") == 1
 
 
 def test_a_server_that_is_not_there() -> None:
