@@ -14,7 +14,8 @@ from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import TensorSpec, join_bytes
-from nerite.transports.http.infer_request import Plan, Reader
+from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.plan import Plan
 
 LABEL = "[request id: <id_unknown>] "
 IN = {"name": "IN", "shape": [1, 2], "datatype": "INT32", "data": [1, 2]}

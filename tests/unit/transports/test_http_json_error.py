@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.transports.http import json_error
-from nerite.transports.http.infer_request import parse
+from nerite.transports.http.json_text import parse
 
 HEAD = "failed to parse the request JSON buffer: "
 

@@ -14,7 +14,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports.http import json_tensors
-from nerite.transports.http.infer_request import parse
+from nerite.transports.http.json_text import parse
 
 _NESTED: Final = "parameters"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nerite.core.errors import Internal, InvalidArgument
-from nerite.transports.http.infer_request import parse
+from nerite.transports.http.json_text import parse
 
 
 def system(region: str, body: memoryview) -> tuple[str, str, int, int]:

@@ -19,7 +19,8 @@ from nerite.transports.http.generate_form import Form
 from nerite.transports.http.generation import Generation
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.infer_request import Plan, Reader
+from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.plan import Plan
 from nerite.transports.http.reply import Reply
 
 if TYPE_CHECKING:

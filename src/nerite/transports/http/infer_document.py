@@ -1,0 +1,214 @@
+"""The JSON part of an infer request, member by member. Whatever is wrong is refused in Triton's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nerite.core import dtype as dtypes
+from nerite.core.errors import Internal, InvalidArgument, Unsupported
+from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, SharedPlace
+from nerite.core.signature import show
+from nerite.core.tensor import TensorSpec
+from nerite.transports.http import json_tensors
+from nerite.transports.http.plan import Place
+
+_MAX_INT64 = (1 << 63) - 1
+
+
+class Inputs(NamedTuple):
+    """The input tensors, and where each of them is."""
+
+    specs: list[TensorSpec]
+    places: list[Place]
+    size: int
+    """Bytes behind the JSON part."""
+
+
+def read_id(document: Mapping[str, Any]) -> str:
+    """Return the request's id, empty if it has none."""
+    value = document.get("id", "")
+    if not isinstance(value, str):
+        raise Internal("Unable to parse 'id': attempt to access JSON non-string as string")
+    return value
+
+
+def read_inputs(document: Mapping[str, Any], max_size: int) -> Inputs:
+    """Return the inputs; none with data in the JSON may be larger than ``max_size`` bytes."""
+    specs: list[TensorSpec] = []
+    places: list[Place] = []
+    at = 0
+    listed = document.get("inputs")
+    if not isinstance(listed, list):
+        what = (
+            "attempt to access JSON non-array as array"
+            if "inputs" in document
+            else "attempt to access non-existing object member 'inputs'"
+        )
+        raise Internal(f"Unable to parse 'inputs': {what}")
+    for item in listed:
+        source = _source(item)
+        spec = _spec(item)
+        place, at = _place(item, source, spec, at, max_size)
+        specs.append(spec)
+        places.append(place)
+    return Inputs(specs, places, at)
+
+
+def read_outputs(document: Mapping[str, Any]) -> list[RequestedOutput]:
+    """Return what a request says of the outputs it wants: nothing, if it wants all."""
+    if "outputs" not in document:
+        return []
+    listed = document["outputs"]
+    if not isinstance(listed, list):
+        raise Internal("Unable to parse 'outputs': attempt to access JSON non-array as array")
+    outputs: list[RequestedOutput] = []
+    for item in listed:
+        name = _member(item, "name", str, "string")
+        parameters = _parameters_of(item)
+        if "shared_memory_region" in parameters:
+            _check_place(parameters)
+            outputs.append(RequestedOutput(name, place=_shared_place(parameters)))
+            continue
+        classification = parameters.get("classification", 0)
+        if type(classification) is not int or classification < 0:
+            raise Internal(
+                "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer"
+            )
+        binary = parameters.get("binary_data", False)
+        if type(binary) is not bool:
+            raise Internal("Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean")
+        outputs.append(RequestedOutput(name, binary=binary, classification=classification))
+    return outputs
+
+
+def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
+    """Split request parameters into the ones with a meaning and the custom ones."""
+    fields: dict[str, Any] = {}
+    custom: dict[str, Parameter] = {}
+    if not isinstance(value, dict):
+        raise Internal("failed to get request params.: attempt to get members for non-object")
+    for key, item in value.items():
+        if key == "sequence_id":
+            if type(item) is int and item >= 0:
+                fields[key] = item
+            elif type(item) is not str:
+                raise Internal("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
+            elif len(item) > MAX_CORRELATION_ID:
+                raise Unsupported("string correlation ID cannot be longer than 128 characters")
+            else:
+                fields[key] = item
+        elif key in ("sequence_start", "sequence_end"):
+            fields[key] = _boolean(key, item)
+        elif key == "priority":
+            fields["priority"] = _unsigned(key, item)
+        elif key == "timeout":
+            fields["timeout_us"] = _unsigned(key, item)
+        elif key == "binary_data_output":
+            fields["binary_by_default"] = _boolean(key, item)
+        elif key.startswith("triton_"):
+            raise InvalidArgument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        elif type(item) is int and item > _MAX_INT64:
+            custom[key] = float(item)  # as all numbers beyond a signed integer are
+        elif isinstance(item, (str, bool, int, float)):
+            custom[key] = item
+        else:
+            raise InvalidArgument(
+                f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
+            )
+    return fields, custom
+
+
+def _spec(item: Any) -> TensorSpec:
+    name = _member(item, "name", str, "string")
+    datatype_name = _member(item, "datatype", str, "string")
+    datatype = dtypes.BY_NAME.get(datatype_name)
+    shape = _member(item, "shape", list, "array")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise Internal("Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer")
+    if datatype is None:
+        raise InvalidArgument(f"invalid datatype for input {name}")
+    spec = TensorSpec(name, datatype, tuple(shape))
+    if spec.elements > _MAX_INT64:
+        raise InvalidArgument(
+            f"invalid shape for input '{name}': shape {show(shape)} causes total element count to exceed "
+            f"maximum size of {_MAX_INT64}"
+        )
+    return spec
+
+
+def _place(item: dict[str, Any], source: str, spec: TensorSpec, at: int, max_size: int) -> tuple[Place, int]:
+    """Return where an input's bytes are, or the bytes; and where those of the next one begin."""
+    if source == "data":
+        if spec.byte_size > max_size:
+            raise InvalidArgument(
+                f"JSON input '{spec.name}' has a byte_size ({spec.byte_size} bytes) that exceeds the maximum "
+                f"allowed value of {max_size} bytes. Use --http-max-input-size to increase the limit."
+            )
+        return json_tensors.read(spec, item["data"]), at
+    if source == "binary_data_size":
+        size = _unsigned(source, item["parameters"][source])
+        return (at, at + size), at + size
+    return _shared_place(item["parameters"]), at
+
+
+def _source(item: Any) -> str:
+    """Return which of its three possible sources an input names. Raises ``InvalidArgument`` unless it is just one."""
+    members = item if isinstance(item, dict) else {}
+    parameters = _parameters_of(members)
+    sources = ["data"] if "data" in members else []
+    sources += [key for key in ("binary_data_size", "shared_memory_region") if key in parameters]
+    if len(sources) == 1:
+        return sources[0]
+    what = "But set " + " ".join(f"'{source}'" for source in sources) if sources else "But no field is set"
+    raise InvalidArgument(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+        f"'shared_memory_region' in 'parameters'. {what}"
+    )
+
+
+def _shared_place(parameters: Mapping[str, Any]) -> SharedPlace:
+    """Return where in shared memory a tensor is."""
+    region = parameters["shared_memory_region"]
+    if not isinstance(region, str):
+        raise Internal("Unable to parse 'shared_memory_region': attempt to access JSON non-string as string")
+    offset, size = parameters.get("shared_memory_offset", 0), parameters.get("shared_memory_byte_size", 0)
+    return SharedPlace(region, _unsigned("shared_memory_offset", offset), _unsigned("shared_memory_byte_size", size))
+
+
+def _check_place(parameters: Mapping[str, Any]) -> None:
+    """Refuse an output in shared memory that is also wanted otherwise."""
+    if "classification" in parameters:
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+    if parameters.get("binary_data"):
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
+
+
+def _parameters_of(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of an input or output; what is no object says nothing, as in Triton."""
+    parameters = item.get("parameters")
+    return parameters if isinstance(parameters, dict) else {}
+
+
+def _boolean(key: str, value: object) -> bool:
+    if type(value) is not bool:
+        raise Internal(f"Unable to parse '{key}': attempt to access JSON non-boolean as boolean")
+    return value
+
+
+def _unsigned(key: str, value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise Internal(f"Unable to parse '{key}': attempt to access JSON non-unsigned-integer as unsigned-integer")
+    return value
+
+
+def _member(item: Any, key: str, kind: type, called: str) -> Any:
+    """Return a required member of an entry of ``inputs`` or ``outputs``."""
+    if not isinstance(item, dict) or key not in item:
+        raise Internal(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
+    if not isinstance(item[key], kind):
+        raise Internal(f"Unable to parse '{key}': attempt to access JSON non-{called} as {called}")
+    return item[key]

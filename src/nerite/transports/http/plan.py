@@ -1,0 +1,46 @@
+"""What the JSON part of an infer request says, worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from nerite.core.request import RequestHeader, SharedPlace
+from nerite.core.tensor import Buffer
+
+Place: TypeAlias = tuple[int, int] | SharedPlace | Buffer
+"""Where an input is: from where to where behind the JSON part, in shared memory, or here."""
+
+
+class Plan:
+    """A request header, the id, and for each input its place behind the JSON part or its bytes."""
+
+    __slots__ = ("again", "header", "id", "places", "repeats", "size", "whole")
+
+    def __init__(
+        self,
+        header: RequestHeader,
+        id: str,
+        places: Sequence[Place],
+        size: int,
+        *,
+        raw: bool = False,
+    ) -> None:
+        """``raw``: the plan was deduced from the model, which may be another one next time."""
+        self.header = header
+        self.id = id
+        self.places = places
+        self.size = size
+        """Bytes behind the JSON part."""
+        self.repeats = not raw and not id and all(isinstance(place, (tuple, SharedPlace)) for place in places)
+        """The same JSON part always means this plan, and holds no data."""
+        self.again = self.repeats and not header.shared
+        """All data is behind the JSON part."""
+        self.whole = list(places) == [(0, size)]
+        """There is one input, and it is everything behind the JSON part."""
+
+    def data(self, body: memoryview, start: int) -> list[Any]:
+        """Return the inputs' bytes, given where in ``body`` the JSON part ends; their places if they lie elsewhere."""
+        return [
+            body[start + place[0] : start + place[1]] if isinstance(place, tuple) else place for place in self.places
+        ]
