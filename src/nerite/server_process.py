@@ -182,6 +182,7 @@ class ServerProcess:
                 max_input_size=http.max_input_size,
                 restricted=http.restricted,
                 forward_pattern=http.header_forward_pattern,
+                half_precision=http.json_half_precision,
             )
             listener = HttpListener("HTTP", service, http.max_input_size)
             self._listeners.append(listener)

@@ -269,6 +269,8 @@ FLAGS: tuple[Flag, ...] = (
          "How long the server and its workers wait awake for what comes next, when it mostly comes that soon; "
          "0 is never. Being woken takes longer than a small model, but who stays awake uses a core.",
          "stay_awake_microseconds", default_text="400; 0 on one core, or under a limit of processor time"),
+    Flag("http-json-half-precision", "Nerite", BOOLEAN,
+         "Take and give FP16 and BF16 as JSON numbers. Triton refuses them.", "http.json_half_precision"),
     Flag("http-use-ssl", "Nerite", BOOLEAN, "Serve HTTP over TLS.", "http.tls.enabled"),
     Flag("http-use-ssl-mutual", "Nerite", BOOLEAN,
          "Serve HTTP over TLS, and ask clients for a certificate.", "http.tls.mutual"),

@@ -129,6 +129,7 @@ class HttpOptions:
     max_input_size: int = 1 << 26
     restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
     """Category to key."""
+    json_half_precision: bool = False
     tls: TlsOptions = TlsOptions()
 
 

@@ -38,14 +38,22 @@ class SharedPlace:
 class RequestedOutput:
     """One entry of the request's ``outputs``: which tensor, and how the caller wants it."""
 
-    __slots__ = ("binary", "classification", "name", "place")
+    __slots__ = ("base64", "binary", "classification", "name", "place")
 
     def __init__(
-        self, name: str, *, binary: bool = False, classification: int = 0, place: SharedPlace | None = None
+        self,
+        name: str,
+        *,
+        binary: bool = False,
+        base64: bool = False,
+        classification: int = 0,
+        place: SharedPlace | None = None,
     ) -> None:
         self.name = name
         self.binary = binary
         """HTTP only: as bytes behind the JSON, instead of in it."""
+        self.base64 = base64
+        """HTTP only: strings in the JSON are in base64."""
         self.classification = classification
         """More than zero: the top that many classes as strings, instead of the tensor."""
         self.place = place
@@ -60,6 +68,7 @@ class RequestHeader:
     """
 
     __slots__ = (
+        "base64_by_default",
         "batch_key",
         "batch_size",
         "binary_by_default",
@@ -96,6 +105,7 @@ class RequestHeader:
         sequence_start: bool = False,
         sequence_end: bool = False,
         binary_by_default: bool = False,
+        base64_by_default: bool = False,
         empty_final: bool = False,
         shared: bool = False,
     ) -> None:
@@ -119,6 +129,8 @@ class RequestHeader:
         self.sequence_end = sequence_end
         self.binary_by_default = binary_by_default
         """HTTP: send outputs that ``outputs`` does not list as bytes."""
+        self.base64_by_default = base64_by_default
+        """HTTP: write the strings of outputs that ``outputs`` does not list in base64."""
         self.empty_final = empty_final
         """gRPC streams: send the last response of a decoupled model even if it says only that it is the last."""
         self.shared = shared or any(output.place for output in outputs)
@@ -138,7 +150,7 @@ class RequestHeader:
             self.model_version,
             self.inputs,
             tuple(
-                (output.name, output.binary, output.classification)
+                (output.name, output.binary, output.base64, output.classification)
                 if output.place is None
                 else (output.name, output.place.region, output.place.offset, output.place.byte_size)
                 for output in self.outputs
@@ -148,6 +160,7 @@ class RequestHeader:
             self.timeout_us,
             (repr(self.sequence_id), self.sequence_start, self.sequence_end),
             self.binary_by_default,
+            self.base64_by_default,
             self.empty_final,
             self.shared,
         )

@@ -129,6 +129,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "options-file",
         "stay-awake-microseconds",
         "repository-cache-directory",
+        "http-json-half-precision",
         "http-use-ssl",
         "http-use-ssl-mutual",
         "http-server-cert",

@@ -11,12 +11,13 @@ from http_peer import Peer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles import Caller
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.signature import Input, Signature
-from nerite.core.tensor import TensorSpec, from_array
+from nerite.core.tensor import TensorSpec, from_array, join_bytes
 from nerite.transports.http import generate_form
 from nerite.transports.http.generate_form import Form
 from nerite.transports.http.generation import Generation
@@ -100,8 +101,48 @@ def response(parameters: dict[str, Any] | None = None, **arrays: Any) -> Inferen
 
 
 def test_a_response_is_flat_and_sorted() -> None:
-    text = generate_form.write("me", response({"why": "done"}, many=np.array([[1, 2]]), b=np.array([b"x"], object)))
+    asked = InferenceRequest(RequestHeader("m", "", []), [], Caller(), 0, "me")
+    text = generate_form.write(asked, response({"why": "done"}, many=np.array([[1, 2]]), b=np.array([b"x"], object)))
     assert text == b'{"b":"x","id":"me","many":[1,2],"model_name":"m","model_version":"1","why":"done"}'
+
+
+BYTES = Signature("m", 0, [Input("IN", dtypes.BYTES, (-1,)), Input("HALF", dtypes.BF16, (1,), optional=True)], [])
+
+
+@pytest.mark.parametrize(
+    ("value", "elements"),
+    [({"b64": "/wA="}, [b"\xff\0"]), (["a", {"b64": "/wA="}], [b"a", b"\xff\0"]), ([{"b64": ""}], [b""])],
+)
+def test_base64(value: Any, elements: list[bytes]) -> None:
+    made = Form(BYTES, {})
+    made.read(orjson.dumps({"IN": value, "parameters": {"base64_output": True, "top_k": 1}}))
+    header = made.header("m", "")
+    assert made.data == [join_bytes(elements)]
+    assert (header.parameters, header.base64_by_default) == ({"top_k": 1}, True)
+    text = generate_form.write(InferenceRequest(header, [], Caller(), 0), response(OUT=np.array(elements, object)))
+    again = Form(BYTES, {})
+    again.read(orjson.dumps({"IN": orjson.loads(text)["OUT"]}))
+    assert again.data == made.data, "what one gets can be sent back"
+
+
+def test_base64_output_is_a_boolean() -> None:
+    with pytest.raises(Internal, match="Unable to parse 'base64_output': attempt to access JSON non-boolean as bool"):
+        form((1,), 1, base64_output="yes")
+
+
+def test_an_input_may_be_called_base64_output() -> None:
+    made = Form(Signature("m", 0, [Input("base64_output", dtypes.INT32, (1,))], []), {})
+    made.read(b'{"base64_output": 7}')
+    assert [spec.name for spec in made.header("m", "").inputs] == ["base64_output"]
+
+
+def test_half_precision_where_it_is_allowed() -> None:
+    made = Form(BYTES, {}, half=True)
+    made.read(b'{"IN": "a", "HALF": -1.5}')
+    assert bytes(made.data[1]) == b"\xc0\xbf"
+    asked = InferenceRequest(made.header("m", ""), made.data, Caller(), 0)
+    text = generate_form.write(asked, response(OUT=np.array([1.5, 0.1], np.float16)), half=True)
+    assert text == b'{"OUT":[1.5,0.1],"model_name":"m","model_version":"1"}'
 
 
 class Handler:

@@ -64,6 +64,7 @@ def test_everything_a_request_can_say(reader: Reader) -> None:
                 {"name": "A"},
                 {"name": "B", "parameters": {"binary_data": True}},
                 {"name": "C", "parameters": {"classification": 3, "other": 1}},
+                {"name": "D", "parameters": {"base64": True}},
             ],
         )
     )
@@ -71,10 +72,11 @@ def test_everything_a_request_can_say(reader: Reader) -> None:
     assert plan.id == "seven"
     assert (header.model_name, header.model_version) == ("M", "3")
     assert header.inputs == (TensorSpec("IN", dtypes.INT32, (1, 2)),)
-    assert [(each.name, each.binary, each.classification) for each in header.outputs] == [
-        ("A", False, 0),
-        ("B", True, 0),
-        ("C", False, 3),
+    assert [(each.name, each.binary, each.classification, each.base64) for each in header.outputs] == [
+        ("A", False, 0, False),
+        ("B", True, 0, False),
+        ("C", False, 3, False),
+        ("D", False, 0, True),
     ]
     assert header.parameters == {"text": "x", "flag": True, "number": 7, "half": 0.5, "x-forwarded": "yes"}
     assert (header.priority, header.timeout_us, header.binary_by_default) == (2, 1000, True)
@@ -127,6 +129,28 @@ def test_requests_that_say_the_same_have_one_header(reader: Reader) -> None:
         )
     }
     assert len(headers) == 1
+
+
+def test_what_an_answer_looks_like_is_part_of_what_is_asked(reader: Reader) -> None:
+    """Whatever is remembered of one request must not be the answer to the other."""
+    ways: list[dict[str, Any]] = [
+        {},
+        {"parameters": {"base64_output": True}},
+        {"outputs": [{"name": "O"}]},
+        {"outputs": [{"name": "O", "parameters": {"base64": True}}]},
+        {"outputs": [{"name": "O", "parameters": {"binary_data": True}}]},
+    ]
+    headers = [reader.plan(body(binary("A", 3), **way)).header for way in ways]
+    assert len({id(header) for header in headers}) == len(ways)
+    assert [header.base64_by_default for header in headers] == [False, True, False, False, False]
+    assert all(header.parameters == {"x-forwarded": "yes"} for header in headers)
+
+
+def test_half_precision_where_it_is_allowed() -> None:
+    text = body({"name": "IN", "shape": [2], "datatype": "FP16", "data": [1.5, -2]})
+    assert bytes_of(Reader("M", "", {}, max_size=100, half=True).plan(text)) == [np.array([1.5, -2], "<f2").tobytes()]
+    with pytest.raises(InvalidArgument, match="receiving FP16 data via JSON is not supported"):
+        Reader("M", "", {}, max_size=100).plan(text)
 
 
 def test_values_that_python_calls_equal_are_kept_apart(reader: Reader) -> None:
@@ -238,10 +262,11 @@ MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
     ),
     *(
         (
-            body(IN, outputs=[{"name": "O", "parameters": {"binary_data": wrong}}]),
+            body(IN, outputs=[{"name": "O", "parameters": {name: wrong}}]),
             Internal,
-            f"Unable to parse 'binary_data': {NOT_BOOLEAN}",
+            f"Unable to parse '{name}': {NOT_BOOLEAN}",
         )
+        for name in ("binary_data", "base64")
         for wrong in (1, "true", None)
     ),
     *(
@@ -250,7 +275,17 @@ MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
             InvalidArgument,
             f"Output can't set both 'shared_memory_region' and '{option}'",
         )
-        for option, value in (("classification", 0), ("binary_data", True))
+        for option, value in (("classification", 0), ("binary_data", True), ("base64", True))
+    ),
+    (
+        body(IN, outputs=[{"name": "O", "parameters": {"binary_data": True, "base64": True}}]),
+        InvalidArgument,
+        "Output can't set both 'binary_data' and 'base64'",
+    ),
+    (
+        body(IN, parameters={"binary_data_output": True, "base64_output": True}),
+        InvalidArgument,
+        "Request can't set both 'binary_data_output' and 'base64_output'",
     ),
     *(
         (body(IN, parameters={key: wrong}), Internal, f"Unable to parse '{key}': {NOT_UNSIGNED}")
@@ -259,7 +294,7 @@ MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
     ),
     *(
         (body(IN, parameters={key: wrong}), Internal, f"Unable to parse '{key}': {NOT_BOOLEAN}")
-        for key in ("sequence_start", "sequence_end", "binary_data_output")
+        for key in ("sequence_start", "sequence_end", "binary_data_output", "base64_output")
         for wrong in (1, "x", None)
     ),
     *(

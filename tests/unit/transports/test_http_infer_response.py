@@ -166,6 +166,26 @@ def test_large_tensors_are_not_copied() -> None:
         assert infer_response.write(request, response, lambda _: SIGNATURE)[1] is data
 
 
+def test_strings_in_base64() -> None:
+    data = join_bytes([b"\xff"])
+    both = answer((TEXT, data), (TensorSpec("U", dtypes.BYTES, (1,)), data), (FP32, FP32_DATA))
+    _, body = written(asked(RequestedOutput("T", base64=True)), answer((TEXT, data)))
+    assert json.loads(body)["outputs"][0]["data"] == [{"b64": "/w=="}]
+    request = InferenceRequest(
+        RequestHeader("M", "", [], [RequestedOutput("U", binary=True)], base64_by_default=True), [], Caller(), 0
+    )
+    headers, body = written(request, both)
+    outputs = json.loads(body[: int(headers["inference-header-content-length"])])["outputs"]
+    assert [output.get("data") for output in outputs] == [[{"b64": "/w=="}], None, [1.5, 2.0]]
+
+
+def test_half_precision_where_it_is_allowed() -> None:
+    half = TensorSpec("H", dtypes.FP16, (2,))
+    data = np.array([0.1, -2], "<f2").tobytes()
+    text = b"".join(infer_response.write(asked(), answer((half, data)), lambda _: SIGNATURE, half=True))
+    assert text.endswith(b'"datatype":"FP16","shape":[2],"data":[0.1,-2.0]}]}')
+
+
 def test_answers_of_another_shape_under_the_same_request() -> None:
     request = asked(binary=True)
     for columns in (1, 2, 1, 3):

@@ -9,11 +9,12 @@ from typing import Any, Final
 import orjson
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
-from nerite.core.request import Parameter, RequestHeader
+from nerite.core.request import InferenceRequest, Parameter, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports.http import json_tensors
+from nerite.transports.http.infer_document import BASE64_OUTPUT, boolean
 from nerite.transports.http.json_text import parse
 
 _NESTED: Final = "parameters"
@@ -22,12 +23,15 @@ _NESTED: Final = "parameters"
 class Form:
     """What a body says: fill it in once with ``read``."""
 
-    def __init__(self, signature: Signature, forwarded: Mapping[str, Parameter]) -> None:
+    def __init__(self, signature: Signature, forwarded: Mapping[str, Parameter], half: bool = False) -> None:
+        """``half``: FP16 and BF16 are taken."""
         self._inputs = signature.inputs
         self._batch = (-1,) if signature.max_batch_size > 0 else ()
         self._specs: dict[str, TensorSpec] = {}
         self._parameters: dict[str, Parameter] = {}
         self._forwarded = forwarded
+        self._half = half
+        self._base64 = False
         self.data: list[Buffer] = []
         """The tensors, in the order of the header's inputs."""
         self.id = ""
@@ -56,7 +60,9 @@ class Form:
     def header(self, model: str, version: str) -> RequestHeader:
         """Return the header of the request that the form makes."""
         parameters = {**self._parameters, **self._forwarded}
-        return RequestHeader(model, version, list(self._specs.values()), parameters=parameters)
+        return RequestHeader(
+            model, version, list(self._specs.values()), parameters=parameters, base64_by_default=self._base64
+        )
 
     def _take_all(self, keyword: str, nested: Mapping[str, Any]) -> None:
         for key, item in nested.items():
@@ -67,6 +73,9 @@ class Form:
 
     def _take(self, key: str, item: Any) -> None:
         declared = self._inputs.get(key)
+        if declared is None and key == BASE64_OUTPUT:
+            self._base64 = boolean(key, item)
+            return
         if declared is None:
             # Not ``isinstance``: of these all but null, lists and objects can be a parameter.
             if type(item) not in (bool, int, float, str):
@@ -79,7 +88,7 @@ class Form:
             raise InvalidArgument(f"[request id: {self.id or '<id_unknown>'}] input '{key}' already exists in request")
         elements = item if isinstance(item, list) else [item]
         spec = TensorSpec(key, declared.datatype, self._shape(declared, len(elements)))
-        self.data.append(json_tensors.read(spec, elements))
+        self.data.append(json_tensors.read(spec, elements, self._half))
         self._specs[key] = spec
 
     def _shape(self, declared: Input, count: int) -> tuple[int, ...]:
@@ -97,20 +106,23 @@ class Form:
         return tuple(dims)
 
 
-def write(request_id: str, response: InferenceResponse) -> bytes:
-    """Return a response as JSON: a single element is no list. Raises Triton's errors of formatting."""
+def write(request: InferenceRequest, response: InferenceResponse, half: bool = False) -> bytes:
+    """Return a response as JSON: a single element is no list. Raises Triton's errors of formatting.
+
+    ``half``: FP16 and BF16 are given.
+    """
     header = response.header
     assert header is not None
     entries = {
         "model_name": orjson.dumps(header.model_name),
         "model_version": orjson.dumps(header.model_version),
     }
-    if request_id:
-        entries["id"] = orjson.dumps(request_id)
+    if request.id:
+        entries["id"] = orjson.dumps(request.id)
     for key, value in header.parameters.items():
         entries[key] = orjson.dumps(value)
     for spec, data in zip(header.outputs, response.data, strict=True):
-        text = json_tensors.write(spec, data)
+        text = json_tensors.write(spec, data, half, request.header.base64_by_default)
         entries[spec.name] = text[1:-1] if spec.elements == 1 else text
     return b"{" + b",".join(orjson.dumps(key) + b":" + entries[key] for key in sorted(entries)) + b"}"
 

@@ -25,11 +25,13 @@ class Generation:
     As with Triton any error of a model is a 400, and only the first response decides on the status.
     """
 
-    __slots__ = ("_begun", "_connection", "_count", "_events", "_first")
+    __slots__ = ("_begun", "_connection", "_count", "_events", "_first", "_half")
 
-    def __init__(self, connection: HttpConnection, *, events: bool) -> None:
+    def __init__(self, connection: HttpConnection, *, events: bool, half: bool = False) -> None:
+        """``half``: FP16 and BF16 are given."""
         self._connection = connection
         self._events = events
+        self._half = half
         self._begun = False
         self._count = 0
         self._first = InferenceResponse(None)
@@ -77,7 +79,7 @@ class Generation:
         error = response.error
         if error is None:
             try:
-                return 200, generate_form.write(request.id, response)
+                return 200, generate_form.write(request, response, self._half)
             except NeriteError as refusal:
                 error = refusal
             except Exception:  # a mistake of the model's or ours must not cost the client its answer

@@ -9,10 +9,12 @@ from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, SharedPlace
 from nerite.core.signature import show
-from nerite.core.tensor import TensorSpec
+from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports.http import json_tensors
 from nerite.transports.http.plan import Place
 
+BASE64_OUTPUT = "base64_output"
+"""The parameter of a request by which outputs that it does not list have their strings in base64. Triton has none."""
 _MAX_INT64 = (1 << 63) - 1
 
 
@@ -33,8 +35,11 @@ def read_id(document: Mapping[str, Any]) -> str:
     return value
 
 
-def read_inputs(document: Mapping[str, Any], max_size: int) -> Inputs:
-    """Return the inputs; none with data in the JSON may be larger than ``max_size`` bytes."""
+def read_inputs(document: Mapping[str, Any], max_size: int, half: bool) -> Inputs:
+    """Return the inputs; none with data in the JSON may be larger than ``max_size`` bytes.
+
+    ``half``: such data may be FP16 and BF16.
+    """
     specs: list[TensorSpec] = []
     places: list[Place] = []
     at = 0
@@ -49,7 +54,14 @@ def read_inputs(document: Mapping[str, Any], max_size: int) -> Inputs:
     for item in listed:
         source = _source(item)
         spec = _spec(item)
-        place, at = _place(item, source, spec, at, max_size)
+        if source == "data":
+            place: Place = _data(spec, item["data"], max_size, half)
+        elif source == "binary_data_size":
+            size = _unsigned(source, item["parameters"][source])
+            place = (at, at + size)
+            at += size
+        else:
+            place = _shared_place(item["parameters"])
         specs.append(spec)
         places.append(place)
     return Inputs(specs, places, at)
@@ -75,10 +87,11 @@ def read_outputs(document: Mapping[str, Any]) -> list[RequestedOutput]:
             raise Internal(
                 "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer"
             )
-        binary = parameters.get("binary_data", False)
-        if type(binary) is not bool:
-            raise Internal("Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean")
-        outputs.append(RequestedOutput(name, binary=binary, classification=classification))
+        binary = boolean("binary_data", parameters.get("binary_data", False))
+        base64 = boolean("base64", parameters.get("base64", False))
+        if binary and base64:
+            raise InvalidArgument("Output can't set both 'binary_data' and 'base64'")
+        outputs.append(RequestedOutput(name, binary=binary, base64=base64, classification=classification))
     return outputs
 
 
@@ -99,13 +112,15 @@ def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
             else:
                 fields[key] = item
         elif key in ("sequence_start", "sequence_end"):
-            fields[key] = _boolean(key, item)
+            fields[key] = boolean(key, item)
         elif key == "priority":
             fields["priority"] = _unsigned(key, item)
         elif key == "timeout":
             fields["timeout_us"] = _unsigned(key, item)
         elif key == "binary_data_output":
-            fields["binary_by_default"] = _boolean(key, item)
+            fields["binary_by_default"] = boolean(key, item)
+        elif key == BASE64_OUTPUT:
+            fields["base64_by_default"] = boolean(key, item)
         elif key.startswith("triton_"):
             raise InvalidArgument(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -118,6 +133,8 @@ def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
             raise InvalidArgument(
                 f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
             )
+    if fields.get("binary_by_default") and fields.get("base64_by_default"):
+        raise InvalidArgument(f"Request can't set both 'binary_data_output' and '{BASE64_OUTPUT}'")
     return fields, custom
 
 
@@ -140,19 +157,14 @@ def _spec(item: Any) -> TensorSpec:
     return spec
 
 
-def _place(item: dict[str, Any], source: str, spec: TensorSpec, at: int, max_size: int) -> tuple[Place, int]:
-    """Return where an input's bytes are, or the bytes; and where those of the next one begin."""
-    if source == "data":
-        if spec.byte_size > max_size:
-            raise InvalidArgument(
-                f"JSON input '{spec.name}' has a byte_size ({spec.byte_size} bytes) that exceeds the maximum "
-                f"allowed value of {max_size} bytes. Use --http-max-input-size to increase the limit."
-            )
-        return json_tensors.read(spec, item["data"]), at
-    if source == "binary_data_size":
-        size = _unsigned(source, item["parameters"][source])
-        return (at, at + size), at + size
-    return _shared_place(item["parameters"]), at
+def _data(spec: TensorSpec, value: object, max_size: int, half: bool) -> Buffer:
+    """Return the bytes of an input whose data is in the JSON."""
+    if spec.byte_size > max_size:
+        raise InvalidArgument(
+            f"JSON input '{spec.name}' has a byte_size ({spec.byte_size} bytes) that exceeds the maximum "
+            f"allowed value of {max_size} bytes. Use --http-max-input-size to increase the limit."
+        )
+    return json_tensors.read(spec, value, half)
 
 
 def _source(item: Any) -> str:
@@ -183,8 +195,9 @@ def _check_place(parameters: Mapping[str, Any]) -> None:
     """Refuse an output in shared memory that is also wanted otherwise."""
     if "classification" in parameters:
         raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
-    if parameters.get("binary_data"):
-        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
+    for form in ("binary_data", "base64"):
+        if parameters.get(form):
+            raise InvalidArgument(f"Output can't set both 'shared_memory_region' and '{form}'")
 
 
 def _parameters_of(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,7 +206,8 @@ def _parameters_of(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters if isinstance(parameters, dict) else {}
 
 
-def _boolean(key: str, value: object) -> bool:
+def boolean(key: str, value: object) -> bool:
+    """Return the value of a member that is true or false."""
     if type(value) is not bool:
         raise Internal(f"Unable to parse '{key}': attempt to access JSON non-boolean as boolean")
     return value

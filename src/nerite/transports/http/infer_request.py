@@ -27,11 +27,14 @@ class Reader:
         model_version: str,
         forwarded: Mapping[str, Parameter],
         max_size: int,
+        half: bool = False,
     ) -> None:
+        """``half``: FP16 and BF16 are taken in the JSON."""
         self.model_name = model_name
         self.model_version = model_version
         self._forwarded = forwarded
         self._max_size = max_size
+        self._half = half
         self._plans: dict[bytes, Plan] = {}
         self._headers: dict[tuple[object, ...], RequestHeader] = {}
 
@@ -77,7 +80,7 @@ class Reader:
             raise Internal("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
         request_id = infer_document.read_id(document)
         fields, custom = infer_document.read_parameters(document.get("parameters", {}))
-        specs, places, size = infer_document.read_inputs(document, self._max_size)
+        specs, places, size = infer_document.read_inputs(document, self._max_size, self._half)
         header = RequestHeader(
             self.model_name,
             self.model_version,

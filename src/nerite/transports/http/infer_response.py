@@ -16,16 +16,21 @@ from nerite.transports.http.reply import head
 
 _PLAIN = RequestedOutput("")
 _BINARY = RequestedOutput("", binary=True)
+_BASE64 = RequestedOutput("", base64=True)
 _MAX_REPLIES = 64
 JOINED = 16 * 1024
 """Up to this size a reply is copied into one piece: cheaper than writing several."""
 
 
 def write(
-    request: InferenceRequest, response: InferenceResponse, signature_of: Callable[[InferenceRequest], Signature]
+    request: InferenceRequest,
+    response: InferenceResponse,
+    signature_of: Callable[[InferenceRequest], Signature],
+    half: bool = False,
 ) -> list[Buffer]:
     """Return the whole HTTP reply to a request that succeeded. Raises Triton's errors of formatting.
 
+    ``half``: FP16 and BF16 are given in the JSON.
     Where everything is binary and of known size, the text part depends only on the two headers, and is remembered.
     """
     header = response.header
@@ -36,7 +41,7 @@ def write(
         beginning, small = known
         return [b"".join((beginning, *response.data))] if small else [beginning, *response.data]
     wanted = {output.name: output for output in request.header.outputs}
-    default = _BINARY if request.header.binary_by_default else _PLAIN
+    default = _BINARY if request.header.binary_by_default else _BASE64 if request.header.base64_by_default else _PLAIN
     entries: list[bytes] = []
     binary: list[Buffer] = []
     fixed = not request.id
@@ -56,7 +61,7 @@ def write(
             binary.append(data)
             fixed = fixed and spec.byte_size >= 0
         else:
-            entries.append(_entry(spec, b',"data":' + json_tensors.write(spec, data)))
+            entries.append(_entry(spec, b',"data":' + json_tensors.write(spec, data, half, how.base64)))
             fixed = False
     parts = [b'"id":' + orjson.dumps(request.id)] if request.id else []
     parts.append(b'"model_name":' + orjson.dumps(header.model_name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,11 @@ import orjson
 
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument
-from nerite.core.tensor import Buffer, TensorSpec, decode_bytes, join_bytes
+from nerite.core.tensor import Array, Buffer, TensorSpec
+from nerite.transports.http import half_precision, json_strings
 
+_HALVES = (dtypes.FP16, dtypes.BF16)
+_REMEDY = "or start the server with --http-json-half-precision=true"
 _INTEGERS = frozenset(
     (
         dtypes.UINT8,
@@ -26,95 +29,88 @@ _INTEGERS = frozenset(
 )
 
 
-def read(spec: TensorSpec, value: object) -> Buffer:
-    """Return the wire form of ``data``, nested or flat. Raises Triton's errors."""
+def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
+    """Return the wire form of ``data``, nested or flat. Raises Triton's errors.
+
+    ``half``: FP16 and BF16 are taken.
+    """
     datatype = spec.datatype
     if value == [] and not spec.elements:
         return b""
-    if datatype in (dtypes.FP16, dtypes.BF16):
+    if datatype in _HALVES and not half:
         raise InvalidArgument(
             f"receiving {datatype.name} data via JSON is not supported. "
-            f"Please use the binary data format for input {spec.name}"
+            f"Please use the binary data format for input {spec.name} {_REMEDY}"
         )
     if not isinstance(value, list):
         raise Internal("Unable to parse 'data': attempt to access JSON non-array as array")
     elements = _flat(value)
     if datatype is dtypes.BYTES:
-        # How many there are is checked with the signature, as for strings that come as bytes.
-        _check_kinds(datatype, elements)
-        return join_bytes([element.encode("utf-8", "surrogateescape") for element in elements])
+        return json_strings.read(spec, elements)
     if len(elements) > spec.elements:
         raise Internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
     _check_kinds(datatype, elements)
     if len(elements) < spec.elements:
         raise Internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    if datatype in _INTEGERS:
+    if datatype is dtypes.BOOL:
+        array: Array = np.array(elements, dtype=np.bool_)
+    elif datatype in _INTEGERS:
         # Numbers that do not fit wrap around, as they do in C.
         wide = np.array(elements, dtype=np.uint64 if datatype.name.startswith("U") else np.int64)
         array = wide.astype(datatype.numpy)
     else:
-        floats = np.array(elements, dtype=np.bool_ if datatype is dtypes.BOOL else np.float64)
+        doubles = np.array(elements, dtype=np.float64)
         with np.errstate(over="ignore"):  # what is too large for the type is infinite
-            array = floats.astype(datatype.numpy)
+            array = half_precision.read(datatype, doubles) if datatype in _HALVES else doubles.astype(datatype.numpy)
     return array.data.cast("B") if array.size else b""
 
 
 def _flat(value: list[Any]) -> list[Any]:
     """Return the elements of a nested list in row-major order."""
-    while any(type(item) is list for item in value):
-        deeper: list[Any] = []
-        for item in value:
-            if isinstance(item, list):
-                deeper += item
-            else:
-                deeper.append(item)
-        value = deeper
+    while list in (kinds := set(map(type, value))):
+        if len(kinds) > 1:
+            value = [item if type(item) is list else [item] for item in value]
+        value = list(chain.from_iterable(value))
     return value
 
 
 def _check_kinds(datatype: dtypes.DataType, elements: list[Any]) -> None:
-    if datatype is dtypes.BYTES:
-        if not all(type(element) is str for element in elements):
-            raise Internal("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
-    elif datatype is dtypes.BOOL:
-        if not all(type(element) is bool for element in elements):
+    # Large tensors come as lists too: all of this runs without a step of Python for each element.
+    kinds = set(map(type, elements))
+    if datatype is dtypes.BOOL:
+        if not kinds <= {bool}:
             raise Internal("Unable to parse 'data': attempt to access JSON non-boolean as boolean")
     elif datatype in _INTEGERS:
         unsigned = datatype.name.startswith("U")
-        for element in elements:
-            low, high = (0, 2**64) if unsigned else (-(2**63), 2**63)
-            if type(element) is not int or not low <= element < high:
-                kind = "unsigned-integer" if unsigned else "signed-integer"
-                raise Internal(f"Unable to parse 'data': attempt to access JSON non-{kind} as {kind}")
-    elif not all(type(element) in (int, float) for element in elements):
+        low, high = (0, 2**64) if unsigned else (-(2**63), 2**63)
+        if not kinds <= {int} or (elements and not low <= min(elements) <= max(elements) < high):
+            kind = "unsigned-integer" if unsigned else "signed-integer"
+            raise Internal(f"Unable to parse 'data': attempt to access JSON non-{kind} as {kind}")
+    elif not kinds <= {int, float}:
         raise Internal("Unable to parse 'data': attempt to access JSON non-number as double")
 
 
-def write(spec: TensorSpec, data: Buffer) -> bytes:
-    """Return the JSON array of a tensor: flat, row-major. Raises Triton's errors."""
+def write(spec: TensorSpec, data: Buffer, half: bool = False, base64: bool = False) -> bytes:
+    """Return the JSON array of a tensor: flat, row-major. Raises Triton's errors.
+
+    ``half``: FP16 and BF16 are given. ``base64``: elements of BYTES are in base64.
+    """
     datatype = spec.datatype
-    if datatype in (dtypes.FP16, dtypes.BF16):
+    if datatype in _HALVES:
+        if half:
+            return half_precision.write(datatype, data)
         raise InvalidArgument(
             f"sending {datatype.name} data via JSON is not supported. "
-            f"Please use the binary data format for output {spec.name}"
+            f"Please use the binary data format for output {spec.name} {_REMEDY}"
         )
     if datatype is dtypes.BYTES:
-        return _strings(decode_bytes(data, spec.elements).tolist())
+        return (json_strings.write_base64 if base64 else json_strings.write)(spec, data)
     array = np.frombuffer(data, datatype.numpy)
     if datatype is dtypes.FP32:
         array = array.astype(np.float64)  # Triton prints the double that a float is
     if datatype in (dtypes.FP32, dtypes.FP64) and not np.isfinite(array).all():
         return b"[" + b",".join(map(_number, array.tolist())) + b"]"
     return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _strings(elements: list[bytes]) -> bytes:
-    """Print strings; bytes that are not UTF-8 stand for themselves, as in Triton, though JSON does not allow them."""
-    try:
-        return orjson.dumps([element.decode() for element in elements])
-    except UnicodeDecodeError:
-        texts = [element.decode("utf-8", "surrogateescape") for element in elements]
-        return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
 
 
 def _number(value: float) -> bytes:

@@ -59,12 +59,14 @@ class HttpService:
         max_input_size: int,
         restricted: Mapping[str, RestrictedKey],
         forward_pattern: re.Pattern[str] | None = None,
+        half_precision: bool = False,
     ) -> None:
-        """``restricted`` maps a category to what opens it."""
+        """``restricted`` maps a category to what opens it. ``half_precision``: FP16 and BF16 may stand in JSON."""
         self._server = server
         self._max_input_size = max_input_size
         self._restricted = restricted
         self._forward = forward_pattern
+        self._half = half_precision
         self._administration = Administration(server)
         self._accepting: Reader | None = None
         """Set while a request is offered: what is answered then was refused, and never ran."""
@@ -193,7 +195,7 @@ class HttpService:
                 connection.send([reply.error_reply(response.error, reply.PLAIN).encode()])
             return
         try:
-            parts = infer_response.write(request, response, self._server.signature_of)
+            parts = infer_response.write(request, response, self._server.signature_of, self._half)
         except NeriteError as error:
             parts = [reply.error_reply(error, reply.PLAIN).encode()]
         except Exception:  # a mistake of the model's or ours must not cost the client its answer
@@ -239,7 +241,9 @@ class HttpService:
             # Clients that ask for too much are told what there is.
             offered = b"" if compression.known(encoding) else b"Accept-Encoding: gzip, deflate\r\n"
             refusal = refusal or reply.error_reply(error, reply.PLAIN)._replace(headers=offered)
-        reader = Reader(route.arguments["model"], route.arguments["version"], forwarded, self._max_input_size)
+        reader = Reader(
+            route.arguments["model"], route.arguments["version"], forwarded, self._max_input_size, self._half
+        )
         if encoding == "identity":
             encoding = ""
         return Target(None, refusal, reader, json_size, encoding, accepts, None)
@@ -253,9 +257,9 @@ class HttpService:
             return self._plain(refusal=refusal or reply.error_reply(error))
 
         def generate(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
-            form = Form(self._server.find(model, version, "").signature, forwarded)
+            form = Form(self._server.find(model, version, "").signature, forwarded, self._half)
             form.read(bytes(body))
-            sink = Generation(connection, events=events)
+            sink = Generation(connection, events=events, half=self._half)
             request = InferenceRequest(form.header(model, version), form.data, sink, _now(), form.id)
             running = self._server.version_of(request)
             connection.request = request
