@@ -224,6 +224,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     @property
+    def gone(self) -> bool:
+        """Nobody waits for an answer any more."""
+        return self._closing
+
+    @property
     def busy(self) -> bool:
         """A request is being received or answered."""
         return self._state is not _HEAD or bool(self._stash)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any, Final
 
 import orjson
@@ -11,7 +10,7 @@ import orjson
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, Parameter, RequestHeader
 from nerite.core.response import InferenceResponse
-from nerite.core.signature import Input, Signature
+from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports.http import json_tensors
 from nerite.transports.http.infer_document import BASE64_OUTPUT, boolean
@@ -26,7 +25,7 @@ class Form:
     def __init__(self, signature: Signature, forwarded: Mapping[str, Parameter], half: bool = False) -> None:
         """``half``: FP16 and BF16 are taken."""
         self._inputs = signature.inputs
-        self._batch = (-1,) if signature.max_batch_size > 0 else ()
+        self._batched = signature.max_batch_size > 0
         self._specs: dict[str, TensorSpec] = {}
         self._parameters: dict[str, Parameter] = {}
         self._forwarded = forwarded
@@ -87,23 +86,9 @@ class Form:
         if key in self._specs:
             raise InvalidArgument(f"[request id: {self.id or '<id_unknown>'}] input '{key}' already exists in request")
         elements = item if isinstance(item, list) else [item]
-        spec = TensorSpec(key, declared.datatype, self._shape(declared, len(elements)))
+        spec = TensorSpec(key, declared.datatype, json_tensors.shape_of(declared, self._batched, len(elements)))
         self.data.append(json_tensors.read(spec, elements, self._half))
         self._specs[key] = spec
-
-    def _shape(self, declared: Input, count: int) -> tuple[int, ...]:
-        """Return the shape that ``count`` elements have: what is left over goes to the innermost free dimension."""
-        dims = [*self._batch, *declared.dims]
-        fixed = prod(dim for dim in dims if dim >= 0)
-        free = [index for index, dim in enumerate(dims) if dim < 0]
-        fits = fixed and count % fixed == 0 and (free or count == fixed)
-        if not fits:
-            raise InvalidArgument(f"The schema can not convert input '{declared.name}' to tensor with proper shape")
-        for index in free:
-            dims[index] = 1
-        if free:
-            dims[free[-1]] = count // fixed
-        return tuple(dims)
 
 
 def write(request: InferenceRequest, response: InferenceResponse, half: bool = False) -> bytes:

@@ -5,11 +5,12 @@ A body whose JSON part was seen before, under the same head, costs one dictionar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from nerite.core.errors import Internal, InvalidArgument
 from nerite.core.request import Parameter, RequestHeader, SharedPlace, labelled
 from nerite.core.signature import Signature
+from nerite.core.tensor import TensorSpec
 from nerite.transports.http import infer_document, raw_body
 from nerite.transports.http.json_text import parse
 from nerite.transports.http.plan import Plan
@@ -55,14 +56,19 @@ class Reader:
             spec, place = raw_body.read(signature, body)
         except InvalidArgument as error:
             raise labelled(error, "") from None
-        header = RequestHeader(
-            self.model_name,
-            self.model_version,
-            [spec],
-            parameters=dict(self._forwarded),
-            binary_by_default=True,
+        return Plan(self.header([spec], binary=True), "", [place], len(body), raw=True)
+
+    def header(self, specs: Sequence[TensorSpec], *, binary: bool = False) -> RequestHeader:
+        """Return the header of a request that has these inputs and says no more; ``binary``: it wants bytes back."""
+        return self._intern(
+            RequestHeader(
+                self.model_name,
+                self.model_version,
+                specs,
+                parameters=dict(self._forwarded),
+                binary_by_default=binary,
+            )
         )
-        return Plan(self._intern(header), "", [place], len(body), raw=True)
 
     def _intern(self, header: RequestHeader) -> RequestHeader:
         """Return the one header that says this, so that what others note on it is found again."""

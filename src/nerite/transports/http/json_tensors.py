@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import orjson
 
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument
+from nerite.core.signature import Input
 from nerite.core.tensor import Array, Buffer, TensorSpec
 from nerite.transports.http import half_precision, json_strings
 
@@ -29,6 +31,24 @@ _INTEGERS = frozenset(
 )
 
 
+def shape_of(declared: Input, batched: bool, count: int) -> tuple[int, ...]:
+    """Return the shape that ``count`` elements have: what is left over goes to the innermost free dimension.
+
+    ``batched``: there is a dimension in front of the declared ones. Raises Triton's error.
+    """
+    dims = [-1, *declared.dims] if batched else [*declared.dims]
+    fixed = prod(dim for dim in dims if dim >= 0)
+    free = [index for index, dim in enumerate(dims) if dim < 0]
+    fits = fixed and count % fixed == 0 and (free or count == fixed)
+    if not fits:
+        raise InvalidArgument(f"The schema can not convert input '{declared.name}' to tensor with proper shape")
+    for index in free:
+        dims[index] = 1
+    if free:
+        dims[free[-1]] = count // fixed
+    return tuple(dims)
+
+
 def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
     """Return the wire form of ``data``, nested or flat. Raises Triton's errors.
 
@@ -44,7 +64,7 @@ def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
         )
     if not isinstance(value, list):
         raise Internal("Unable to parse 'data': attempt to access JSON non-array as array")
-    elements = _flat(value)
+    elements = flat(value)
     if datatype is dtypes.BYTES:
         return json_strings.read(spec, elements)
     if len(elements) > spec.elements:
@@ -65,7 +85,7 @@ def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
     return array.data.cast("B") if array.size else b""
 
 
-def _flat(value: list[Any]) -> list[Any]:
+def flat(value: list[Any]) -> list[Any]:
     """Return the elements of a nested list in row-major order."""
     while list in (kinds := set(map(type, value))):
         if len(kinds) > 1:

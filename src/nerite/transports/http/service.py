@@ -12,7 +12,7 @@ from nerite.config.options import RestrictedKey
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted, Unsupported
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
-from nerite.transports.http import compression, infer_response, reply, routes
+from nerite.transports.http import compression, infer_response, reply, routes, uploads
 from nerite.transports.http.administration import Administration, change_log, tell_log
 from nerite.transports.http.connection import HttpConnection, too_large
 from nerite.transports.http.generate_form import Form
@@ -22,6 +22,7 @@ from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import Reader
 from nerite.transports.http.plan import Plan
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.uploads import Uploads
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -68,6 +69,7 @@ class HttpService:
         self._forward = forward_pattern
         self._half = half_precision
         self._administration = Administration(server)
+        self._uploads = Uploads(server, max_input_size, half_precision)
         self._accepting: Reader | None = None
         """Set while a request is offered: what is answered then was refused, and never ran."""
 
@@ -229,6 +231,8 @@ class HttpService:
                 refusal=refusal,
                 call=lambda connection, _head, body: call(connection, body, **route.arguments),
             )
+        if _is_upload(head):
+            return self._upload(head, refusal, **route.arguments)
         encoding = head.headers.get("content-encoding", "identity")
         accepts = compression.accepted(head.headers.get("accept-encoding", ""))
         forwarded: dict[str, Parameter] = {}
@@ -248,11 +252,24 @@ class HttpService:
             encoding = ""
         return Target(None, refusal, reader, json_size, encoding, accepts, None)
 
+    def _upload(self, head: RequestHead, refusal: Reply | None, model: str, version: str) -> Target:
+        try:
+            reader = Reader(model, version, self._forwarded(head), self._max_input_size, self._half)
+            _check_plain(head)
+        except NeriteError as error:
+            return self._plain(refusal=refusal or reply.error_reply(error))
+        content_type = head.headers["content-type"]
+        accepts = compression.accepted(head.headers.get("accept-encoding", ""))
+
+        def infer(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
+            self._uploads.infer(connection, reader, content_type, body)
+
+        return self._plain(refusal=refusal, call=infer)._replace(accepts=accepts)
+
     def _generation(self, head: RequestHead, events: bool, refusal: Reply | None, model: str, version: str) -> Target:
         try:
             forwarded = self._forwarded(head)
-            if head.headers.get("content-encoding", "identity") != "identity":
-                raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+            _check_plain(head)
         except NeriteError as error:
             return self._plain(refusal=refusal or reply.error_reply(error))
 
@@ -305,3 +322,16 @@ class HttpService:
         if size < 0 or (size > head.content_length > 0 and not head.headers.get("content-encoding")):
             raise InvalidArgument(f"inference header size should be in range (0, {head.content_length}), got: {text}")
         return size
+
+
+def _is_upload(head: RequestHead) -> bool:
+    """Say whether a body is a file or a form. With the header of Triton's binary requests it is one of those."""
+    return "inference-header-content-length" not in head.headers and uploads.is_upload(
+        head.headers.get("content-type", "")
+    )
+
+
+def _check_plain(head: RequestHead) -> None:
+    """Refuse a body that is compressed."""
+    if head.headers.get("content-encoding", "identity") != "identity":
+        raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")

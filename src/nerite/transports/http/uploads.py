@@ -1,0 +1,104 @@
+"""Infer requests whose body is a file, or a form of files and values, and no JSON.
+
+What takes long of making tensors of it is done in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.request import InferenceRequest
+from nerite.core.signature import Input, Signature
+from nerite.core.tensor import Buffer, TensorSpec
+from nerite.transports.http import file_tensors, multipart, reply
+from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.multipart import Part
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+_log = logging.getLogger("nerite.http")
+_Tensors: TypeAlias = Sequence[tuple[TensorSpec, Buffer]]
+
+
+def is_upload(content_type: str) -> bool:
+    """Say whether a body of a type is a file or a form."""
+    media_type = multipart.media_type(content_type)
+    return media_type == multipart.TYPE or file_tensors.is_file(media_type)
+
+
+class Uploads:
+    """Makes inferences of files and forms."""
+
+    def __init__(self, server: InferenceServer, max_size: int, half: bool) -> None:
+        """``max_size`` is how many bytes a tensor may have that a file becomes. ``half``: FP16 and BF16 are taken."""
+        self._server = server
+        self._max_size = max_size
+        self._half = half
+        self._pool = ThreadPoolExecutor(os.cpu_count(), "uploads")
+
+    def infer(self, connection: HttpConnection, reader: Reader, content_type: str, body: memoryview) -> None:
+        """Answer a request. Raises ``NeriteError`` for one that is wrong as far as can be told at once."""
+        arrived_ns = time.monotonic_ns()
+        signature = self._server.find(reader.model_name, reader.model_version).signature
+        given = _parts(signature, content_type, body)
+        read = partial(self._read, signature.max_batch_size > 0, given)
+        if any(file_tensors.takes_long(declared, part) for declared, part in given):
+            made = asyncio.get_running_loop().run_in_executor(self._pool, read)
+            made.add_done_callback(partial(self._made, connection, reader, arrived_ns))
+        else:
+            self._submit(connection, reader, arrived_ns, read())
+
+    def _read(self, batched: bool, given: Sequence[tuple[Input, Part]]) -> _Tensors:
+        return [file_tensors.read(declared, batched, part, self._max_size, self._half) for declared, part in given]
+
+    def _made(
+        self, connection: HttpConnection, reader: Reader, arrived_ns: int, made: asyncio.Future[_Tensors]
+    ) -> None:
+        try:
+            tensors = made.result()
+            if not connection.gone:
+                self._submit(connection, reader, arrived_ns, tensors)
+        except NeriteError as error:
+            connection.send([reply.error_reply(error).encode()])
+        except Exception:  # a mistake of ours must not cost the client its answer
+            _log.exception("a file for '%s' could not be handled", reader.model_name)
+            connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
+
+    def _submit(self, connection: HttpConnection, reader: Reader, arrived_ns: int, tensors: _Tensors) -> None:
+        header = reader.header([spec for spec, _ in tensors])
+        request = InferenceRequest(header, [data for _, data in tensors], connection, arrived_ns)
+        connection.request = request
+        self._server.infer(request)
+
+
+def _parts(signature: Signature, content_type: str, body: memoryview) -> list[tuple[Input, Part]]:
+    """Return what there is for which input."""
+    media_type = multipart.media_type(content_type)
+    inputs = signature.inputs
+    names = ", ".join(f"'{name}'" for name in inputs) or "none"
+    if media_type == multipart.TYPE:
+        parts = multipart.parse(content_type, body)
+        for part in parts:
+            if part.name not in inputs:
+                raise InvalidArgument(
+                    f"unexpected inference input '{part.name}' for model '{signature.model_name}'. A part of a form is "
+                    f"named as the input that it is for, of which there are: {names}"
+                )
+        return [(inputs[part.name], part) for part in parts]
+    if len(inputs) != 1:
+        raise InvalidArgument(
+            f"a body that is a file is for a model with one input, and model '{signature.model_name}' has "
+            f"{len(inputs)}: {names}. Send a form with a part for each (curl -F 'NAME=@file'), or JSON with "
+            '{"b64": "…"} in place of a string'
+        )
+    return [(declared, Part(name, media_type, body)) for name, declared in inputs.items()]
