@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import io
 import json
 import socket
@@ -11,7 +10,7 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import PIL.Image
@@ -67,6 +66,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     python_model(models, "picture", IMAGE, config)
     python_model(models, "small", IMAGE, IMAGE_CONFIG.format(dims="3, 8, 8", more="", rest="max_batch_size: 0"))
     python_model(models, "scaled", IMAGE, IMAGE_CONFIG.format(dims="-1, -1, 3", more=FACTOR, rest="max_batch_size: 0"))
+    factor = FACTOR.replace("optional: true", "")
+    python_model(models, "pair", IMAGE, IMAGE_CONFIG.format(dims="-1, -1, 3", more=factor, rest="max_batch_size: 0"))
     with serving(models, folder / "log", "--http-json-half-precision=true") as running:
         yield running
 
@@ -81,6 +82,15 @@ def outputs(answer: tuple[int, dict[str, str], bytes]) -> dict[str, Any]:
 
 def refusal(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
     return answer[0], json.loads(answer[2])["error"]
+
+
+def body_of(reader: BinaryIO) -> bytes:
+    """Read one reply; return its body."""
+    length = 0
+    while line := reader.readline().strip():
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.split()[1])
+    return reader.read(length)
 
 
 def asked(datatype: str, data: list[Any], shape: list[int], **more: Any) -> dict[str, Any]:
@@ -117,18 +127,21 @@ def test_wrong_base64(server: Serving) -> None:
 
 
 def test_a_request_that_comes_again_with_other_data(server: Serving) -> None:
-    """The text is known by its bytes on the second time; it must mean base64 as it did, and not for its neighbour."""
-    connection = http.client.HTTPConnection(server.http, timeout=20)
-    for parameters, wrap in (({"base64": True}, True), ({}, False), ({"base64": True}, True)):
-        for element in (b"abc", b"xyz", b"abc", b"123"):
-            raw = strings(element)
-            tensor = {"name": "INPUT0", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(raw)}}
-            head = json.dumps({"inputs": [tensor], "outputs": [{"name": "OUTPUT0", "parameters": parameters}]}).encode()
-            headers = {"Inference-Header-Content-Length": str(len(head))}
-            connection.request("POST", "/v2/models/texts/infer", head + raw, headers)
-            (output,) = json.loads(connection.getresponse().read())["outputs"]
-            assert output["data"] == [{"b64": base64.b64encode(element).decode()} if wrap else element.decode()]
-    connection.close()
+    """Sent in one piece, so that the connection knows the second by its first bytes: it must mean what it says."""
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        reader = connection.makefile("rb")
+        for parameters, wrap in (({"base64": True}, True), ({}, False), ({"base64": True}, True)):
+            for element in (b"abc", b"xyz", b"abc", b"12"):
+                raw = strings(element)
+                size = {"binary_data_size": len(raw)}
+                tensor = {"name": "INPUT0", "datatype": "BYTES", "shape": [1], "parameters": size}
+                output = {"name": "OUTPUT0", "parameters": parameters}
+                head = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
+                lines = f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head + raw)}\r\n\r\n"
+                connection.sendall(f"POST /v2/models/texts/infer HTTP/1.1\r\nHost: x\r\n{lines}".encode() + head + raw)
+                data = json.loads(body_of(reader))["outputs"][0]["data"]
+                assert data == [{"b64": base64.b64encode(element).decode()} if wrap else element.decode()]
 
 
 # Half precision
@@ -158,6 +171,12 @@ def test_a_file_is_bytes(server: Serving) -> None:
     }
 
 
+def test_inputs_that_are_optional_may_stay_away(server: Serving) -> None:
+    array, data = picture(3, 2)
+    answer = server.ask("POST", "/v2/models/scaled/infer", data, Content_Type="image/png")
+    assert outputs(answer) == {"SHAPE": [2, 3, 3], "SUM": [float(array.sum())]}
+
+
 @pytest.mark.parametrize("size", [(3, 2), (400, 300)])
 def test_an_image_is_pixels(server: Serving, size: tuple[int, int]) -> None:
     array, data = picture(*size)
@@ -184,8 +203,9 @@ def test_what_cannot_be(server: Serving) -> None:
     assert ask("picture", Content_Type="audio/wav")[1].startswith(
         "input 'IMAGE' is UINT8 [-1,-1,3], which takes no file"
     )
-    assert ask("scaled", Content_Type="image/png")[1].startswith(
-        "a body that is a file is for a model with one input, and model 'scaled' has 2: 'IMAGE', 'FACTOR'."
+    assert ask("pair", Content_Type="image/png")[1].startswith(
+        "a body that is a file is for a model with one input, or one that is not optional, and model 'pair' has "
+        "'IMAGE', 'FACTOR'. Send a form with a part for each (curl -F 'NAME=@file'), or JSON"
     )
     assert ask("text", Content_Type="image/png", Content_Encoding="gzip")[0] == 400
     assert ask("text", Content_Type="multipart/form-data")[1].startswith(
@@ -225,12 +245,7 @@ def test_requests_in_one_connection_are_answered_in_their_order(server: Serving)
             connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         reader = connection.makefile("rb")
         for width, height in sizes:
-            length = 0
-            while line := reader.readline().strip():
-                if line.lower().startswith(b"content-length:"):
-                    length = int(line.split()[1])
-            shape = json.loads(reader.read(length))["outputs"][0]["data"]
-            assert shape == [1, height, width, 3]
+            assert json.loads(body_of(reader))["outputs"][0]["data"] == [1, height, width, 3]
 
 
 # Forms

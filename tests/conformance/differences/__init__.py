@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.differences import left_open, mistakes, newer, not_yet, wording
+from conformance.differences import additions, left_open, mistakes, newer, not_yet, wording
 from conformance.differences.difference import NEVER
 
 CHAPTERS = {
@@ -20,6 +20,7 @@ CHAPTERS = {
     "What the protocols leave open": left_open.DIFFERENCES,
     "Wording": wording.DIFFERENCES,
     "What a newer Triton does": newer.DIFFERENCES,
+    "What Nerite adds": additions.DIFFERENCES,
 }
 
 

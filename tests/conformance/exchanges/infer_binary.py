@@ -9,6 +9,7 @@ SCENE = GOOD
 
 BLOB = struct.pack("<4i", 1, 2, 3, 4)
 ROW = struct.pack("<2i", 5, 6)
+FORM = b'--x\r\nContent-Disposition: form-data; name="IN"\r\n\r\nhello\r\n--x--\r\n'
 HEAD = dumped({"inputs": [tensor("IN", "INT32", [1, 2], binary_data_size=8)]})
 
 
@@ -157,5 +158,14 @@ EXCHANGES = {
     "raw for a variable dimension of a batch": raw("ragged", BLOB, Inference_Header_Content_Length="0"),
     "raw for an unknown model": raw("none", ROW, Inference_Header_Content_Length="0"),
     "raw for a version": raw("versions/versions/1", ROW[:4], Inference_Header_Content_Length="0"),
+    "raw as an image": raw("text", text(b"hello"), Inference_Header_Content_Length="0", content_type="image/png"),
+    "JSON as an image": raw("text", b'{"inputs":[]}', content_type="image/png"),
+    "a file": raw("text", b"\x89PNG", content_type="image/png"),
+    "a form": raw("text", FORM, content_type="multipart/form-data; boundary=x"),
+    "a form as curl sends one": raw(
+        "echo",
+        dumped({"inputs": [tensor("IN", "INT32", [1, 2], [5, 6])]}),
+        content_type="application/x-www-form-urlencoded",
+    ),
     "raw as octets": raw("echo", ROW, content_type="application/octet-stream"),
 }

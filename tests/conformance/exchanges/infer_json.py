@@ -115,6 +115,11 @@ EXCHANGES = {
         "texts", b'{"inputs":[{"name":"IN","shape":[1],"datatype":"BYTES","data":["\xff\xfe"]}]}'
     ),
     "BYTES as numbers": infer("texts", tensor("IN", "BYTES", [1], [1])),
+    "BYTES as objects": infer("texts", tensor("IN", "BYTES", [1], [{}])),
+    "BYTES in base64": infer("texts", tensor("IN", "BYTES", [2], ["a", {"b64": "/wA="}])),
+    "BYTES in base64 that is none": infer("texts", tensor("IN", "BYTES", [1], [{"b64": "abc"}])),
+    "base64 for an output": infer("texts", tensor("IN", "BYTES", [1], ["a"]), outputs=[wanted("OUT", base64=True)]),
+    "base64 for all outputs": infer("texts", tensor("IN", "BYTES", [1], ["a"]), parameters={"base64_output": True}),
     "STRING is no datatype": infer("texts", tensor("IN", "STRING", [1], ["a"])),
     # ---- Shapes ----
     "zero elements": typed("FP32", [], [0]),

@@ -80,6 +80,11 @@ def test_inputs_that_take_no_such_file(datatype: DataType, dims: tuple[int, ...]
     )
 
 
+def test_a_value_that_would_have_to_be_several_strings() -> None:
+    with pytest.raises(InvalidArgument, match=r"input 'X' is BYTES \[2\], which takes no single string. A file can be"):
+        read(dtypes.BYTES, (2,), "", b"abc")
+
+
 @pytest.mark.parametrize(
     ("text", "dims", "batched", "shape"),
     [

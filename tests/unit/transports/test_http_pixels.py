@@ -40,6 +40,13 @@ def test_height_width_channels() -> None:
         assert np.array_equal(read(image(*dims), encoded()), COLOURS)
 
 
+def test_height_width() -> None:
+    grey = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    for dims in ((-1, -1), (2, 3), (-1, -1, 1), (1, -1, -1)):
+        assert np.array_equal(read(image(*dims), encoded(grey)).reshape(2, 3), grey)
+    assert read(image(-1, -1), encoded()).shape == (2, 3)
+
+
 def test_channels_height_width() -> None:
     for dims in ((3, -1, -1), (3, 2, -1)):
         assert np.array_equal(read(image(*dims), encoded()), COLOURS.transpose(2, 0, 1))
@@ -68,7 +75,8 @@ def test_formats(form: str) -> None:
         (image(1, 28, 28), True),
         (image(-1, -1, -1), False),
         (image(28, 28, 2), False),
-        (image(-1, 3), False),
+        (image(-1, -1), True),
+        (image(1, 1, 1, 3), False),
         (
             image(
                 -1,

@@ -12,10 +12,12 @@ import pytest
 from http_peer import Peer, replies, request
 
 from nerite.config.options import RestrictedKey
+from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, NotFound, Unavailable
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature
+from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.transports.http.service import HttpService
 
 BODY = b'{"inputs":[]}'
@@ -83,6 +85,35 @@ def test_an_inference(bench: Bench) -> None:
     assert (begun.id, begun.header.model_name, begun.header.model_version) == ("7", "m", "3")
     begun.respond(OK)
     assert bench.answers() == [(200, {"id": "7", "model_name": "m", "model_version": "1", "outputs": []})]
+
+
+def test_an_inference_again_with_other_data(bench: Bench) -> None:
+    """What comes in one piece and begins as the request before is known by that; so is what it wants back."""
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}}
+    spec = TensorSpec("OUT", dtypes.BYTES, (1,))
+    again = 0
+    handle_again = bench.peer.handler.handle_again
+
+    def counted(*arguments: Any) -> None:
+        nonlocal again
+        again += 1
+        handle_again(*arguments)
+
+    bench.peer.handler.handle_again = counted  # type: ignore[method-assign]
+    for parameters, letter, expected in (
+        ({"base64": True}, b"a", {"b64": "YQ=="}),
+        ({"base64": True}, b"b", {"b64": "Yg=="}),
+        ({}, b"c", "c"),
+        ({}, b"d", "d"),
+        ({"base64": True}, b"e", {"b64": "ZQ=="}),
+    ):
+        text = json.dumps({"inputs": [tensor], "outputs": [{"name": "OUT", "parameters": parameters}]}).encode()
+        bench.ask("/v2/models/m/infer", text + join_bytes([letter]), f"Inference-Header-Content-Length: {len(text)}")
+        begun = bench.server.begun[-1]
+        begun.respond(InferenceResponse(ResponseHeader("m", "1", [spec]), begun.data))
+        ((status, body),) = bench.answers()
+        assert (status, body["outputs"][0]["data"]) == (200, [expected])
+    assert again == 2
 
 
 def test_an_inference_that_fails(bench: Bench) -> None:

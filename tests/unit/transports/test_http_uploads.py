@@ -28,6 +28,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.begun: list[InferenceRequest] = []
+        self.arrived: asyncio.Queue[InferenceRequest] = asyncio.Queue()
         self.raises: Exception | None = None
 
     def find(self, model: str, version: str) -> object:
@@ -37,6 +38,7 @@ class FakeServer:
         if self.raises is not None:
             raise self.raises
         self.begun.append(request)
+        self.arrived.put_nowait(request)
 
 
 class Bench:
@@ -113,8 +115,7 @@ def test_requests_of_one_kind_share_a_header(bench: Bench) -> None:
     async def run() -> None:
         for _ in range(2):
             bench.peer.send(POST)
-            while not bench.server.begun or bench.server.begun[-1] is not bench.peer.connection.request:
-                await asyncio.sleep(0)
+            await bench.server.arrived.get()
             bench.peer.connection.send([b"HTTP/1.1 200 OK\r\n\r\n"])
 
     asyncio.run(run())

@@ -49,9 +49,10 @@ def _file(declared: Input, part: Part, max_size: int) -> tuple[tuple[int, ...], 
         return array.shape, buffer_of(array, declared.datatype)
     if declared.datatype is dtypes.UINT8 and declared.dims in ((-1,), (len(part.data),)):
         return (len(part.data),), part.data
+    given = f"file of type '{part.media_type}'" if part.media_type else "single string"
     raise InvalidArgument(
-        f"input '{declared.name}' is {declared.datatype.name} {show(declared.dims)}, which takes no file of type "
-        f"'{part.media_type}'. A file can be the one element of a BYTES input or all of a UINT8 input with one "
-        "dimension; an image also the pixels of a UINT8 input with dimensions [height,width,channels] or "
-        "[channels,height,width], where channels is 1, 3 or 4"
+        f"input '{declared.name}' is {declared.datatype.name} {show(declared.dims)}, which takes no {given}. "
+        "A file can be the one element of a BYTES input or all of a UINT8 input with one "
+        "dimension; an image also the pixels of a UINT8 input with dimensions [height,width,channels], "
+        "[channels,height,width] or [height,width], where channels is 1, 3 or 4"
     )

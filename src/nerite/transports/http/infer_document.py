@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
@@ -18,15 +18,6 @@ BASE64_OUTPUT = "base64_output"
 _MAX_INT64 = (1 << 63) - 1
 
 
-class Inputs(NamedTuple):
-    """The input tensors, and where each of them is."""
-
-    specs: list[TensorSpec]
-    places: list[Place]
-    size: int
-    """Bytes behind the JSON part."""
-
-
 def read_id(document: Mapping[str, Any]) -> str:
     """Return the request's id, empty if it has none."""
     value = document.get("id", "")
@@ -35,10 +26,10 @@ def read_id(document: Mapping[str, Any]) -> str:
     return value
 
 
-def read_inputs(document: Mapping[str, Any], max_size: int, half: bool) -> Inputs:
-    """Return the inputs; none with data in the JSON may be larger than ``max_size`` bytes.
+def read_inputs(document: Mapping[str, Any], max_size: int, half: bool) -> tuple[list[TensorSpec], list[Place], int]:
+    """Return the inputs, where each of them is, and how many bytes there are behind the JSON part.
 
-    ``half``: such data may be FP16 and BF16.
+    No input with data in the JSON may be larger than ``max_size`` bytes. ``half``: such data may be FP16 and BF16.
     """
     specs: list[TensorSpec] = []
     places: list[Place] = []
@@ -64,7 +55,7 @@ def read_inputs(document: Mapping[str, Any], max_size: int, half: bool) -> Input
             place = _shared_place(item["parameters"])
         specs.append(spec)
         places.append(place)
-    return Inputs(specs, places, at)
+    return specs, places, at
 
 
 def read_outputs(document: Mapping[str, Any]) -> list[RequestedOutput]:

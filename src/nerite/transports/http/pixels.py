@@ -1,8 +1,8 @@
 """Images as tensors: JPEG, PNG and the like to the pixels that a model takes. Needs Pillow, and only then imports it.
 
 A model takes pixels if its input is UINT8 with three dimensions, of which the last (height, width, channels) or else
-the first (channels, height, width) is 1, 3 or 4: grey, RGB or RGBA. Height and width may be fixed or variable. Images
-are converted to these channels, and never resized.
+the first (channels, height, width) is 1, 3 or 4: grey, RGB or RGBA; or with two (height, width), which is grey too.
+Height and width may be fixed or variable. Images are converted to these channels, and never resized.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 def takes(declared: Input) -> bool:
     """Say whether an input takes pixels."""
     dims = declared.dims
-    return declared.datatype is dtypes.UINT8 and len(dims) == 3 and (dims[2] in _MODES or dims[0] in _MODES)
+    fits = len(dims) == 2 or (len(dims) == 3 and (dims[2] in _MODES or dims[0] in _MODES))
+    return fits and declared.datatype is dtypes.UINT8
 
 
 def read(declared: Input, data: Buffer, max_size: int) -> Array:
@@ -39,12 +40,12 @@ def read(declared: Input, data: Buffer, max_size: int) -> Array:
     Raises ``InvalidArgument`` for what is no image, or not of the declared size.
     """
     module = _pillow(declared)
-    last = declared.dims[2] in _MODES
-    channels = declared.dims[2 if last else 0]
+    channels, first = _channels(declared.dims)
     try:
         with module.open(io.BytesIO(data), formats=_FORMATS) as image:
             size = (image.height, image.width)
-            _check(declared, image, (*size, channels) if last else (channels, *size), max_size)
+            shape = size if len(declared.dims) == 2 else (channels, *size) if first else (*size, channels)
+            _check(declared, image, shape, max_size)
             pixels: Array = np.array(image.convert(_MODES[channels]))
     except InvalidArgument:
         raise
@@ -52,8 +53,16 @@ def read(declared: Input, data: Buffer, max_size: int) -> Array:
         raise InvalidArgument(
             f"the image for input '{declared.name}' can not be read: {_told(error, module)}"
         ) from None
-    pixels = pixels.reshape(*pixels.shape[:2], channels)
-    return pixels if last else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if first and channels > 1:
+        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return pixels.reshape(shape)
+
+
+def _channels(dims: Sequence[int]) -> tuple[int, bool]:
+    """Return how many channels an image has to have, and whether they are the first dimension."""
+    if len(dims) == 2:
+        return 1, False
+    return (dims[2], False) if dims[2] in _MODES else (dims[0], True)
 
 
 def _pillow(declared: Input) -> Any:

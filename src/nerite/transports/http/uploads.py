@@ -95,10 +95,11 @@ def _parts(signature: Signature, content_type: str, body: memoryview) -> list[tu
                     f"named as the input that it is for, of which there are: {names}"
                 )
         return [(inputs[part.name], part) for part in parts]
-    if len(inputs) != 1:
+    needed = [declared for declared in inputs.values() if len(inputs) == 1 or not declared.optional]
+    if len(needed) != 1:
         raise InvalidArgument(
-            f"a body that is a file is for a model with one input, and model '{signature.model_name}' has "
-            f"{len(inputs)}: {names}. Send a form with a part for each (curl -F 'NAME=@file'), or JSON with "
-            '{"b64": "…"} in place of a string'
+            "a body that is a file is for a model with one input, or one that is not optional, and model "
+            f"'{signature.model_name}' has {names}. Send a form with a part for each (curl -F 'NAME=@file'), or JSON "
+            'with {"b64": "…"} in place of a string'
         )
-    return [(declared, Part(name, media_type, body)) for name, declared in inputs.items()]
+    return [(declared, Part(declared.name, media_type, body)) for declared in needed]

@@ -1,0 +1,59 @@
+"""What Nerite does where Triton refuses, or does nothing."""
+
+from __future__ import annotations
+
+from conformance.differences.difference import Difference
+
+NO_STRING = "500 Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+A_TEXT = '200 {"model_name": "texts", "model_version": "1", "outputs": [{"name": "OUT", "datatype": "BYTES"'
+SAID = '"model_name": "prompt", "model_version": "1", "said": '
+DIFFERENCES = (
+    Difference(
+        "Strings in base64",
+        'In JSON an element of BYTES may be `{"b64": "…"}`, so that it may be any bytes, and outputs are written like '
+        "this where a request asks for it: with the parameter `base64` of an output, or `base64_output` of the "
+        "request. A model does not see these parameters. See [Plain HTTP](http.md).",
+        {
+            "infer_json/BYTES in base64": (NO_STRING, '200 {"model_name":"texts"'),
+            "infer_json/BYTES in base64 that is none": (
+                NO_STRING,
+                "400 element 0 of input 'IN' is not valid base64: Incorrect padding.",
+            ),
+            "infer_json/base64 for an output": (
+                f'{A_TEXT}, "shape": [1], "data": ["a"]',
+                f'{A_TEXT}, "shape": [1], "data": [{{"b64": "YQ=="}}]',
+            ),
+            "infer_json/base64 for all outputs": (
+                f'{A_TEXT}, "shape": [1], "data": ["a"]',
+                f'{A_TEXT}, "shape": [1], "data": [{{"b64": "YQ=="}}]',
+            ),
+            "generate/a text in base64": (
+                NO_STRING,
+                f'200 {{"count": 42, {SAID}"[{{\\"text\\": [[1, 1], [\\"hello\\"]]',
+            ),
+            "generate/base64 for the outputs": (
+                f'200 {{"count": 63, {SAID}"[{{\\"text\\"',
+                f'200 {{"count": 42, {SAID}{{"b64": "W3sid',
+            ),
+        },
+    ),
+    Difference(
+        "Files and forms",
+        "Triton does not look at the content type. Without `Inference-Header-Content-Length`, a body of type "
+        "`image/…`, `audio/…`, `video/…` or `application/pdf` is a file, and one of type `multipart/form-data` has a "
+        "part for each input. All other types mean what they mean to Triton. See [Plain HTTP](http.md).",
+        {
+            "infer_binary/a file": ("500 failed to parse the request JSON buffer", '200 {"model_name":"text"'),
+            "infer_binary/a form": ("500 failed to parse the request JSON buffer", '200 {"model_name": "text"'),
+            "infer_binary/JSON as an image": (
+                "400 [request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'text'.",
+                '200 {"model_name": "text"',
+            ),
+        },
+    ),
+    Difference(
+        "Half precision in JSON",
+        "With `--http-json-half-precision=true` FP16 and BF16 are numbers in JSON, as other types are. Without it "
+        "Nerite refuses them as Triton does.",
+    ),
+)
