@@ -43,21 +43,15 @@ def test_what_is_got_can_be_sent_back(elements: list[bytes]) -> None:
     assert bytes(json_tensors.read(spec(len(elements)), written)) == raw
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        ("abc", "Incorrect padding"),
-        ("a", "Invalid base64-encoded string: number of data characters (1) cannot be 1 more than a multiple of 4"),
-        ("YQ==YQ==", "Excess data after padding"),
-        ("YW\nJj", "Only base64 data is allowed"),
-        ("YW-_", "Only base64 data is allowed"),
-        ("YWé=", "string argument should contain only ASCII characters"),
-    ],
-)
-def test_base64_that_is_none(wrong: str, reason: str) -> None:
+@pytest.mark.parametrize("wrong", ["abc", "a", "YQ==YQ==", "YW\nJj", " YQ==", "YW-_", "YWé="])
+def test_base64_that_is_none(wrong: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         json_tensors.read(spec(2), ["text", {"b64": wrong}])
-    assert caught.value.message.startswith(f"element 1 of input 'IN' is not valid base64: {reason}. What is taken is")
+    said, _, reason = caught.value.message.partition(": ")
+    assert said == "element 1 of input 'IN' is not valid base64"
+    assert reason.partition(". ")[2] == (
+        "What is taken is the standard alphabet (A-Z a-z 0-9 + /), padded with '=', without line breaks"
+    )
 
 
 @pytest.mark.parametrize("wrong", [{}, {"b64": 1}, {"b64": None}, {"b64": "YQ==", "more": 1}, {"base64": "YQ=="}])

@@ -47,7 +47,7 @@ class Target(NamedTuple):
     accepts: str
     """How the reply is to be compressed."""
     call: Callable[[HttpConnection, RequestHead, memoryview], None] | None
-    """For everything but inference."""
+    """For everything but an infer request of Triton's kinds."""
 
 
 class HttpService:
