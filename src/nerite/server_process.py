@@ -35,6 +35,7 @@ from nerite.repository.source import LocalRepository, Repository
 from nerite.server import InferenceServer
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
+from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
 from nerite.transports.tls import context_of
 
@@ -177,13 +178,14 @@ class ServerProcess:
         if grpc.enabled:
             await self._open_grpc(server)
         if http.enabled:
-            service = HttpService(
+            router = Router(
                 server,
                 max_input_size=http.max_input_size,
                 restricted=http.restricted,
                 forward_pattern=http.header_forward_pattern,
                 half_precision=http.json_half_precision,
             )
+            service = HttpService(server, router.target, max_input_size=http.max_input_size)
             listener = HttpListener("HTTP", service, http.max_input_size)
             self._listeners.append(listener)
             tls = context_of(http.tls, ["http/1.1"])

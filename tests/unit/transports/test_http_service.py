@@ -18,6 +18,7 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
 
 BODY = b'{"inputs":[]}'
@@ -61,9 +62,8 @@ class FakeServer:
 class Bench:
     def __init__(self) -> None:
         self.server: Any = FakeServer()
-        service: Any = HttpService(
-            self.server, max_input_size=1000, restricted={"health": RestrictedKey("key", "secret")}
-        )
+        router = Router(self.server, max_input_size=1000, restricted={"health": RestrictedKey("key", "secret")})
+        service: Any = HttpService(self.server, router.target, max_input_size=1000)
         self.peer = Peer(service, max_body=1000)
 
     def ask(self, path: str, body: bytes = b"", *headers: str, method: str = "POST") -> list[tuple[int, Any]]:
@@ -85,35 +85,6 @@ def test_an_inference(bench: Bench) -> None:
     assert (begun.id, begun.header.model_name, begun.header.model_version) == ("7", "m", "3")
     begun.respond(OK)
     assert bench.answers() == [(200, {"id": "7", "model_name": "m", "model_version": "1", "outputs": []})]
-
-
-def test_an_inference_again_with_other_data(bench: Bench) -> None:
-    """What comes in one piece and begins as the request before is known by that; so is what it wants back."""
-    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}}
-    spec = TensorSpec("OUT", dtypes.BYTES, (1,))
-    again = 0
-    handle_again = bench.peer.handler.handle_again
-
-    def counted(*arguments: Any) -> None:
-        nonlocal again
-        again += 1
-        handle_again(*arguments)
-
-    bench.peer.handler.handle_again = counted  # type: ignore[method-assign]
-    for parameters, letter, expected in (
-        ({"base64": True}, b"a", {"b64": "YQ=="}),
-        ({"base64": True}, b"b", {"b64": "Yg=="}),
-        ({}, b"c", "c"),
-        ({}, b"d", "d"),
-        ({"base64": True}, b"e", {"b64": "ZQ=="}),
-    ):
-        text = json.dumps({"inputs": [tensor], "outputs": [{"name": "OUT", "parameters": parameters}]}).encode()
-        bench.ask("/v2/models/m/infer", text + join_bytes([letter]), f"Inference-Header-Content-Length: {len(text)}")
-        begun = bench.server.begun[-1]
-        begun.respond(InferenceResponse(ResponseHeader("m", "1", [spec]), begun.data))
-        ((status, body),) = bench.answers()
-        assert (status, body["outputs"][0]["data"]) == (200, [expected])
-    assert again == 2
 
 
 def test_an_inference_that_fails(bench: Bench) -> None:
@@ -215,3 +186,32 @@ def test_a_mistake_of_ours_in_a_load_is_told(bench: Bench, caplog: pytest.LogCap
     bench.server.raises = ValueError("a mistake")
     assert load(bench, b"") == [(500, {"error": "internal error, see the server's log"})]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_an_inference_again_with_other_data(bench: Bench) -> None:
+    """What comes in one piece and begins as the request before is known by that; so is what it wants back."""
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}}
+    spec = TensorSpec("OUT", dtypes.BYTES, (1,))
+    again = 0
+    handle_again = bench.peer.handler.handle_again
+
+    def counted(*arguments: Any) -> None:
+        nonlocal again
+        again += 1
+        handle_again(*arguments)
+
+    bench.peer.handler.handle_again = counted  # type: ignore[method-assign]
+    for parameters, letter, expected in (
+        ({"base64": True}, b"a", {"b64": "YQ=="}),
+        ({"base64": True}, b"b", {"b64": "Yg=="}),
+        ({}, b"c", "c"),
+        ({}, b"d", "d"),
+        ({"base64": True}, b"e", {"b64": "ZQ=="}),
+    ):
+        text = json.dumps({"inputs": [tensor], "outputs": [{"name": "OUT", "parameters": parameters}]}).encode()
+        bench.ask("/v2/models/m/infer", text + join_bytes([letter]), f"Inference-Header-Content-Length: {len(text)}")
+        begun = bench.server.begun[-1]
+        begun.respond(InferenceResponse(ResponseHeader("m", "1", [spec]), begun.data))
+        ((status, body),) = bench.answers()
+        assert (status, body["outputs"][0]["data"]) == (200, [expected])
+    assert again == 2

@@ -18,6 +18,7 @@ from nerite.core.request import InferenceRequest
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Array
 from nerite.transports.http import pixels
+from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
 
 POST = request("/v2/models/m/infer", encoded(), "Content-Type: image/png")
@@ -46,7 +47,9 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server: Any = FakeServer()
-        self.peer: Any = Peer(HttpService(self.server, max_input_size=1000, restricted={}))  # type: ignore[arg-type]
+        router = Router(self.server, max_input_size=1000, restricted={})
+        service: Any = HttpService(self.server, router.target, max_input_size=1000)
+        self.peer: Any = Peer(service)
         self.go_on = threading.Event()
         self.threads: list[int] = []
         read = pixels.read

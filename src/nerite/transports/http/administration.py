@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +10,7 @@ from nerite.observability.log import log
 from nerite.transports import log_settings
 from nerite.transports.http import load_parameters, region_parameters, reply
 from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.errands import Errands
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.json_text import parse
 from nerite.transports.http.reply import Reply
@@ -19,7 +18,6 @@ from nerite.transports.http.reply import Reply
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
-_log = logging.getLogger("nerite.http")
 _DONE: Final = Reply(200, b"", "application/json")
 
 
@@ -28,7 +26,7 @@ class Administration:
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands()
 
     def live(self, connection: HttpConnection, body: memoryview) -> None:
         """Say whether the server runs."""
@@ -74,21 +72,21 @@ class Administration:
         ready = _object(body).get("ready", False)
         if type(ready) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
-        self._start(connection, self._index(ready))
+        self._errands.start(connection, self._index(ready))
 
     def load(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
         """Load a model."""
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
         parameters = load_parameters.read(_object(body))
-        self._start(connection, _done(self._server.load(model, parameters)))
+        self._errands.start(connection, _done(self._server.load(model, parameters)))
 
     def unload(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
         """Unload a model."""
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
         parameters = _object(body).get("parameters", {})
-        self._start(connection, _done(self._server.unload(model, parameters)))
+        self._errands.start(connection, _done(self._server.unload(model, parameters)))
 
     def regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
         """List the regions of shared memory."""
@@ -125,24 +123,6 @@ class Administration:
 
     async def _index(self, ready_only: bool) -> Reply:
         return reply.json_reply(await self._server.repository_index(ready_only))
-
-    def _start(self, connection: HttpConnection, work: Coroutine[Any, Any, Reply]) -> None:
-        """Run an administrative coroutine, and send what it returns."""
-
-        async def run() -> None:
-            try:
-                answer = await work
-            except NeriteError as error:
-                connection.send([reply.error_reply(error).encode()])
-            except Exception:  # a mistake of ours must not cost the client its answer
-                _log.exception("a call of the model repository failed")
-                connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
-            else:
-                connection.send([answer.encode()])
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def _done(work: Coroutine[Any, Any, None]) -> Reply:

@@ -12,6 +12,7 @@ from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports import classification, shared_output
 from nerite.transports.http import json_tensors
+from nerite.transports.http.dialect import HTTP, Dialect
 from nerite.transports.http.reply import head
 
 _PLAIN = RequestedOutput("")
@@ -26,6 +27,7 @@ def write(
     request: InferenceRequest,
     response: InferenceResponse,
     signature_of: Callable[[InferenceRequest], Signature],
+    dialect: Dialect = HTTP,
     half: bool = False,
 ) -> list[Buffer]:
     """Return the whole HTTP reply to a request that succeeded. Raises Triton's errors of formatting.
@@ -71,12 +73,7 @@ def write(
     parts.append(b'"outputs":[' + b",".join(entries) + b"]")
     text = b"{" + b",".join(parts) + b"}"
     size = sum(map(len, binary))
-    if size:
-        start = head(
-            200, "application/octet-stream", len(text) + size, b"Inference-Header-Content-Length: %d\r\n" % len(text)
-        )
-    else:
-        start = head(200, "application/json", len(text))
+    start = dialect.binary_head(len(text), len(text) + size) if size else head(200, "application/json", len(text))
     if fixed and len(binary) == len(response.data):
         if len(replies) >= _MAX_REPLIES:
             replies.clear()

@@ -14,11 +14,13 @@ REASONS: Final = {
     403: b"Forbidden",
     404: b"Not Found",
     405: b"Not Allowed",
+    409: b"Conflict",
     413: b"Request Entity Too Large",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     501: b"Not Implemented",
     503: b"Service Unavailable",
+    507: b"Insufficient Storage",
 }
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -36,11 +38,14 @@ class Reply(NamedTuple):
         return head(self.status, self.content_type, len(self.body), self.headers) + self.body
 
 
+def status_line(status: int) -> bytes:
+    """Return the first line of a reply."""
+    return b"HTTP/1.1 %d %b\r\n" % (status, REASONS[status])
+
+
 def head(status: int, content_type: str, length: int, headers: bytes = b"") -> bytes:
     """Return status line and headers, for a body of ``length`` bytes."""
-    return b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%bContent-Length: %d\r\n\r\n" % (
-        status,
-        REASONS[status],
+    return status_line(status) + b"Content-Type: %b\r\n%bContent-Length: %d\r\n\r\n" % (
         content_type.encode(),
         headers,
         length,
@@ -49,11 +54,7 @@ def head(status: int, content_type: str, length: int, headers: bytes = b"") -> b
 
 def chunked_head(status: int, content_type: str) -> bytes:
     """Return status line and headers, for a body that comes in chunks."""
-    return b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % (
-        status,
-        REASONS[status],
-        content_type.encode(),
-    )
+    return status_line(status) + b"Content-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % content_type.encode()
 
 
 def with_header(encoded: bytes, line: bytes) -> bytes:

@@ -1,0 +1,41 @@
+"""Calls that take their time: run beside everything else, and answered when they are over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from nerite.core.errors import Internal, NeriteError
+from nerite.transports.http import reply
+from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.reply import Reply
+
+_log = logging.getLogger("nerite.http")
+
+
+class Errands:
+    """The coroutines that are under way."""
+
+    def __init__(self, refusal_of: Callable[[NeriteError], Reply] = reply.error_reply) -> None:
+        """``refusal_of`` makes the answer of one that is refused."""
+        self._refusal_of = refusal_of
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, connection: HttpConnection, work: Coroutine[Any, Any, Reply]) -> None:
+        """Run a coroutine, and send what it returns."""
+
+        async def run() -> None:
+            try:
+                answer = await work
+            except NeriteError as error:
+                answer = self._refusal_of(error)
+            except Exception:  # a mistake of ours must not cost the client its answer
+                _log.exception("a call of the model repository failed")
+                answer = reply.error_reply(Internal("internal error, see the server's log"))
+            connection.send([answer.encode()])
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,169 @@
+"""From heads to targets: what a path, a method and the headers of a request ask for."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nerite.config.options import RestrictedKey
+from nerite.core.errors import InvalidArgument, NeriteError, Restricted, Unsupported
+from nerite.core.request import InferenceRequest, Parameter
+from nerite.transports.http import compression, reply, routes, uploads
+from nerite.transports.http.administration import Administration, change_log, tell_log
+from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.dialect import HTTP, Dialect
+from nerite.transports.http.generate_form import Form
+from nerite.transports.http.generation import Generation
+from nerite.transports.http.head import RequestHead
+from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.reply import Reply
+from nerite.transports.http.routes import Route
+from nerite.transports.http.target import Target
+from nerite.transports.http.uploads import Uploads
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+
+class Router:
+    """Knows what can be asked over HTTP. Ports of other shapes lead their own paths to the same targets."""
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        *,
+        max_input_size: int,
+        restricted: Mapping[str, RestrictedKey],
+        forward_pattern: re.Pattern[str] | None = None,
+        half_precision: bool = False,
+    ) -> None:
+        """``restricted`` maps a category to what opens it. ``half_precision``: FP16 and BF16 may stand in JSON."""
+        self._server = server
+        self._max_input_size = max_input_size
+        self._restricted = restricted
+        self._forward = forward_pattern
+        self._half = half_precision
+        self._uploads = Uploads(server, max_input_size, half_precision)
+        self._administration = Administration(server)
+
+    def target(self, head: RequestHead) -> Target:
+        """Return what a head asks for on the HTTP port."""
+        route = routes.find(head.path)
+        if route is None:
+            return Target(reply.NOT_FOUND)
+        endpoint = route.endpoint
+        if self.locked(endpoint.category, head) is None and head.method not in endpoint.methods:
+            # Triton looks at the method early for these, and calls its error text.
+            early = endpoint.name in ("infer", "live", "ready", "model_ready")
+            return Target(reply.NOT_ALLOWED if early else reply.NOT_ALLOWED_JSON)
+        return self.lead(route, head)
+
+    def lead(self, route: Route, head: RequestHead, dialect: Dialect = HTTP) -> Target:
+        """Return what an endpoint is, whatever the method."""
+        endpoint = route.endpoint
+        if endpoint.name == "infer" and dialect is HTTP and _is_upload(head):
+            return self._upload(head, self.locked(endpoint.category, head), **route.arguments)
+        if endpoint.name == "infer":
+            return self.inference(head, route.arguments["model"], route.arguments["version"], dialect)
+        refusal = self.locked(endpoint.category, head)
+        if endpoint in routes.NOT_OFFERED:
+            error = Unsupported(f"{endpoint.name} is not offered by this version of the server")
+            return Target(reply.error_reply(error), refusal)
+        if endpoint.name in ("generate", "generate_stream"):
+            return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
+        if endpoint.name == "logging":
+            return Target(refusal=refusal, call=change_log if head.method == "POST" else tell_log)
+        call = getattr(self._administration, endpoint.name)
+        return Target(
+            refusal=refusal,
+            call=lambda connection, _head, body: call(connection, body, **route.arguments),
+        )
+
+    def locked(self, category: str, head: RequestHead) -> Reply | None:
+        """Return the refusal of a request without the key that its category needs."""
+        lock = self._restricted.get(category)
+        if lock is None or head.headers.get(lock.header.lower()) == lock.value:
+            return None
+        refusal = Restricted(f"This API is restricted, expecting header '{lock.header}'")
+        return reply.error_reply(refusal, reply.PLAIN)
+
+    def inference(self, head: RequestHead, model: str, version: str, dialect: Dialect) -> Target:
+        """Return the inference by a model."""
+        refusal = self.locked("inference", head)
+        encoding, accepts = "identity", ""
+        if dialect.compresses:
+            encoding = head.headers.get("content-encoding", "identity")
+            accepts = compression.accepted(head.headers.get("accept-encoding", ""))
+        forwarded: dict[str, Parameter] = {}
+        json_size = -1
+        try:
+            forwarded = self._forwarded(head)
+            json_size = dialect.json_size(head)
+            compression.check(encoding)
+        except NeriteError as error:
+            # Clients that ask for too much are told what there is.
+            offered = b"" if compression.known(encoding) else b"Accept-Encoding: gzip, deflate\r\n"
+            refusal = refusal or dialect.refusal(error, dialect.early_type)._replace(headers=offered)
+        reader = Reader(model, version, forwarded, self._max_input_size, self._half)
+        if encoding == "identity":
+            encoding = ""
+        return Target(None, refusal, reader, json_size, encoding, accepts, None, dialect, self._half)
+
+    def _upload(self, head: RequestHead, refusal: Reply | None, model: str, version: str) -> Target:
+        try:
+            reader = Reader(model, version, self._forwarded(head), self._max_input_size, self._half)
+            _check_plain(head)
+        except NeriteError as error:
+            return Target(refusal=refusal or reply.error_reply(error))
+        content_type = head.headers["content-type"]
+        accepts = compression.accepted(head.headers.get("accept-encoding", ""))
+
+        def infer(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
+            self._uploads.infer(connection, reader, content_type, body)
+
+        return Target(refusal=refusal, accepts=accepts, call=infer, half=self._half)
+
+    def _generation(self, head: RequestHead, events: bool, refusal: Reply | None, model: str, version: str) -> Target:
+        try:
+            forwarded = self._forwarded(head)
+            _check_plain(head)
+        except NeriteError as error:
+            return Target(refusal=refusal or reply.error_reply(error))
+
+        def generate(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
+            form = Form(self._server.find(model, version, "").signature, forwarded, self._half)
+            form.read(bytes(body))
+            sink = Generation(connection, events=events, half=self._half)
+            request = InferenceRequest(form.header(model, version), form.data, sink, time.monotonic_ns(), form.id)
+            running = self._server.version_of(request)
+            connection.request = request
+            running.submit(request)
+
+        return Target(refusal=refusal, call=generate)
+
+    def _forwarded(self, head: RequestHead) -> dict[str, Parameter]:
+        """Return the headers that are passed on to the model as parameters."""
+        if self._forward is None:
+            return {}
+        forwarded: dict[str, Parameter] = {}
+        for name, value in head.fields:
+            if self._forward.search(name):
+                if name.lower().startswith("triton_"):
+                    raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+                forwarded[name] = value
+        return forwarded
+
+
+def _is_upload(head: RequestHead) -> bool:
+    """Say whether a body is a file or a form. With the header of Triton's binary requests it is one of those."""
+    return "inference-header-content-length" not in head.headers and uploads.is_upload(
+        head.headers.get("content-type", "")
+    )
+
+
+def _check_plain(head: RequestHead) -> None:
+    """Refuse a body that is compressed."""
+    if head.headers.get("content-encoding", "identity") != "identity":
+        raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
