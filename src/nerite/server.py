@@ -25,6 +25,7 @@ from nerite.repository import refusals
 from nerite.repository.delivery import Delivery
 from nerite.repository.manager import ModelManager
 from nerite.repository.model_record import ModelRecord, State, version_number
+from nerite.repository.registered import RegisteredRepository
 
 _NOT_OVER_HTTP = "HTTP end point doesn't support models with decoupled transaction policy"
 EXTENSIONS = (
@@ -293,6 +294,16 @@ class InferenceServer:
         """Unload a model by hand."""
         self._require_explicit()
         await self._manager.unload(model)
+
+    async def add_repository(self, repository: RegisteredRepository, model: str) -> None:
+        """Serve a model of one more repository, from now until ``remove_repository``."""
+        if self._options.repository.control_mode != "explicit":
+            raise Unsupported("repository registration is not allowed if model control mode is not EXPLICIT")
+        await self._manager.register(repository, model)
+
+    async def remove_repository(self, repository: RegisteredRepository) -> None:
+        """Unload what a repository has, and forget it. Returns when the models are gone."""
+        await self._manager.unregister(repository)
 
     def _require_explicit(self) -> None:
         if self._options.repository.control_mode != "explicit":

@@ -109,15 +109,16 @@ def poll_model_directory(
     directory: Path,
     *,
     name: str = "",
+    renamed: bool = False,
     config_name: str = "",
     override: str | None = None,
     auto_complete: bool = True,
 ) -> PolledModel:
     """Read and judge what is written about a model. Never raises.
 
-    ``name`` is the model's where it is not the directory's. ``config_name`` prefers ``configs/<config_name>.pbtxt``.
-    ``override`` is JSON that stands for config.pbtxt. Without ``auto_complete`` the file has to be there, with complete
-    tensors.
+    ``name`` is the model's where it is not the directory's; ``renamed``: whatever the file says. ``config_name``
+    prefers ``configs/<config_name>.pbtxt``. ``override`` is JSON that stands for config.pbtxt. Without
+    ``auto_complete`` the file has to be there, with complete tensors.
     """
     name = name or directory.name
     text, provided = _read(directory, config_name, override, required=not auto_complete)
@@ -139,6 +140,8 @@ def poll_model_directory(
             # That is all there is to say about the backend.
             text = dataclasses.replace(text, doubtful=(text.doubtful or frozenset()) | {"backend", "platform"})
     config = normalise(config)
+    if renamed:
+        config = dataclasses.replace(config, name=name)
     mistakes += text.source.place(check_config(config, text))
     if not auto_complete:
         mistakes += text.source.place(check_tensors(config, text))

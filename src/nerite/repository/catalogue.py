@@ -32,6 +32,10 @@ class Catalogue:
         """Return what is known of a model."""
         return self._named.get(name, {}).get(namespace)
 
+    def forget(self, record: ModelRecord) -> None:
+        """Know nothing of a model any more."""
+        self._named[record.name].pop(record.namespace, None)
+
     def all_named(self, name: str) -> list[ModelRecord]:
         """Return every model of that name."""
         return list(self._named.get(name, {}).values())

@@ -43,13 +43,17 @@ class VersionMaker:
         self._loader = loader
         self._slots = asyncio.Semaphore(max(options.load_threads, 1))
 
-    async def read(self, name: str, directory: Path, delivery: Delivery | None) -> PolledModel:
-        """Return what is written about a model. What is wrong with it is in the result."""
+    async def read(self, name: str, directory: Path, delivery: Delivery | None, *, renamed: bool) -> PolledModel:
+        """Return what is written about a model. What is wrong with it is in the result.
+
+        ``renamed``: that its configuration has another name is not.
+        """
 
         def read() -> PolledModel:
             polled = poll_model_directory(
                 directory,
                 name=name,
+                renamed=renamed,
                 config_name=self._options.config_name,
                 override=None if delivery is None else delivery.config,
                 auto_complete=self._options.auto_complete,

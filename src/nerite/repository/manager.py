@@ -27,6 +27,7 @@ from nerite.repository.delivery import Delivery, unpack
 from nerite.repository.folders import FoldersInUse
 from nerite.repository.maker import VersionMaker
 from nerite.repository.model_record import Loaded, ModelRecord, State, VersionState
+from nerite.repository.registered import Register, RegisteredRepository
 from nerite.repository.source import Repository
 
 _log = logging.getLogger("nerite.repository")
@@ -46,7 +47,8 @@ class ModelManager:
     ) -> None:
         """``on_change`` is called whenever requests may have to go elsewhere than before."""
         self._options = options
-        self._repositories = repositories
+        self._fixed = repositories
+        self._register = Register()
         self._maker = maker
         self._loader = loader
         self._on_change = on_change
@@ -54,6 +56,10 @@ class ModelManager:
         self._folders = FoldersInUse()
         self._hashes = ContentHashes()
         self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def _repositories(self) -> list[Repository]:
+        return [*self._fixed, *self._register]
 
     @property
     def records(self) -> Iterable[ModelRecord]:
@@ -176,7 +182,8 @@ class ModelManager:
     async def _load(self, record: ModelRecord, folder: Path, delivery: Delivery | None) -> None:
         seen = await self._in_loader(fingerprint.of_model, folder)
         record.seen = seen
-        polled = await self._maker.read(record.name, folder, delivery)
+        renamed = self._register.gives(record.name)
+        polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
         if polled.mistakes:
             raise refusals.unreadable(record, polled)
         loaded = Loaded(polled, seen, delivered=delivery is not None)
@@ -246,6 +253,27 @@ class ModelManager:
             if content and record.running.get(version) is running:
                 record.content[version] = content
 
+    async def register(self, repository: RegisteredRepository, name: str) -> None:
+        """Take in a repository, and load a model of it: both or neither. Raises ``NeriteError``."""
+        self._register.add(repository)
+        try:
+            await self.load(name)
+        except BaseException:  # whatever it is, it goes on from here
+            await self.unregister(repository)
+            raise
+
+    async def unregister(self, repository: RegisteredRepository) -> None:
+        """Unload the models of a repository, and forget it and what never ran. Returns when all is finished."""
+        closing: list[asyncio.Task[None]] = []
+        for record in self.records:
+            if record.loaded is not None and repository.holds(record.loaded.polled.directory):
+                closing += await self.unload_one(record)
+            elif repository.gives(record.name) and not record.running:
+                self._catalogue.forget(record)
+        if closing:
+            await asyncio.wait(closing)
+        self._register.remove(repository)
+
     async def unload(self, name: str) -> None:
         """Stop serving all models of that name. What they have to do is finished first, but not waited for.
 
@@ -254,21 +282,21 @@ class ModelManager:
         for record in self._catalogue.all_named(name):
             await self.unload_one(record)
 
-    async def unload_one(self, record: ModelRecord) -> None:
-        """Stop serving a model, once no load of it is under way."""
+    async def unload_one(self, record: ModelRecord) -> list[asyncio.Task[None]]:
+        """Stop serving a model, once no load of it is under way. Returns what is then still to be finished."""
         async with record.lock:
             old, record.running = record.running, {}
             record.latest = -1
             record.seen = record.loaded = None
             record.content.clear()
             self._on_change()
-            for version, running in old.items():
+            for version in old:
                 record.states[version] = VersionState(State.UNLOADING)
-                self._retire(record, running)
+            return [self._retire(record, running) for running in old.values()]
 
-    def _retire(self, record: ModelRecord | None, running: RunningVersion) -> None:
+    def _retire(self, record: ModelRecord | None, running: RunningVersion) -> asyncio.Task[None]:
         """Close a version when it has answered what it holds."""
-        self._in_background(self._close(record, running))
+        return self._in_background(self._close(record, running))
 
     async def _close(self, record: ModelRecord | None, running: RunningVersion) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -309,7 +337,8 @@ class ModelManager:
         """Return what a call returns that may block."""
         return await asyncio.get_running_loop().run_in_executor(self._loader, call, *arguments)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task

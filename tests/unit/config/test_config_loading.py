@@ -352,3 +352,13 @@ def test_labels_are_inside_of_the_model_and_there(model: Path) -> None:
         assert text in mistake.message
         with pytest.raises(kind):
             signature_of(loaded.configs[1], model)
+
+
+def test_a_model_may_be_given_another_name(tmp_path: Path) -> None:
+    directory = tmp_path / "folder"
+    (directory / "1").mkdir(parents=True)
+    (directory / "config.pbtxt").write_text('name: "trained"\nbackend: "python"\n')
+    (wrong,) = poll_model_directory(directory, name="given").mistakes
+    assert wrong.message.startswith("unexpected directory name 'given' for model 'trained'")
+    polled = poll_model_directory(directory, name="given", renamed=True)
+    assert (polled.mistakes, polled.name, polled.config.name) == ((), "given", "given")
