@@ -22,7 +22,7 @@ import numpy as np
 NERITE = Path(sys.executable).with_name("nerite")
 START_SECONDS = 30.0
 STOP_SECONDS = 40.0
-_STARTED = re.compile(r"Started (\w+) ?(?:Service)? at [^\s:]+:(\d+)")
+_STARTED = re.compile(r"Started (.+?)(?: Service)? at [^\s:]+:(\d+)")
 
 
 class Serving:
@@ -36,11 +36,11 @@ class Serving:
     def wait(self) -> None:
         """Return when the ports are open. Raises ``RuntimeError``, with the log, if that does not happen."""
         deadline = time.monotonic() + START_SECONDS
-        while "Metrics" not in self.ports:
-            self.ports = {name: int(port) for name, port in _STARTED.findall(self.text)}
+        while "Listening: " not in self.text:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the server did not start:\n{self.text[-4000:]}")
             time.sleep(0.01)
+        self.ports = {name: int(port) for name, port in _STARTED.findall(self.text)}
 
     @property
     def text(self) -> str:
@@ -56,10 +56,16 @@ class Serving:
         return f"127.0.0.1:{self.ports['GRPCInferenceService']}"
 
     def ask(
-        self, method: str, path: str, body: bytes | Mapping[str, Any] = b"", **headers: str
+        self,
+        method: str,
+        path: str,
+        body: bytes | Mapping[str, Any] = b"",
+        *,
+        service: str = "HTTPService",
+        **headers: str,
     ) -> tuple[int, dict[str, str], bytes]:
-        """Send one HTTP request; return status, headers and body."""
-        connection = http.client.HTTPConnection(self.http, timeout=30)
+        """Send one HTTP request to the port of a service; return status, headers and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[service], timeout=30)
         try:
             raw = body if isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})

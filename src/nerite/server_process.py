@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -33,6 +34,10 @@ from nerite.repository.poller import Poller
 from nerite.repository.remote import is_remote, repository_at
 from nerite.repository.source import LocalRepository, Repository
 from nerite.server import InferenceServer
+from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
+from nerite.transports.clouds.sagemaker_models import SagemakerModels
+from nerite.transports.clouds.vertex import VertexRouter, default_model
+from nerite.transports.http.handler import Handler
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.router import Router
@@ -174,30 +179,62 @@ class ServerProcess:
         return await server.manager.load_all(names)
 
     async def _open_ports(self, server: InferenceServer) -> None:
-        http, grpc, metrics = self._options.http, self._options.grpc, self._options.metrics
-        if grpc.enabled:
+        options = self._options
+        http, metrics = options.http, options.metrics
+        page = MetricsService(server, metrics) if metrics.enabled else None
+        if options.grpc.enabled:
             await self._open_grpc(server)
         if http.enabled:
-            router = Router(
-                server,
-                max_input_size=http.max_input_size,
-                restricted=http.restricted,
-                forward_pattern=http.header_forward_pattern,
-                half_precision=http.json_half_precision,
-            )
+            router = self._router(server, http.header_forward_pattern)
             service = HttpService(server, router.target, max_input_size=http.max_input_size)
-            listener = HttpListener("HTTP", service, http.max_input_size)
-            self._listeners.append(listener)
+            listener = self._listener("HTTP", service, http.max_input_size)
             tls = context_of(http.tls, ["http/1.1"])
             port = await listener.open(http.address, http.port, reuse_port=http.reuse_port, tls=tls)
-            self._ports["HTTP"] = port
-            log.info(f"Started HTTPService at {http.address}:{port}")
-        if metrics.enabled:
-            listener = HttpListener("Metrics", MetricsService(server, metrics), _MAX_METRICS_BODY)
-            self._listeners.append(listener)
+            self._opened("HTTP", "HTTPService", http.address, port)
+        if options.sagemaker.enabled:
+            await self._open_sagemaker(server)
+        if options.vertex.enabled:
+            await self._open_vertex(server, page)
+        if page is not None:
+            listener = self._listener("Metrics", page, _MAX_METRICS_BODY)
             port = await listener.open(metrics.address, metrics.port)
-            self._ports["metrics"] = port
-            log.info(f"Started Metrics Service at {metrics.address}:{port}")
+            self._opened("metrics", "Metrics Service", metrics.address, port)
+
+    async def _open_sagemaker(self, server: InferenceServer) -> None:
+        options, max_input_size = self._options.sagemaker, self._options.http.max_input_size
+        models = SagemakerModels(server)
+        router = SagemakerRouter(self._router(server), options, models)
+        service = SagemakerService(server, router, models, max_input_size=max_input_size)
+        port = await self._listener("Sagemaker", service, max_input_size).open(options.address, options.port)
+        self._opened("SageMaker", "Sagemaker HTTPService", options.address, port)
+
+    async def _open_vertex(self, server: InferenceServer, metrics: MetricsService | None) -> None:
+        options, max_input_size = self._options.vertex, self._options.http.max_input_size
+        model = await default_model(server, options.default_model)
+        router = VertexRouter(self._router(server), options, model, metrics)
+        service = HttpService(server, router.target, max_input_size=max_input_size)
+        port = await self._listener("Vertex AI", service, max_input_size).open(options.address, options.port)
+        self._opened("Vertex AI", "Vertex AI HTTPService", options.address, port)
+
+    def _router(self, server: InferenceServer, forward_pattern: re.Pattern[str] | None = None) -> Router:
+        http = self._options.http
+        return Router(
+            server,
+            max_input_size=http.max_input_size,
+            restricted=http.restricted,
+            forward_pattern=forward_pattern,
+            half_precision=http.json_half_precision,
+        )
+
+    def _listener(self, name: str, handler: Handler, max_body: int) -> HttpListener:
+        listener = HttpListener(name, handler, max_body)
+        self._listeners.append(listener)
+        return listener
+
+    def _opened(self, name: str, called: str, address: str, port: int) -> None:
+        """Note that a port is open, under its own name and under the one that the log has for it."""
+        self._ports[name] = port
+        log.info(f"Started {called} at {address}:{port}")
 
     async def _open_grpc(self, server: InferenceServer) -> None:
         # Here, because a server without gRPC need not load protobuf.
@@ -215,8 +252,7 @@ class ServerProcess:
         self._listeners.append(listener)
         tls = context_of(options.tls, ["h2"])
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
-        self._ports["gRPC"] = port
-        log.info(f"Started GRPCInferenceService at {options.address}:{port}")
+        self._opened("gRPC", "GRPCInferenceService", options.address, port)
 
     def _welcome(self, server: InferenceServer) -> None:
         """Say what is served and how to try it: to a person as it is, so that it can be pasted; else as log lines."""

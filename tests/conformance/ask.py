@@ -51,10 +51,10 @@ def ask(server: Server, steps: Sequence[Step]) -> list[Answer]:
 def play(server: Server, step: Step) -> list[Answer]:
     match step:
         case Http():
-            port = server.metrics if step.port == "metrics" else server.http
-            return over_http(port, [(step.encode(), [step.method])])
+            return over_http(server.port_of(step), [(step.encode(), [step.method])])
         case Session():
-            return over_http(server.http, [(each.encode(), [each.method]) for each in step.requests])
+            port = server.port_of(step.requests[0])
+            return over_http(port, [(each.encode(), [each.method]) for each in step.requests])
         case Raw():
             return over_http(server.http, [(step.data, ["GET"] * step.answers)])
         case Grpc():
@@ -138,7 +138,8 @@ def http_answer(response: HTTPResponse, body: bytes) -> Answer:
         body = gzip.decompress(body)
     elif encoding == "deflate":
         body = zlib.decompress(body)
-    length = int(headers.get("inference-header-content-length", len(body)))
+    _, _, size = headers.get("content-type", "").partition("json-header-size=")
+    length = int(headers.get("inference-header-content-length", size or len(body)))
     head, tail = body[:length], body[length:]
     try:
         answer["json"] = json.loads(head)

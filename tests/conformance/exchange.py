@@ -31,6 +31,10 @@ class Scene:
     flags: tuple[str, ...] = ()
     own_flags: tuple[str, ...] = ()
     """Those of a newer Triton than the one that is asked: for Nerite alone."""
+    cloud: Literal["", "sagemaker", "vertex-ai"] = ""
+    """Whose port is open beside the usual three."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that both servers are started with."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Http:
     path: str
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
-    port: Literal["http", "metrics"] = "http"
+    port: Literal["http", "metrics", "cloud"] = "http"
     version: str = "HTTP/1.1"
 
     def encode(self) -> bytes:
@@ -56,7 +60,7 @@ class Http:
 
 @dataclass(frozen=True)
 class Session:
-    """HTTP requests on one connection, each sent when the one before was answered."""
+    """HTTP requests on one connection, each sent when the one before was answered: to the port of the first."""
 
     requests: tuple[Http, ...]
 

@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from conformance import triton
-from conformance.exchange import Scene
+from conformance.exchange import Http, Scene
 
 REPOSITORIES = Path(__file__).with_name("repositories")
 START_SECONDS = 60.0
@@ -29,8 +30,14 @@ class Server:
     http: int
     grpc: int
     metrics: int
+    cloud: int
+    """Open only where the scene says so."""
     log: Path
     process: subprocess.Popen[bytes]
+
+    def port_of(self, request: Http) -> int:
+        """Return the port that a request is for."""
+        return {"http": self.http, "metrics": self.metrics, "cloud": self.cloud}[request.port]
 
     def stop(self) -> None:
         """End the process: politely, then by force."""
@@ -79,20 +86,24 @@ def start(name: str, scene: Scene, folder: Path, head: list[str], environment: d
         place.mkdir(parents=True)
         for model in names:
             shutil.copytree(source / model, place / model, ignore=shutil.ignore_patterns("__pycache__"))
-    http, grpc, metrics = free_ports()
+    http, grpc, metrics, cloud = free_ports(4)
     log = folder / "log"
     options = [f"--model-repository={models}", f"--http-port={http}", f"--grpc-port={grpc}"]
     if scene.second:
         options.append(f"--model-repository={second}")
     options += [f"--metrics-port={metrics}", "--exit-timeout-secs=2", *scene.flags]
+    if scene.cloud:
+        options += [f"--allow-{scene.cloud}=true", f"--{scene.cloud}-port={cloud}"]
+    environment |= dict(scene.environment)
     with log.open("wb") as sink:
         process = subprocess.Popen([*head, *options], env=environment, stdout=sink, stderr=subprocess.STDOUT)
-    return Server(name, models, second, http, grpc, metrics, log, process)
+    return Server(name, models, second, http, grpc, metrics, cloud, log, process)
 
 
-def free_ports() -> tuple[int, int, int]:
-    """Three ports that nobody listens on. All are held until the last is found, so that they differ."""
-    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-        for held in (first, second, third):
-            held.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1], third.getsockname()[1]
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on. All are held until the last is found, so that they differ."""
+    with ExitStack() as held:
+        found = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in found]

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from nerite.cli import clouds
 from nerite.cli.compound import METRICS_SETTINGS
 from nerite.cli.flags import FLAGS
-from nerite.cli.kinds import PORT
 from nerite.cli.ports import check_ports
 from nerite.cli.suggestion import did_you_mean
 from nerite.cli.tracing import trace_options
-from nerite.cli.usage_error import BadValue, UsageError
+from nerite.cli.usage_error import UsageError
 from nerite.config.options import CacheOptions, MetricsOptions, ServerOptions, TlsOptions
 
 Values = Mapping[str, Any]
@@ -27,10 +27,10 @@ _T = TypeVar("_T")
 def assemble(values: Values, environment: Mapping[str, str]) -> tuple[ServerOptions, list[str]]:
     """Return the options and the warnings to print. Raises ``UsageError`` for flags that contradict each other.
 
-    Of the environment only the variables of Vertex AI and OpenTelemetry are looked at.
+    Of the environment only the variables of the clouds and of OpenTelemetry are looked at.
     """
     warnings: list[str] = []
-    options = _vertex_defaults(ServerOptions(), environment)
+    options = clouds.defaults(ServerOptions(), environment)
     for flag in FLAGS:
         if flag.field and flag.key == flag.name and flag.name in values:
             options = _placed(options, flag.field, values[flag.name])
@@ -48,7 +48,7 @@ def assemble(values: Values, environment: Mapping[str, str]) -> tuple[ServerOpti
     _check_tls(options)
     _check_devices(options)
     _check_server(values, options)
-    return options, warnings
+    return clouds.told(options, environment), warnings
 
 
 def _placed(options: _T, path: str, value: object) -> _T:
@@ -57,20 +57,6 @@ def _placed(options: _T, path: str, value: object) -> _T:
     change = {head: _placed(getattr(options, head), rest, value) if rest else value}
     changed: _T = replace(cast(Any, options), **change)
     return changed
-
-
-def _vertex_defaults(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
-    """On Vertex AI its own port replaces the usual ones, unless flags say otherwise."""
-    if environment.get("AIP_MODE") == "PREDICTION":
-        for path, value in (("vertex.enabled", True), ("http.enabled", False), ("grpc.enabled", False)):
-            options = _placed(options, path, value)
-    port = environment.get("AIP_HTTP_PORT", "")
-    if not port:
-        return options
-    try:
-        return _placed(options, "vertex.port", PORT.read(port))
-    except BadValue as error:
-        raise UsageError(f'Bad option: "AIP_HTTP_PORT".\n{error}') from None
 
 
 def _tls(tls: TlsOptions) -> TlsOptions:

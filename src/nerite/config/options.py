@@ -257,6 +257,11 @@ class SagemakerOptions:
     safe_port_range: tuple[int, int] | None = None
     """Ports that the other services may use."""
     thread_count: int = 8
+    ping_mode: Literal["ready", "live"] = "ready"
+    inference_type: Literal["infer", "generate", "generate_stream"] = "infer"
+    """What an invocation is."""
+    default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+    """Whom invocations are asked of. Triton's name for none, which says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +273,9 @@ class VertexOptions:
     port: int = 8080
     thread_count: int = 8
     default_model: str = ""
+    """Whom predictions are asked of; empty: the only model there is."""
+    health_route: str = ""
+    predict_route: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,10 @@ DIFFERENCES = (
             "infer_json/dimension of 2^63 - 1": (NEVER, "400"),
             "infer_json/elements beyond 64 bits": (NEVER, "400"),
             "infer_json/bytes beyond 64 bits": (NEVER, "400"),
+            "sagemaker_models/body: broken": (NEVER, "400 failed to parse the request JSON buffer: Missing a name"),
+            "sagemaker_models/body: a list": (NEVER, "400 failed to register '', repository not found"),
+            "sagemaker_models/body: a number as name": (NEVER, "400 attempt to access JSON non-string as string"),
+            "sagemaker_models/body: a number as url": (NEVER, "400 attempt to access JSON non-string as string"),
         },
     ),
     Difference(
@@ -301,5 +305,41 @@ DIFFERENCES = (
                 f'200 [{{"name": "arguments"}}, {PAIR_AND_VERSIONS}, {{"name": "zerodims", "state": "UNAVAILABLE", ',
             ),
         },
+    ),
+    Difference(
+        "SageMaker's list of models",
+        "A model that was loaded with the header X-Amzn-SageMaker-Target-Model stands in Triton's list as an empty "
+        "object.",
+        {"sagemaker_models/a target#2": ('200 {"models": [{}]}', '200 {"models": [{"modelName": "hash"')},
+    ),
+    Difference(
+        "A model of SageMaker's with the name of one that is there",
+        "Triton says that it was loaded, and goes on with the old one.",
+        {
+            "sagemaker_models/the name of a model that is there": (
+                "200",
+                "400 failed to load 'echo', failed to poll from model repository",
+            )
+        },
+    ),
+    Difference(
+        "SageMaker's archives outside of /opt/ml/models",
+        "Triton knows that a folder is a model, and not one of models, only if its path is of the form "
+        "/opt/ml/models/<hash>/model. Its newer versions take no other path. Nerite looks for config.pbtxt, wherever "
+        "the archive was unpacked, so that what is meant for SageMaker can be tried elsewhere.",
+        {"sagemaker_models/an archive that is a model": ("400 failed to register '', repository not found", "200")},
+    ),
+    Difference(
+        "An archive of SageMaker's with several models and no ensemble",
+        "Triton takes the one that the file system lists last. Nerite says that it does not know which one is meant.",
+    ),
+    Difference(
+        "The routes of Vertex AI",
+        "Triton takes AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE for regular expressions. They are paths.",
+    ),
+    Difference(
+        "Variables of SageMaker that cannot be",
+        "With an unknown SAGEMAKER_TRITON_PING_MODE Triton starts, and says that it is well whatever happens. Nerite "
+        "does not start. So it is with SAGEMAKER_TRITON_INFERENCE_TYPE, which Triton looks at in its start script.",
     ),
 )

@@ -67,4 +67,52 @@ DIFFERENCES = (
             ),
         },
     ),
+    Difference(
+        "A content type of SageMaker's or Vertex AI's without a number",
+        "Newer versions of Triton refuse it, instead of taking the body for the bytes of a tensor.",
+        {
+            f"{topic}/binary, size is {what}": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'.",
+                "400 Unable to parse inference header size, got:",
+            )
+            for topic in ("sagemaker", "vertex_ai")
+            for what in ("no number", "empty")
+        },
+    ),
+    Difference(
+        "What a request to Vertex AI may be redirected to",
+        "Newer versions of Triton let the header lead to what only looks: it neither loads and unloads models nor "
+        "registers memory. Nerite also says so.",
+        {
+            f"vertex_ai/redirect: {what}": (theirs, "403 /v2/")
+            for what, theirs in (
+                ("load", "200"),
+                ("unload", "200"),
+                ("register a region", "400 Shared memory register request has no 'key' field"),
+                ("unregister a region", "200"),
+                ("unregister a CUDA region", "200"),
+            )
+        },
+    ),
+    Difference(
+        "Keys for endpoints on the ports of SageMaker and Vertex AI",
+        "Newer versions of Triton ask there too for the keys of `--http-restricted-api`, and so does Nerite.",
+    ),
+    Difference(
+        "Where SageMaker's models may be",
+        "Newer versions of Triton load nothing from /dev, /proc and /sys, and tell paths without detours.",
+        {
+            **{
+                f"sagemaker_models/url in {where}": (
+                    "400 failed to load 'a', failed to poll from model repository",
+                    "400 Invalid URL: ",
+                )
+                for where in ("/proc", "/dev", "/sys, by a detour")
+            },
+            **{
+                f"sagemaker_models/{what}#2": ('200 {"modelName": "hash", "modelUrl": "/', '200 {"modelName": "hash"')
+                for what in ("a folder with a slash", "a folder by a detour")
+            },
+        },
+    ),
 )

@@ -54,6 +54,25 @@ STREAMS = Scene("streams", repository="streams", flags=("--disable-auto-complete
 SHARED = Scene(
     "shared", repository="shared", flags=("--disable-auto-complete-config",), own_flags=("--allow-client-shm=true",)
 )
+SAGEMAKER = Scene(
+    "sagemaker",
+    models=("echo", "pair", "trouble"),
+    flags=("--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config"),
+    cloud="sagemaker",
+    environment=(("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "echo"),),
+)
+VERTEX = Scene(
+    "vertex",
+    models=("echo", "pair", "trouble"),
+    flags=(
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--disable-auto-complete-config",
+        "--vertex-ai-default-model=echo",
+    ),
+    cloud="vertex-ai",
+    environment=(("AIP_HEALTH_ROUTE", "/health"), ("AIP_PREDICT_ROUTE", "/predict")),
+)
 BROKEN = Scene(
     "broken",
     repository="broken",

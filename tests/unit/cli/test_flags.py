@@ -117,10 +117,12 @@ TRITON = {
 VALUED = [name for name, (_, value, _) in TRITON.items() if value is not None]
 REPOSITORY = ["--model-repository=/models"]
 EXTRA = {"load-model": ["--model-control-mode=explicit"]}
+ROUTES = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health"}
+"""Without these there is no --allow-vertex-ai."""
 
 
 def options(*arguments: str, environment: dict[str, str] | None = None) -> ServerOptions:
-    return parse([*REPOSITORY, *arguments], environment or {}, "tritonserver").options
+    return parse([*REPOSITORY, *arguments], {**ROUTES, **(environment or {})}, "tritonserver").options
 
 
 def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
@@ -194,7 +196,7 @@ def test_help_shows_defaults_and_what_has_no_effect() -> None:
     text = usage("x", 120)
     assert "Port to listen on; 0 takes a free one. Default: 8000." in text
     assert "Address to listen on. Default: that of --http-address." in text
-    assert "Serve SageMaker's endpoints. Default: false. (No effect: not built yet.)" in text
+    assert "Default: 8. (No effect: one event loop serves every connection.)" in text
 
 
 def test_the_reference_is_up_to_date() -> None:

@@ -135,14 +135,3 @@ def test_a_bad_variable_of_opentelemetry(name: str) -> None:
     error = wrong("--trace-config=mode=opentelemetry", **environment)
     assert error.text == f'Bad option: "OTEL_BSP_{name}".\nInvalid option value. Got y'
     assert run("/m", **environment).options == run("/m").options
-
-
-def test_vertex() -> None:
-    environment = {"AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "9999", "AIP_STORAGE_URI": "/storage"}
-    options = run(**environment).options
-    assert (options.vertex.enabled, options.http.enabled, options.grpc.enabled) == (True, False, False)
-    assert options.vertex.port == 9999
-    assert options.repository.paths == ("/storage",)
-    options = run("/m", "--allow-http=true", "--vertex-ai-port=1", **environment).options
-    assert (options.http.enabled, options.vertex.port, options.repository.paths) == (True, 1, ("/m",))
-    assert wrong(AIP_HTTP_PORT="x").text == 'Bad option: "AIP_HTTP_PORT".\nInvalid option value. Got x'

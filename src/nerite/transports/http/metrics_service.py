@@ -44,12 +44,16 @@ class MetricsService:
         elif head.path != "/metrics":
             answer = Reply(200, b"", _TYPE)
         else:
-            families = metrics.families(self._server.metrics(), counters=self._options.counter_latencies)
-            if self._options.cpu:
-                families += self._machine.families()
-            answer = Reply(200, exposition.render(families), _TYPE)
+            answer = self.page(_TYPE)
         connection.send([answer.encode()])
         return None
+
+    def page(self, content_type: str) -> Reply:
+        """Return the page."""
+        families = metrics.families(self._server.metrics(), counters=self._options.counter_latencies)
+        if self._options.cpu:
+            families += self._machine.families()
+        return Reply(200, exposition.render(families), content_type)
 
     def handle_again(self, connection: HttpConnection, meaning: object, data: bytearray) -> None:
         """Answer nothing: no request on this port has data."""

@@ -75,10 +75,12 @@ def error_reply(error: NeriteError, content_type: str = "application/json") -> R
     return Reply(error.http_status, orjson.dumps({"error": message}), content_type)
 
 
-EMPTY: Final = Reply(200, b"", "text/plain")
-NOT_FOUND: Final = Reply(404, b'{"error":"Not Found"}', "text/plain")
-_NOT_ALLOWED: Final = b'{"error":"Method Not Allowed"}'
-NOT_ALLOWED: Final = Reply(405, _NOT_ALLOWED, "text/plain")
-NOT_ALLOWED_JSON: Final = Reply(405, _NOT_ALLOWED)
-MODEL_NOT_READY: Final = Reply(400, b'{"error":"Model version not ready"}', "text/plain")
 PLAIN: Final = "text/plain"
+EMPTY: Final = Reply(200, b"", PLAIN)
+BAD_REQUEST: Final = Reply(400, b"", PLAIN)
+"""What the ports of clouds say of a path that they do not have."""
+NOT_FOUND: Final = Reply(404, b'{"error":"Not Found"}', PLAIN)
+_NOT_ALLOWED: Final = b'{"error":"Method Not Allowed"}'
+NOT_ALLOWED: Final = Reply(405, _NOT_ALLOWED, PLAIN)
+NOT_ALLOWED_JSON: Final = Reply(405, _NOT_ALLOWED)
+MODEL_NOT_READY: Final = Reply(400, b'{"error":"Model version not ready"}', PLAIN)

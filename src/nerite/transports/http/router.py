@@ -50,7 +50,11 @@ class Router:
 
     def target(self, head: RequestHead) -> Target:
         """Return what a head asks for on the HTTP port."""
-        route = routes.find(head.path)
+        return self.at(head.path, head)
+
+    def at(self, path: str, head: RequestHead, dialect: Dialect = HTTP) -> Target:
+        """Return what a head would ask for on the HTTP port with this path."""
+        route = routes.find(path)
         if route is None:
             return Target(reply.NOT_FOUND)
         endpoint = route.endpoint
@@ -58,7 +62,7 @@ class Router:
             # Triton looks at the method early for these, and calls its error text.
             early = endpoint.name in ("infer", "live", "ready", "model_ready")
             return Target(reply.NOT_ALLOWED if early else reply.NOT_ALLOWED_JSON)
-        return self.lead(route, head)
+        return self.lead(route, head, dialect)
 
     def lead(self, route: Route, head: RequestHead, dialect: Dialect = HTTP) -> Target:
         """Return what an endpoint is, whatever the method."""

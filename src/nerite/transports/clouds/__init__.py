@@ -1,0 +1,1 @@
+"""The ports of SageMaker and Vertex AI: their paths and headers, in front of what HTTP answers."""
