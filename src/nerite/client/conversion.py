@@ -91,10 +91,16 @@ def _survived(given: Array, converted: Array) -> Array:
         same |= np.isnan(given) & (np.isnan(converted) if converted.dtype.kind == "f" else False)
     # Where a number is too large for the other type the way back is undefined, and may by chance be right.
     if given.dtype.kind in "iu" and converted.dtype.kind == "f":
-        same &= converted < 2.0 ** np.iinfo(given.dtype).max.bit_length()
+        same &= _inside(converted, given.dtype)
     elif given.dtype.kind == "f" and converted.dtype.kind in "iu":
-        same &= given < 2.0 ** np.iinfo(converted.dtype).max.bit_length()
+        same &= _inside(given, converted.dtype)
     return same
+
+
+def _inside(fractions: Array, integers: np.dtype[Any]) -> Array:
+    """Say of each number whether it is below what integers of a type end at. What is below all of them shows itself."""
+    inside: Array = np.isfinite(fractions) & (fractions < 2.0 ** np.iinfo(integers).max.bit_length())
+    return inside
 
 
 def _shortened(array: Array) -> Array:

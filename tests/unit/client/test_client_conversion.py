@@ -32,6 +32,17 @@ def refused(datatype: DataType, value: object, *shape: int) -> str:
     return str(error.value)
 
 
+def test_what_the_way_back_alone_would_not_tell() -> None:
+    for datatype, array in (
+        (dtypes.UINT8, np.array([-1], np.int8)),
+        (dtypes.INT32, np.array([-np.inf], np.float16)),
+        (dtypes.FP16, np.array([-(2**31)], np.int32)),
+        (dtypes.FP32, np.array([2**64 - 1], np.uint64)),
+        (dtypes.INT64, np.array([2.0**63])),
+    ):
+        assert "cannot be converted without loss" in refused(datatype, array)
+
+
 @given(st.data(), st.sampled_from(NUMBERS), st.sampled_from(NUMBERS))
 def test_an_array_is_the_same_afterwards_or_refused(data: st.DataObject, source: DataType, target: DataType) -> None:
     array = data.draw(npst.arrays(source.numpy, st.integers(0, 3)))
