@@ -47,7 +47,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server: Any = FakeServer()
-        router = Router(self.server, max_input_size=1000, restricted={})
+        self.router = router = Router(self.server, max_input_size=1000, restricted={})
         service: Any = HttpService(self.server, router.target, max_input_size=1000)
         self.peer: Any = Peer(service)
         self.go_on = threading.Event()
@@ -64,7 +64,7 @@ class Bench:
     async def decoded(self) -> None:
         """Let the decoder go on, and return when all of its work has arrived."""
         self.go_on.set()
-        await asyncio.to_thread(self.peer.handler._uploads._pool.shutdown)
+        await asyncio.to_thread(self.router._uploads._pool.shutdown)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(monkeypatch)
     yield made
     made.go_on.set()
-    made.peer.handler._uploads._pool.shutdown()
+    made.router._uploads._pool.shutdown()
 
 
 def test_an_image_is_decoded_beside_the_loop(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from nerite.transports.clouds.sagemaker_models import NOT_FOUND, SagemakerModels
 from nerite.transports.http import reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.infer_request import Plan
+from nerite.transports.http.plan import Plan
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService

@@ -13,7 +13,7 @@ from nerite.transports.http import reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.errands import Errands
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.infer_request import parse
+from nerite.transports.http.json_text import parse
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.target import Call
 
