@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nerite.core.response import InferenceResponse
 
 MAX_CORRELATION_ID = 128
-"""Characters of a correlation id that is text."""
+"""Bytes of a correlation id that is text, as UTF-8: Triton says characters, and counts bytes."""
 
 Parameter: TypeAlias = bool | int | float | str
 """The value of a request or response parameter."""

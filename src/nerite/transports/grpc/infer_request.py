@@ -299,7 +299,7 @@ def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
                 if key != "sequence_id":
                     raise InvalidArgument(f"invalid value for '{key}', expected value >= 0.")
                 value += 1 << 64  # an unsigned id, in the only field that there is for it
-            if type(value) is str and len(value) > MAX_CORRELATION_ID:
+            if type(value) is str and len(value.encode()) > MAX_CORRELATION_ID:
                 raise Unsupported("string correlation ID cannot be longer than 128 characters")
             fields[name] = value
         elif key == "triton_enable_empty_final_response":

@@ -98,7 +98,7 @@ def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
                 fields[key] = item
             elif type(item) is not str:
                 raise Internal("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
-            elif len(item) > MAX_CORRELATION_ID:
+            elif len(item.encode(errors="surrogatepass")) > MAX_CORRELATION_ID:
                 raise Unsupported("string correlation ID cannot be longer than 128 characters")
             else:
                 fields[key] = item
