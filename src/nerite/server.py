@@ -18,8 +18,8 @@ from nerite.core.signature import Signature
 from nerite.core.tensor import ALIGNMENT, Buffer
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.running_version import RunningVersion
+from nerite.observability import report
 from nerite.observability.metrics import Version
-from nerite.observability.statistics import Duration, VersionStatistics
 from nerite.regions import Regions
 from nerite.repository import refusals
 from nerite.repository.delivery import Delivery
@@ -247,7 +247,15 @@ class InferenceServer:
                 running = [item for item in running if item.version == number]
                 if not running:
                     raise InvalidArgument(f"requested model version is not available for model '{model}'")
-        return [_statistics(item) for item in running]
+        return [
+            {
+                "name": item.name,
+                "version": item.label,
+                **report.counted(item.statistics, decoupled=item.decoupled),
+                "memory_usage": report.memory(item.memory),
+            }
+            for item in running
+        ]
 
     def metrics(self) -> list[Version]:
         """Return every running version as the metrics page reads it."""
@@ -347,40 +355,3 @@ def _ask_all(running: list[RunningVersion], answered: Callable[[bool], None]) ->
         answered(True)
     for version in running:
         version.ask_ready(one)
-
-
-def _duration(duration: Duration) -> dict[str, int]:
-    return {"count": duration.count, "ns": duration.ns}
-
-
-def _statistics(running: RunningVersion) -> dict[str, Any]:
-    counted: VersionStatistics = running.statistics
-    nothing = {"count": 0, "ns": 0}
-    return {
-        "name": running.name,
-        "version": running.label,
-        "last_inference": counted.last_inference_ms,
-        "inference_count": counted.inference_count,
-        "execution_count": counted.execution_count,
-        "inference_stats": {
-            "success": _duration(counted.success),
-            "fail": _duration(counted.fail),
-            "queue": _duration(counted.queue),
-            "compute_input": _duration(counted.compute_input),
-            "compute_infer": _duration(counted.compute_infer),
-            "compute_output": _duration(counted.compute_output),
-            "cache_hit": nothing,
-            "cache_miss": nothing,
-        },
-        "response_stats": {},
-        "batch_stats": [
-            {
-                "batch_size": size,
-                "compute_input": _duration(batch.compute_input),
-                "compute_infer": _duration(batch.compute_infer),
-                "compute_output": _duration(batch.compute_output),
-            }
-            for size, batch in sorted(counted.batches.items())
-        ],
-        "memory_usage": [],
-    }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
 
 from nerite.core.request import InferenceRequest as CoreRequest
 from nerite.core.response import InferenceResponse as CoreResponse
@@ -137,21 +138,25 @@ class InferenceRequest:
         raise not_offered("InferenceRequest.async_exec()")
 
 
+class Answering(Protocol):
+    """How a model's requests are answered."""
+
+    declared: frozenset[str]
+    """The names of all its outputs."""
+    decoupled: bool
+
+    def reply(self, request: CoreRequest, returned: InferenceResponse) -> CoreResponse:
+        """Return what the server sends for a response of the model."""
+
+
 class ServedRequest(InferenceRequest):
     """A request of the server, as ``execute`` receives it. Everything is looked up when it is asked for."""
 
-    __slots__ = ("_core", "_declared", "_sender", "_to_core")
+    __slots__ = ("_answering", "_core", "_sender")
 
-    def __init__(
-        self,
-        core: CoreRequest,
-        declared_outputs: Sequence[str],
-        to_core: Callable[[CoreRequest, InferenceResponse], CoreResponse],
-    ) -> None:
-        """``to_core`` makes of a model's response to this request what the server sends."""
+    def __init__(self, core: CoreRequest, answering: Answering) -> None:
         self._core = core
-        self._declared = declared_outputs
-        self._to_core = to_core
+        self._answering = answering
         self._inputs = None
         self._flags = None
         self._sender: InferenceResponseSender | None = None
@@ -196,7 +201,7 @@ class ServedRequest(InferenceRequest):
 
     def requested_output_names(self) -> set[str]:
         """Return the names of the outputs that the caller wants: all of the model's if it named none."""
-        return set(self._core.header.wanted or self._declared)
+        return set(self._core.header.wanted or self._answering.declared)
 
     def is_cancelled(self) -> bool:
         """Return True if nobody waits for the response any more. Then the work may be left."""
@@ -215,7 +220,8 @@ class ServedRequest(InferenceRequest):
                     "get_response_sender() needs a model in a worker: leave EXECUTION_MODE in_process out of its "
                     "configuration."
                 )
-            self._sender = InferenceResponseSender(self._core, self._to_core)
+            answering = self._answering
+            self._sender = InferenceResponseSender(self._core, answering.reply, single=not answering.decoupled)
         return self._sender
 
 

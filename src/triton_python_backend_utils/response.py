@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest as CoreRequest
 from nerite.core.request import Parameter
 from nerite.core.response import EMPTY
@@ -21,6 +22,17 @@ from triton_python_backend_utils.parameters import Parameters, checked
 from triton_python_backend_utils.tensor import Tensor
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+_REMEDY = "make the model decoupled: model_transaction_policy { decoupled: true }."
+_NONE = (
+    "Unable to send response. Non-decoupled model cannot send complete final before sending a response. Send one "
+    "before or with the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL, an error if there is nothing else to say, or "
+    f"{_REMEDY}"
+)
+_SECOND = (
+    "Unable to send response. Non-decoupled model cannot send more than one response. Send all outputs with the first, "
+    f"or {_REMEDY}"
+)
 
 
 class InferenceResponse:
@@ -65,12 +77,20 @@ class InferenceResponse:
 class InferenceResponseSender:
     """Sends the responses of a request one by one: from ``execute`` or later, from any thread."""
 
-    __slots__ = ("_closed", "_lock", "_request", "_to_core")
+    __slots__ = ("_closed", "_lock", "_request", "_sent", "_single", "_to_core")
 
-    def __init__(self, request: CoreRequest, to_core: Callable[[CoreRequest, InferenceResponse], CoreResponse]) -> None:
-        """``to_core`` makes of a model's response what the server sends."""
+    def __init__(
+        self,
+        request: CoreRequest,
+        to_core: Callable[[CoreRequest, InferenceResponse], CoreResponse],
+        *,
+        single: bool = False,
+    ) -> None:
+        """``to_core`` makes of a model's response what the server sends. ``single``: there has to be exactly one."""
         self._request = request
         self._to_core = to_core
+        self._single = single
+        self._sent = False
         self._closed = False
         self._lock = threading.Lock()
 
@@ -94,11 +114,23 @@ class InferenceResponseSender:
                 "Inference Response object must be provided when the response flags is set to zero."
             )
         with self._lock:
-            if self._closed:
+            mistake = self._mistake(response) if self._single else ""
+            if self._closed and not mistake:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
-            self._closed = bool(flags)
+            self._sent = True
+            self._closed = bool(flags or mistake)
+        if mistake:
+            # A thread of the model may raise where nobody sees it, and the caller waits for what cannot come any more.
+            self._request.respond(CoreResponse.failed(Internal(mistake)))
+            raise TritonModelException(mistake)
         answer = EMPTY if response is None else self._to_core(self._request, response)
         self._request.respond(answer, bool(flags))
+
+    def _mistake(self, response: InferenceResponse | None) -> str:
+        """Return what is wrong with sending this, now, where one response is expected."""
+        if response is None:
+            return "" if self._sent else _NONE
+        return _SECOND if self._sent else ""
 
     def is_cancelled(self) -> bool:
         """Return True if nobody waits for the responses any more. Then the work may be left."""

@@ -36,8 +36,8 @@ EVENTUALLY_SECONDS = 6.0
 """How long to ask again for the answer that an exchange waits for."""
 HEADERS_BY_CHANCE = {"date", "server", "content-length"}
 """Not compared. That the length of the body is right is checked by reading it."""
-VOLATILE = {"ns", "last_inference"}
-"""JSON keys whose values are times."""
+VOLATILE = {"ns", "last_inference", "memory_usage"}
+"""JSON keys whose values are times, or sizes of processes."""
 
 
 def ask(server: Server, steps: Sequence[Step]) -> list[Answer]:

@@ -47,7 +47,7 @@ class Channel:
         self._unsent: deque[memoryview] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_result: Callable[[int, list[InferenceResponse | None], Marks], None] | None = None
-        self._on_part: Callable[[int, int, InferenceResponse, bool], None] | None = None
+        self._on_part: Callable[[int, int, InferenceResponse, bool, Marks], None] | None = None
         self._on_end: Callable[[], None] | None = None
 
     def ask(self, kind: int, value: object) -> Any:
@@ -73,13 +73,13 @@ class Channel:
         self,
         loop: asyncio.AbstractEventLoop,
         on_result: Callable[[int, list[InferenceResponse | None], Marks], None],
-        on_part: Callable[[int, int, InferenceResponse, bool], None],
+        on_part: Callable[[int, int, InferenceResponse, bool, Marks], None],
         on_end: Callable[[], None],
     ) -> None:
         """Give the channel to the loop.
 
-        ``on_result`` takes what a batch returned, ``on_part`` a single response to one of its requests and whether it
-        is the last. ``on_end`` is called once, when the worker's side is closed.
+        ``on_result`` takes what a batch returned, ``on_part`` a single response to one of its requests, whether it
+        is the last, and its times. ``on_end`` is called once, when the worker's side is closed.
         """
         self._loop = loop
         self._on_result = on_result
@@ -183,6 +183,7 @@ class Channel:
 
     def _part(self, index: int, body: memoryview, final: bool) -> None:
         batch, tokens, at = messages.read_batch(body)
+        marks, at = messages.read_marks(body, at)
         header, _, data, _ = self._unpacker.record(body, at)
         if isinstance(header, NeriteError):
             response = InferenceResponse.failed(header)
@@ -191,7 +192,7 @@ class Channel:
         for token in tokens:
             self._loans.returned(token)
         assert self._on_part is not None
-        self._on_part(batch, index, response, final)
+        self._on_part(batch, index, response, final, marks)
 
     def _send(self, message: bytes) -> None:
         if not self._unsent:

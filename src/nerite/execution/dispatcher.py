@@ -18,7 +18,7 @@ from nerite.core.response import InferenceResponse
 from nerite.execution.places import Places
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.sentry import Sentry
-from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.observability.statistics import Outcome, Progress, VersionStatistics
 from nerite.scheduling.decider import Decider
 from nerite.scheduling.release_order import ReleaseOrder
 
@@ -48,6 +48,8 @@ class Dispatcher:
         self._busy = 0
         self._open: set[InferenceRequest] = set()
         """Requests that ran, and get their responses one by one."""
+        self._progress: dict[InferenceRequest, Progress] = {}
+        """Requests that had such a response, until their batch has run and they had the last."""
         self._looking = False
         self._timed = decider.timed
         self._timer: asyncio.TimerHandle | None = None
@@ -165,30 +167,57 @@ class Dispatcher:
             self._places.end(runner, marks.ended_ns - marks.started_ns if marks is not None else 0)
             if not self._looking:
                 self._look()
+        answered = batch
+        apart: Sequence[InferenceRequest] = ()
+        if self._progress or None in responses:
+            answered, apart = self._sorted(batch, responses)
         if self._order is None:
             for request, response in zip(batch, responses, strict=True):
                 if response is not None:
                     request.respond(response)
-                elif not request.finished:
-                    self._open.add(request)
         else:
             for request, response in zip(batch, responses, strict=True):
-                if response is not None:
+                if response is not None and request in self._turns:
                     self._in_order(self._order, request, response)
-                elif request in self._turns:
-                    self._open.add(request)
-        self._statistics.executed(batch, marks, _now())
+        self._statistics.executed(answered, marks, _now(), apart)
         if not self._looking:
             self._stir(self._busy > 0)
         self._check_drained()
 
-    def _part(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+    def _sorted(self, batch: Batch, responses: Sequence[InferenceResponse | None]) -> tuple[Batch, Batch]:
+        """Return the requests that a batch has answered by what it returned, and those that get their responses apart.
+
+        Of these, the ones without their last response stay open.
+        """
+        answered: Batch = []
+        apart: Batch = []
+        for request, response in zip(batch, responses, strict=True):
+            progress = self._progress.get(request)
+            over = progress is not None and progress.over
+            if response is None and not over:
+                self._open.add(request)
+            else:
+                self._progress.pop(request, None)
+            (apart if response is None or over else answered).append(request)
+        return answered, apart
+
+    def _part(self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None) -> None:
         """One of several responses to a request is here. Only last ones keep an order."""
+        progress = self._progress.get(request)
+        if marks is not None:
+            if progress is None:
+                progress = self._progress[request] = Progress(marks)
+            self._statistics.responded(request, response, progress, marks)
         if not final:
             request.on_pause = self._on_pause
             request.respond(response, False)
             return
-        self._open.discard(request)
+        self._statistics.ended(request, response, progress, marks, _now())
+        if request in self._open:
+            self._open.remove(request)
+            self._progress.pop(request, None)
+        elif progress is not None:
+            progress.over = True
         if self._leaving:
             self._loop.call_soon(self._see_off)
         if self._order is None:

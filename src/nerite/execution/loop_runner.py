@@ -46,6 +46,10 @@ class LoopRunner:
         """Ask the model."""
         answered(self._instance.is_ready())
 
+    def memory(self) -> int:
+        """Return 0: what it takes is the server's."""
+        return 0
+
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model."""
         self._instance.close()

@@ -5,7 +5,7 @@ data is aligned. Rare messages carry JSON. The frequent ones are packed:
 
     EXECUTE   batch, tokens returned, then for each request a record
     RESULT    batch, tokens returned, ``Marks``, then for each response a record
-    PART      batch, tokens returned, then the record of one response to one request of the batch
+    PART      batch, tokens returned, ``Marks``, then the record of one response to one request of the batch
     LAST      the same; no other follows
 
 ``records`` says what a record is. RESULT answers each request of its batch, or says that its responses come one by one
@@ -168,7 +168,7 @@ def read_batch(body: memoryview) -> tuple[int, tuple[int, ...], int]:
 
 
 def read_marks(body: memoryview, at: int) -> tuple[Marks, int]:
-    """Return the times of a RESULT message, and where its records begin."""
+    """Return the times of a RESULT, PART or LAST message, and where its records begin."""
     marks = Marks()
     started, ready, computed, ended, failed = _MARKS.unpack_from(body, at)
     marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns = started, ready, computed, ended

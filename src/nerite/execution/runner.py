@@ -17,9 +17,13 @@ Done: TypeAlias = Callable[["Runner", Batch, Sequence[InferenceResponse | None],
 
 ``Marks`` is None if the model never got to run.
 """
-Part: TypeAlias = Callable[[InferenceRequest, InferenceResponse, bool], None]
+Part: TypeAlias = Callable[[InferenceRequest, InferenceResponse, bool, Marks | None], None]
 """Called on the loop's thread with one of several responses to a request, and whether it is the last: before ``Done``,
-while other batches run, after the runner is closed."""
+while other batches run, after the runner is closed.
+
+``Marks`` has the start of the execution, when the computing of this response began (as ``inputs_ready_ns``), and when
+it was computed and sent. It is None for the error of a worker that died.
+"""
 
 
 class Runner(Protocol):
@@ -56,6 +60,9 @@ class Runner(Protocol):
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model itself whether it can serve; ``answered`` is called on the loop's thread."""
+
+    def memory(self) -> int:
+        """Return how many bytes its process has for itself now: 0 for an instance without a process of its own."""
 
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model and give everything back; ``closed`` is called once, on the loop's thread."""

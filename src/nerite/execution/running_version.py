@@ -91,6 +91,11 @@ class RunningVersion:
         """How often an instance had to be started again."""
         return sum(runner.restarts for runner in self.runners)
 
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that its workers have for themselves now; 0 where it has none."""
+        return sum(runner.memory() for runner in self.runners)
+
     def submit(self, request: InferenceRequest) -> None:
         """Take a request whose header was bound to this version's signature; answer through ``respond``."""
         if [*map(len, request.data)] != request.header.sizes:

@@ -85,6 +85,10 @@ class ThreadRunner:
         """Ask the model, here and now: native backends answer from memory."""
         answered(self._instance.is_ready())
 
+    def memory(self) -> int:
+        """Return 0: what it takes is the server's."""
+        return 0
+
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model in its thread, and end that."""
 

@@ -101,7 +101,7 @@ class Worker:
             requests.append(WorkerRequest(header, data, batch, now, name))
             del data
         assert self._instance is not None
-        marks = Marks()
+        marks = batch.marks = Marks()
         responses = guard.run(self._instance, self._name, requests, marks)
         self._reply(number, batch, responses, marks)
 
@@ -125,15 +125,16 @@ class Worker:
                 self._channel.sendall(b"".join(introductions))
             self._channel.sendall(message)
 
-    def _send_part(self, batch: int, index: int, response: InferenceResponse, final: bool) -> None:
-        """Send one response to one request of a batch. On any thread."""
+    def _send_part(self, batch: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
+        """Send one response to one request of a batch, and note the end of its ``marks``. On any thread."""
         introductions: list[Buffer] = []
         parts: list[Buffer] = []
         kind = messages.LAST if final else messages.PART
         with self._sending:
             records.response_record(self._packer, response, introductions, parts)
             tokens = self._borrower.take_released()
-            message = messages.batch_message(kind, batch, index, tokens, None, parts)
+            marks.end()
+            message = messages.batch_message(kind, batch, index, tokens, marks, parts)
             self._channel.sendall(b"".join((*introductions, message)))
 
     def _forget(self, number: int) -> None:

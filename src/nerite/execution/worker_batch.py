@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution import messages
@@ -28,22 +29,29 @@ class WorkerRequest(InferenceRequest):
 class WorkerBatch:
     """The requests of one batch, and the way of their responses where those leave one by one."""
 
-    __slots__ = ("_done", "_inbox", "_number", "_open", "_paused", "_send", "requests")
+    __slots__ = ("_done", "_inbox", "_number", "_open", "_paused", "_send", "_since", "marks", "requests")
 
     def __init__(
         self,
         number: int,
         inbox: Inbox,
-        send: Callable[[int, int, InferenceResponse, bool], None],
+        send: Callable[[int, int, InferenceResponse, bool, Marks], None],
         done: Callable[[int], None],
     ) -> None:
-        """``send`` sends a response to a request of this batch; ``done`` is called when the last one has left."""
+        """``send`` sends a response to a request of this batch, and notes in its marks when that was.
+
+        ``done`` is called when the last one has left.
+        """
         self._number = number
         self._inbox = inbox
         self._send = send
         self._done = done
         self._paused: set[int] = set()
         self._open: set[int] = set()
+        self._since: dict[int, int] = {}
+        """By request, when its last response had left."""
+        self.marks: Marks
+        """The times of the execution; set before it begins."""
         self.requests: list[InferenceRequest] = []
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
@@ -54,12 +62,17 @@ class WorkerBatch:
         if request not in self.requests:
             return
         index = self.requests.index(request)
+        marks = Marks()
+        marks.computed_ns = marks.started_ns
+        marks.started_ns = self.marks.started_ns
+        marks.inputs_ready_ns = self._since.get(index, self.marks.inputs_ready_ns)
         self.look()
         if index in self._paused:
             self._inbox.wait(lambda: index not in self._paused or request.cancelled)
         if final:
             request.data = ()
-        self._send(self._number, index, response, final)
+        self._send(self._number, index, response, final, marks)
+        self._since[index] = marks.ended_ns
         if final:
             self._open.discard(index)
             if not self._open:

@@ -145,6 +145,10 @@ class WorkerRunner:
         timer = self._loop.call_later(READY_PATIENCE, answer, False)
         self._channel.request(messages.IS_READY, None, lambda value, error: answer(error is None and bool(value)))
 
+    def memory(self) -> int:
+        """Return how many bytes the worker has for itself now: 0 while there is none."""
+        return self._process.memory if self.usable else 0
+
     def close(self, closed: Callable[[], None]) -> None:
         """Have the model finalized and the process ended; kill it if that takes too long."""
         self._closed = closed
@@ -170,11 +174,11 @@ class WorkerRunner:
             self._settle(number)
         self.done(self, batch, responses, marks)
 
-    def _part(self, number: int, index: int, response: InferenceResponse, final: bool) -> None:
+    def _part(self, number: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
         batch = self._batch if self._batch is not None and number == self._number else self._open.get(number)
         if batch is None or index >= len(batch):
             return
-        self.part(batch[index], response, final)
+        self.part(batch[index], response, final, marks)
         if final and number in self._open:
             self._settle(number)
 
@@ -222,7 +226,7 @@ class WorkerRunner:
         )
         for request in itertools.chain(*still_open.values()):
             if not request.finished:
-                self.part(request, InferenceResponse.failed(error), True)
+                self.part(request, InferenceResponse.failed(error), True, None)
         if batch is not None:
             self.done(self, batch, [InferenceResponse.failed(error)] * len(batch), None)
         if self._closed is not None:  # it was to leave after this batch

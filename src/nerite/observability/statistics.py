@@ -8,9 +8,15 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Sequence
+from typing import Final
 
+from nerite.core.errors import Cancelled
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+
+MOST_RESPONSES: Final = 256
+"""Responses to one request that are counted by their place; what comes after counts with the last of them."""
 
 
 class Outcome(enum.Enum):
@@ -48,6 +54,37 @@ class BatchStatistics:
         self.compute_output = Duration()
 
 
+class ResponseStatistics:
+    """The first, or second, or third response to each request that has so many."""
+
+    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
+
+    def __init__(self) -> None:
+        self.compute_infer = Duration()
+        """From the response before, or the beginning of the execution, until the model had this one."""
+        self.compute_output = Duration()
+        """Until it had left: the waiting for a client that reads slowly is part of this."""
+        self.success = Duration()
+        self.fail = Duration()
+        self.empty_response = Duration()
+        """The end of a request that has no response with it."""
+        self.cancel = Duration()
+        """The end of a request that its client gave up: how long the model worked for nobody."""
+
+
+class Progress:
+    """How far a request is that gets its responses one by one."""
+
+    __slots__ = ("count", "over", "ready_ns", "started_ns")
+
+    def __init__(self, first: Marks) -> None:
+        """``first`` are the marks of the first response."""
+        self.count = 0
+        self.over = False
+        self.started_ns = first.started_ns
+        self.ready_ns = first.inputs_ready_ns
+
+
 class VersionStatistics:
     """Everything counted for one model version, from its load to its unload."""
 
@@ -62,6 +99,7 @@ class VersionStatistics:
         "inference_count",
         "last_inference_ms",
         "queue",
+        "responses",
         "success",
     )
 
@@ -77,6 +115,8 @@ class VersionStatistics:
         self.compute_output = Duration()
         self.failures = dict.fromkeys(Outcome, 0)
         self.batches: dict[int, BatchStatistics] = {}
+        self.responses: list[ResponseStatistics] = []
+        """By their place among the responses to a request."""
 
     def failed(self, outcome: Outcome, arrived_ns: int) -> None:
         """Note a request that never ran."""
@@ -88,11 +128,13 @@ class VersionStatistics:
         batch: Sequence[InferenceRequest],
         marks: Marks | None,
         now: int,
+        apart: Sequence[InferenceRequest] = (),
     ) -> None:
         """Note a batch that ran. ``marks`` is None if its worker died under it.
 
         The times of a batch count once for each of its requests, as each of them waited for all of it. A response
-        that is an error counts as a success of the server, unless the execution as a whole failed.
+        that is an error counts as a success of the server, unless the execution as a whole failed. ``apart`` are
+        requests that ran with the batch and count by themselves, see ``ended``.
         """
         size = len(batch)
         self.execution_count += 1
@@ -102,7 +144,7 @@ class VersionStatistics:
             return
         if marks.failed:
             self._failed_batch(batch, now)
-            self._of_size(sum(request.header.batch_size for request in batch), marks)
+            self._of_size(_rows(batch) + _rows(apart), marks)
             return
         rows = total = queued = 0
         started = marks.started_ns
@@ -122,7 +164,59 @@ class VersionStatistics:
         self.compute_input.add(before * size, size)
         self.compute_infer.add(during * size, size)
         self.compute_output.add(after * size, size)
-        self._of_size(rows, marks)
+        self._of_size(rows + _rows(apart) if apart else rows, marks)
+
+    def responded(
+        self, request: InferenceRequest, response: InferenceResponse, progress: Progress, marks: Marks
+    ) -> None:
+        """Note one of several responses. The computing of it began when its inputs were ready, as ``marks`` has it."""
+        place = min(progress.count, MOST_RESPONSES - 1)
+        progress.count += 1
+        if place == len(self.responses):
+            self.responses.append(ResponseStatistics())
+        of = self.responses[place]
+        infer = marks.computed_ns - marks.inputs_ready_ns
+        output = marks.ended_ns - marks.computed_ns
+        nothing = response.empty or response.error is not None
+        if nothing and (request.cancelled or isinstance(response.error, Cancelled)):
+            of.cancel.add(infer + output)
+            return
+        of.compute_infer.add(infer)
+        if response.empty:
+            of.empty_response.add(infer)
+            return
+        of.compute_output.add(output)
+        (of.success if response.error is None else of.fail).add(infer + output)
+
+    def ended(
+        self,
+        request: InferenceRequest,
+        response: InferenceResponse,
+        progress: Progress | None,
+        marks: Marks | None,
+        now: int,
+    ) -> None:
+        """Note the last of several responses. Without ``marks`` the worker died, and ``response`` says so.
+
+        This is when the request counts, and its computing is all the time since its inputs were ready. Whoever ends a
+        request with an error has failed, unless the client had given it up.
+        """
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        if request.cancelled or isinstance(response.error, Cancelled):
+            self._failed(request, Outcome.CANCELED, now)
+        elif response.error is not None or marks is None or progress is None:
+            self._failed(request, Outcome.BACKEND, now)
+        else:
+            self.inference_count += request.header.batch_size
+            self.success.add(now - request.arrived_ns)
+            self.queue.add(progress.started_ns - request.queued_ns)
+            self.compute_input.add(progress.ready_ns - progress.started_ns)
+            self.compute_infer.add(marks.computed_ns - progress.ready_ns)
+            self.compute_output.add(marks.ended_ns - marks.computed_ns)
+
+    def _failed(self, request: InferenceRequest, outcome: Outcome, now: int) -> None:
+        self.failures[outcome] += 1
+        self.fail.add(now - request.arrived_ns)
 
     def _failed_batch(self, batch: Sequence[InferenceRequest], now: int) -> None:
         size = len(batch)
@@ -137,3 +231,7 @@ class VersionStatistics:
         of_size.compute_input.add(marks.inputs_ready_ns - marks.started_ns)
         of_size.compute_infer.add(marks.computed_ns - marks.inputs_ready_ns)
         of_size.compute_output.add(marks.ended_ns - marks.computed_ns)
+
+
+def _rows(requests: Sequence[InferenceRequest]) -> int:
+    return sum(request.header.batch_size for request in requests)

@@ -145,6 +145,52 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "When a request with several responses counts",
+        "Triton counts it when `execute` returns, with the time until then, whatever becomes of it. Nerite counts it "
+        "at its last response: the computing lasts until that was sent. A request that ends with an error has failed "
+        '(`reason="BACKEND"`), as has one whose client gave it up (`reason="CANCELED"`). `execution_count` and '
+        "`batch_stats` are about calls of `execute` with both.",
+        {
+            "counting_streams/several: a last error#2": (
+                "metrics: nv_inference_request_duration_us, nv_inference_request_failure",
+                "metrics: nv_inference_request_duration_us, nv_inference_request_failure",
+            )
+        },
+    ),
+    Difference(
+        "Statistics by response",
+        "`response_stats` of a decoupled model: Triton's Python backend leaves it empty, Nerite fills it in as the "
+        "documentation of Triton has it. The waiting for a client that reads slowly counts as `compute_output`. "
+        "Responses to one request after the 256th count with it.",
+        {
+            "counting_streams/several: statistics": (
+                '200 {"model_stats": [{"name": "many"',
+                '200 {"model_stats": [{"name": "many"',
+            ),
+            "counting_streams/several: statistics over gRPC": (
+                'OK {"model_stats": [{',
+                'OK {"model_stats": [{',
+            ),
+        },
+    ),
+    Difference(
+        "The memory of a model",
+        "`memory_usage` of a model whose instances are processes is what these have for themselves, files and shared "
+        "tensors apart. Triton on a machine without GPUs has nothing there.",
+    ),
+    Difference(
+        "A response sender of a model that is not decoupled, and a request that it ends without a response",
+        "Triton fails the batch, with the traceback of `send`. With Nerite the answer to that request names the "
+        "mistake and what to do. A thread of the model may make it as well: then Triton's client waits for ever.",
+        {
+            f"streams/{transport}sender, an end and no response": (
+                f"{status}Failed to process the request(s) for model 'one_0', message: TritonModelException: Unable to",
+                f"{status}Unable to send response. Non-decoupled model cannot send complete final before sending a",
+            )
+            for transport, status in (("", "OK ["), ("unary: ", "INTERNAL "), ("HTTP: ", "500 "))
+        },
+    ),
+    Difference(
         "Compressed bodies that are broken",
         "Triton takes what it could unpack of them, and be it nothing, for the whole body. Nerite says that they are "
         "broken. This includes deflate without zlib's frame.",

@@ -51,6 +51,7 @@ NAMESPACES = Scene(
     flags=("--model-control-mode=explicit", "--model-namespacing=true", "--disable-auto-complete-config"),
 )
 STREAMS = Scene("streams", repository="streams", flags=("--disable-auto-complete-config",))
+STREAMS_COUNTED = Scene("streams-counted", repository="streams", models=("many", "one"), flags=STREAMS.flags)
 SHARED = Scene(
     "shared", repository="shared", flags=("--disable-auto-complete-config",), own_flags=("--allow-client-shm=true",)
 )

@@ -148,6 +148,49 @@ def test_a_model_that_is_not_decoupled_may_send_its_one_response(tmp_path: Path)
     assert caller.kinds == ["response last"]
 
 
+def test_a_request_that_is_ended_without_its_one_response(tmp_path: Path) -> None:
+    """The caller is told, and so is the model."""
+    instance = single(tmp_path, "requests[0].get_response_sender().send(" + FINAL + ")")
+    asked, caller = streaming()
+    with pytest.raises(Internal, match="Non-decoupled model cannot send complete final before sending a response"):
+        instance.execute([asked], Marks())
+    ((response, final),) = caller.came
+    assert response.error is not None and final
+    assert response.error.message.startswith("Unable to send response. Non-decoupled model cannot send complete final")
+    assert response.error.message.endswith("model_transaction_policy { decoupled: true }.")
+
+
+def test_a_thread_that_ends_a_request_without_its_one_response(tmp_path: Path) -> None:
+    instance = single(
+        tmp_path,
+        "import threading",
+        "def late(sender):",
+        "    try:",
+        f"        sender.send({FINAL})",
+        "    except pb_utils.TritonModelException as error:",
+        "        self.told = str(error)",
+        "threading.Thread(target=late, args=(requests[0].get_response_sender(),)).start()",
+        "return [None]",
+    )
+    returned, caller = run(instance)
+    assert returned == [None]
+    assert caller.over.wait(20)
+    assert caller.kinds == ["error last"]
+
+
+def test_one_response_is_all_that_is_taken(tmp_path: Path) -> None:
+    instance = single(
+        tmp_path,
+        "sender = requests[0].get_response_sender()",
+        f"sender.send({RESPONSE})",
+        f"sender.send({RESPONSE}, {FINAL})",
+    )
+    asked, caller = streaming()
+    with pytest.raises(Internal, match=r"Non-decoupled model cannot send more than one response\."):
+        instance.execute([asked], Marks())
+    assert caller.kinds == ["response", "error last"]
+
+
 def test_none_without_a_sender_is_no_answer(tmp_path: Path) -> None:
     with pytest.raises(Internal, match="Expected an 'InferenceResponse' object"):
         run(single(tmp_path, "return [None]"))

@@ -82,5 +82,8 @@ class FakeRunner:
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         answered(True)
 
+    def memory(self) -> int:
+        return 0
+
     def close(self, closed: Callable[[], None]) -> None:
         closed()

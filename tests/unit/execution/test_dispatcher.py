@@ -229,7 +229,7 @@ def test_responses_that_come_one_by_one(bench: Bench) -> None:
     (runner,) = bench.runners
     (asked,) = bench.ask(of)
     bench.loop.settle()
-    runner.part(asked, OK, False)
+    runner.part(asked, OK, False, Marks())
     runner.finish([None])
     assert (of.in_flight, of.pending) == (1, 0), "the instance is free, the request is not over"
     told = drained(bench, of)
@@ -237,8 +237,8 @@ def test_responses_that_come_one_by_one(bench: Bench) -> None:
     bench.loop.settle()
     runner.finish()
     assert bench.answer(other) == "ok"
-    runner.part(asked, OK, False)
-    runner.part(asked, EMPTY, True)
+    runner.part(asked, OK, False, Marks())
+    runner.part(asked, EMPTY, True, Marks())
     assert len(bench.caller.of(asked)) == 3
     assert (of.in_flight, len(told)) == (0, 1)
 
@@ -248,11 +248,41 @@ def test_a_last_response_may_come_before_execute_returns(bench: Bench) -> None:
     (runner,) = bench.runners
     (asked,) = bench.ask(of)
     bench.loop.settle()
-    runner.part(asked, OK, True)
+    runner.part(asked, OK, True, Marks())
     assert of.in_flight == 1, "the instance is at work still"
     runner.finish([None])
     assert of.in_flight == 0
     assert bench.answer(asked) == "ok"
+
+
+def test_each_request_of_a_batch_counts_once(bench: Bench) -> None:
+    """One had its last response while the batch ran, one gets it later, one was answered by what was returned."""
+    of = bench.dispatcher(max_batch_size=3)
+    (runner,) = bench.runners
+    early, late, returned = bench.ask(of, 1, 1, 1)
+    bench.loop.settle()
+    runner.part(early, OK, True, Marks())
+    assert bench.statistics.success.count == 1
+    runner.part(late, OK, False, Marks())
+    runner.finish([None, None, OK])
+    assert (bench.statistics.success.count, bench.statistics.execution_count) == (2, 1)
+    assert (of.in_flight, bench.answer(returned)) == (1, "ok")
+    late.cancel()
+    runner.part(late, EMPTY, True, Marks())
+    assert (bench.statistics.success.count, bench.statistics.failures[Outcome.CANCELED], of.in_flight) == (2, 1, 0)
+    assert list(bench.statistics.batches) == [3]
+
+
+def test_a_batch_that_dies_fails_what_it_had_not_ended(bench: Bench) -> None:
+    of = bench.dispatcher(max_batch_size=2)
+    (runner,) = bench.runners
+    ended, running = bench.ask(of, 1, 1)
+    bench.loop.settle()
+    runner.part(ended, OK, True, Marks())
+    runner.part(running, OK, False, Marks())
+    runner.die()
+    assert (bench.statistics.success.count, bench.statistics.failures[Outcome.BACKEND], of.in_flight) == (1, 1, 0)
+    assert [final for asked, _, final in bench.caller.answers if asked is running] == [False, True]
 
 
 def test_a_late_response_keeps_its_place(bench: Bench) -> None:
@@ -263,7 +293,7 @@ def test_a_late_response_keeps_its_place(bench: Bench) -> None:
     runner.finish([None])
     runner.finish()
     assert [bench.answer(each) for each in (first, second)] == ["nothing yet"] * 2
-    runner.part(first, OK, True)
+    runner.part(first, OK, True, Marks())
     assert [bench.answer(each) for each in (first, second)] == ["ok", "ok"]
 
 
@@ -273,14 +303,14 @@ def test_the_model_is_told_of_who_gave_up_and_of_who_has_enough(bench: Bench) ->
     (asked,) = bench.ask(of)
     bench.loop.settle()
     asked.pause(True)
-    runner.part(asked, OK, False)
+    runner.part(asked, OK, False, Marks())
     runner.finish([None])
     asked.pause(True)
     asked.pause(False)
     asked.cancel()
     assert runner.told == [("pause", asked), ("resume", asked), ("cancel", asked)]
     assert of.in_flight == 1, "until the model has said its last"
-    runner.part(asked, EMPTY, True)
+    runner.part(asked, EMPTY, True, Marks())
     asked.pause(True)
     assert of.in_flight == 0
     assert len(runner.told) == 3

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from doubles import request
+from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.execution import messages
@@ -25,7 +26,9 @@ class Bench:
         self.sent: list[tuple[int, InferenceResponse, bool]] = []
         self.done: list[int] = []
         self.inbox = Inbox(channel, self._control)
+        self.marks: list[Marks] = []
         self.batch = WorkerBatch(7, self.inbox, self._send, self.done.append)
+        self.batch.marks = Marks()
         self.requests: list[InferenceRequest] = []
         for _ in range(3):
             plain = request()
@@ -40,8 +43,10 @@ class Bench:
         self.batch.hear(kind, count)
         return True
 
-    def _send(self, batch: int, index: int, response: InferenceResponse, final: bool) -> None:
+    def _send(self, batch: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
         assert batch == 7
+        marks.end()
+        self.marks.append(marks)
         self.sent.append((index, response, final))
 
     def say(self, kind: int, index: int = 0) -> None:
@@ -63,6 +68,18 @@ def test_each_response_says_whose_it_is(bench: Bench) -> None:
     bench.requests[2].respond(OK, False)
     bench.requests[0].respond(EMPTY)
     assert bench.sent == [(2, OK, False), (0, EMPTY, True)]
+
+
+def test_each_response_tells_its_times(bench: Bench) -> None:
+    for asked in (bench.requests[0], bench.requests[1], bench.requests[0]):
+        asked.respond(OK, False)
+    first, other, second = bench.marks
+    execution = bench.batch.marks
+    assert {marks.started_ns for marks in bench.marks} == {execution.started_ns}
+    assert first.inputs_ready_ns == other.inputs_ready_ns == execution.inputs_ready_ns
+    assert second.inputs_ready_ns == first.ended_ns, "it is computed since the one before had left"
+    for marks in bench.marks:
+        assert marks.inputs_ready_ns <= marks.computed_ns <= marks.ended_ns
 
 
 def test_a_batch_is_kept_until_the_last_response_of_each(bench: Bench) -> None:

@@ -7,10 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import request
+from nerite.core.errors import Cancelled, Internal
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
+from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
+from nerite.observability import report
 from nerite.observability import statistics as module
-from nerite.observability.statistics import Duration, Outcome, VersionStatistics
+from nerite.observability.statistics import MOST_RESPONSES, Duration, Outcome, Progress, VersionStatistics
+
+OK = InferenceResponse(ResponseHeader("model", "1", ()))
+BAD = InferenceResponse.failed(Internal("bad"))
+GIVEN_UP = InferenceResponse.failed(Cancelled("given up"))
 
 
 @pytest.fixture
@@ -108,6 +115,82 @@ def test_a_worker_that_died() -> None:
     assert (of.inference_count, of.execution_count, of.failures[Outcome.BACKEND]) == (0, 1, 1)
     assert show(of.fail) == (1, 300)
     assert of.batches == {}
+
+
+def counts(of: VersionStatistics, place: int) -> dict[str, tuple[int, int]]:
+    """What was counted of a response, without what was not."""
+    told = report.counted(of, decoupled=True)["response_stats"][str(place)]
+    return {name: (value["count"], value["ns"]) for name, value in told.items() if value["count"]}
+
+
+def test_responses_by_their_place() -> None:
+    of = VersionStatistics()
+    first = marks(100, 110, 150, 155)
+    progress = Progress(first)
+    asked = waited(1, 0, 0)
+    of.responded(asked, OK, progress, first)
+    of.responded(asked, BAD, progress, marks(100, 155, 165, 168))
+    of.responded(asked, EMPTY, progress, marks(100, 168, 170, 171))
+    assert counts(of, 0) == {"compute_infer": (1, 40), "compute_output": (1, 5), "success": (1, 45)}
+    assert counts(of, 1) == {"compute_infer": (1, 10), "compute_output": (1, 3), "fail": (1, 13)}
+    assert counts(of, 2) == {"compute_infer": (1, 2), "empty_response": (1, 2)}
+    assert report.counted(of, decoupled=False)["response_stats"] == {}
+
+
+@pytest.mark.parametrize("last", [EMPTY, BAD, GIVEN_UP])
+def test_the_end_of_a_request_that_was_given_up(last: InferenceResponse) -> None:
+    of = VersionStatistics()
+    asked = waited(1, 0, 0)
+    asked.cancel()
+    of.responded(asked, last, Progress(marks(0, 0, 0, 0)), marks(100, 110, 150, 155))
+    assert counts(of, 0) == {"cancel": (1, 45)}
+
+
+def test_an_endless_stream_is_counted_in_bounded_memory() -> None:
+    of = VersionStatistics()
+    progress = Progress(marks(0, 0, 0, 0))
+    for _ in range(MOST_RESPONSES + 10):
+        of.responded(waited(1, 0, 0), OK, progress, marks(0, 1, 2, 3))
+    assert len(of.responses) == MOST_RESPONSES
+    assert counts(of, MOST_RESPONSES - 1)["success"] == (11, 22)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_request_with_several_responses_counts_at_the_last() -> None:
+    of = VersionStatistics()
+    asked = waited(2, 50, 60)
+    progress = Progress(marks(100, 110, 150, 155))
+    of.ended(asked, EMPTY, progress, marks(100, 400, 500, 505), 520)
+    assert (of.inference_count, of.last_inference_ms, of.execution_count) == (2, 1_700_000_000_123, 0)
+    durations = (of.success, of.queue, of.compute_input, of.compute_infer, of.compute_output)
+    assert [show(each) for each in durations] == [(1, 470), (1, 40), (1, 10), (1, 390), (1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("last", "given_up", "outcome"),
+    [(BAD, False, Outcome.BACKEND), (GIVEN_UP, False, Outcome.CANCELED), (EMPTY, True, Outcome.CANCELED)],
+)
+def test_a_request_that_ended_badly(last: InferenceResponse, given_up: bool, outcome: Outcome) -> None:
+    of = VersionStatistics()
+    asked = waited(1, 50, 60)
+    if given_up:
+        asked.cancel()
+    of.ended(asked, last, Progress(marks(100, 110, 150, 155)), marks(100, 110, 150, 155), 200)
+    assert (show(of.fail), show(of.success), of.failures[outcome]) == ((1, 150), (0, 0), 1)
+
+
+def test_a_worker_that_died_between_two_responses() -> None:
+    of = VersionStatistics()
+    of.ended(waited(1, 50, 60), BAD, None, None, 200)
+    assert (show(of.fail), of.failures[Outcome.BACKEND]) == ((1, 150), 1)
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_execution_of_requests_that_count_by_themselves() -> None:
+    of = VersionStatistics()
+    of.executed([], marks(200, 230, 300, 310), 400, [waited(2, 100, 110), waited(1, 100, 110)])
+    assert (of.execution_count, of.inference_count, show(of.success), show(of.queue)) == (1, 0, (0, 0), (0, 0))
+    assert show(of.batches[3].compute_infer) == (1, 70)
 
 
 EVENTS = st.lists(

@@ -34,9 +34,9 @@ class PythonInstance:
         """Make the object and initialize it. Raises ``Internal`` with what the model raises."""
         self._name = context.name
         self._file = model_file(model)
-        self._outputs = [output["name"] for output in model.config.get("output", ())]
-        self._replies = Replies(model.name, str(model.version), self._outputs)
+        outputs = [output["name"] for output in model.config.get("output", ())]
         self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
+        self._replies = Replies(model.name, str(model.version), outputs, decoupled=self._decoupled)
         self._loop = EventLoop(context.name)
         try:
             self.model: Any = model_class()
@@ -53,8 +53,8 @@ class PythonInstance:
 
         Raises ``Internal`` with what the model raises, or with what is wrong with what it returned.
         """
-        outputs, reply = self._outputs, self._replies.reply
-        served = [ServedRequest(request, outputs, reply) for request in requests]
+        replies = self._replies
+        served = [ServedRequest(request, replies) for request in requests]
         marks.inputs_ready()
         try:
             returned = self.model.execute(served)
@@ -71,6 +71,7 @@ class PythonInstance:
             raise self._failed(wrong)
         if self._decoupled:
             return [None] * len(requests)
+        reply = replies.reply
         return [
             None if response is None else reply(request, response)
             for request, response in zip(requests, returned, strict=True)

@@ -24,10 +24,13 @@ _MOST_HEADERS = 1024
 class Replies:
     """Makes the responses of one instance."""
 
-    def __init__(self, model_name: str, model_version: str, declared_outputs: Sequence[str]) -> None:
+    def __init__(
+        self, model_name: str, model_version: str, declared_outputs: Sequence[str], *, decoupled: bool = False
+    ) -> None:
         self._model_name = model_name
         self._model_version = model_version
-        self._declared = frozenset(declared_outputs)
+        self.declared = frozenset(declared_outputs)
+        self.decoupled = decoupled
         self._headers: dict[tuple[object, ...], ResponseHeader] = {}
         self._last_form: list[object] | None = None
         self._last_header: ResponseHeader
@@ -40,7 +43,7 @@ class Replies:
         if returned._error is not None:
             error = returned._error
             return InferenceResponse.failed(BY_CODE[error.code().name](printable(error.message())))
-        wanted = request.header.wanted or self._declared
+        wanted = request.header.wanted or self.declared
         form: list[object] = []
         data: list[Buffer] = []
         for tensor in returned._tensors:
