@@ -10,6 +10,7 @@ from nerite.core.errors import Unavailable
 from nerite.http2 import Limits
 from nerite.transports.grpc.connection import GrpcConnection, Service, Shared
 from nerite.transports.grpc.keepalive import Rules
+from nerite.transports.tcp import notice_dead_peers
 
 _BACKLOG = 4096
 
@@ -45,6 +46,7 @@ class GrpcListener:
             raise Unavailable(
                 f"failed to start GRPC service: Unavailable - Socket '{address}:{port}' already in use"
             ) from error
+        notice_dead_peers(self._server)
         self._look()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound

@@ -9,6 +9,7 @@ from nerite.core.errors import Unavailable
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import Handler
 from nerite.transports.http.shared import Shared
+from nerite.transports.tcp import notice_dead_peers
 
 _BACKLOG = 4096
 
@@ -34,6 +35,7 @@ class HttpListener:
             raise Unavailable(
                 f"failed to start {self._name} service: Unavailable - Socket '{address}:{port}' already in use"
             ) from error
+        notice_dead_peers(self._server)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
