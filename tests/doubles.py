@@ -145,6 +145,11 @@ class FakeTransport:
         self.closed = False
         self.aborted = False
         self.reading = True
+        self.unread = 0
+        """Bytes that the client has not taken, by the test's word."""
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
 
     def write(self, data: Buffer) -> None:
         assert not self.closed, "a write after close is lost"

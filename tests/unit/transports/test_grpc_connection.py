@@ -454,6 +454,17 @@ def test_a_client_that_does_not_read_is_not_read_from(peer: Peer) -> None:
     assert peer.transport.reading
 
 
+def test_what_a_client_leaves_unread_is_kept_within_bounds(peer: Peer) -> None:
+    asked = [waiting(peer)[:2] for _ in range(2)]
+    peer.connection.pause_writing()
+    for (stream, request), unread, code in zip(asked, (2**30, 2**30 + 1), (b"0", b"8"), strict=True):
+        peer.transport.unread = unread
+        request.respond(OK)
+        peer.loop.settle()
+        peer.flush()
+        assert peer.headers[stream][b"grpc-status"] == code
+
+
 def test_a_client_that_stops_sending_is_done(peer: Peer) -> None:
     assert peer.connection.eof_received() is False
 

@@ -241,6 +241,21 @@ def test_a_slow_reader_makes_models_pause() -> None:
     assert peer.streams.paused == [(one, False), (two, False)]
 
 
+def test_a_stream_whose_client_leaves_everything_unread_ends() -> None:
+    """Models that are not decoupled cannot pause: each of a thousand requests may have one large answer."""
+    peer = Reluctant()
+    peer.say("one", "one", "one")
+    first, second, third = peer.streams.asked
+    first.respond(InferenceResponse(None, [b"x" * 600_000]))
+    peer.transport.unread = 2**30
+    second.respond(OK)
+    assert peer.streams.cancelled == [third]
+    peer.client.increment_flow_control_window(2**24, peer.stream)
+    peer.flush()
+    assert peer.headers[peer.stream][b"grpc-status"] == b"8"
+    assert peer.connection.calls == {}
+
+
 def test_a_congested_socket_makes_models_pause() -> None:
     peer = StreamPeer()
     peer.say("decoupled")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("nerite.grpc")
 READ_SIZE = 256 * 1024
 _HIGH_WATER = 1024 * 1024
+_MOST_UNREAD = 1024 * 1024 * 1024
+"""Bytes of answers that are kept for a client that does not take them; what comes beyond is dropped, with an error."""
 _PREFIX = 5
 _MAX_MESSAGE = 2**31 - 1
 _TOGETHER = 8
@@ -162,8 +164,11 @@ class Call:
 
     def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
         """Send the message of the reply, and OK."""
-        self._end()
         connection = self.connection
+        if (connection.congested or connection.http2.queued) and connection.full:
+            self.fail(status.UNREAD)
+            return
+        self._end()
         connection.http2.reply(self.stream_id, head, parts, status.TRAILERS_OK)
         connection.answered()
 
@@ -277,6 +282,11 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.congested = congested
         for call in tuple(self.calls.values()):
             call.block(congested)
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is kept for the client, which has left so much unread."""
+        return self.http2.queued + self._transport.get_write_buffer_size() > _MOST_UNREAD
 
     def answered(self) -> None:
         """Write an answer: at once if no other is due, else with those that follow in this turn of the loop."""

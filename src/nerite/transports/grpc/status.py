@@ -83,3 +83,5 @@ def timeout_seconds(value: bytes) -> float | None:
 MISTAKE_TEXT: Final = "internal error, see the server's log"
 MISTAKE: Final = of_error(Internal(MISTAKE_TEXT))
 """The reply where the mistake is ours."""
+UNREAD_TEXT: Final = "the answer was dropped: the client leaves as much unread as the server keeps for a connection"
+UNREAD: Final = trailers_only(RESOURCE_EXHAUSTED, UNREAD_TEXT)

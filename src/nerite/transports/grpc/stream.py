@@ -170,9 +170,12 @@ class StreamCall:
             request.pause(True)
 
     def _send(self, parts: Sequence[Buffer]) -> None:
-        if not parts:
+        if not parts or not self._alive:
             return
         http2 = self.connection.http2
+        if (self.connection.congested or http2.queued) and self.connection.full:
+            self._finish(status.RESOURCE_EXHAUSTED, status.UNREAD_TEXT)
+            return
         if not self._begun:
             self._begun = True
             http2.send_headers(self.stream_id, self.target.head)
