@@ -227,7 +227,7 @@ class ServerProcess:
         )
 
     def _listener(self, name: str, handler: Handler, max_body: int) -> HttpListener:
-        listener = HttpListener(name, handler, max_body)
+        listener = HttpListener(name, handler, max_body, self._options.http.upload_seconds)
         self._listeners.append(listener)
         return listener
 

@@ -372,3 +372,52 @@ def test_uploads_that_break_off_give_their_memory_back(server: Serving) -> None:
         hang_up(client)
         eventually(lambda: connections(server) == 0)
     assert shared() - before < 3 * size
+
+
+BEGINNINGS = {
+    "head": (b"POST /v2/models/echo/infer HTT", b"HTTP/1.1 408 Request Timeout"),
+    "body": (
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{",
+        b"HTTP/1.1 408 Request Timeout",
+    ),
+    "chunks": (
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nf4240\r\n{",
+        b"HTTP/1.1 408 Request Timeout",
+    ),
+    "a body that was refused": (
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n{",
+        b"HTTP/1.1 400 Bad Request",
+    ),
+}
+
+
+def dribble(connection: socket.socket) -> bytes:
+    """Send a byte now and then until the server hangs up; return what it said."""
+    connection.settimeout(0.1)
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            try:
+                piece = connection.recv(65536)
+            except TimeoutError:
+                connection.sendall(b" ")
+                continue
+            if not piece:
+                break
+            answer += piece
+    return answer
+
+
+@pytest.mark.parametrize("what", BEGINNINGS)
+def test_a_request_that_does_not_come_on(tmp_path: Path, what: str) -> None:
+    """Not even a byte now and then keeps it; whoever has nothing under way may stay."""
+    beginning, status = BEGINNINGS[what]
+    python_model(tmp_path / "models", "echo", IDENTITY, pbtxt())
+    with serving(tmp_path / "models", tmp_path / "log", "--http-upload-timeout=1") as patient:
+        idle, slow = Http(patient, "infer"), Http(patient, "infer")
+        slow.socket.sendall(beginning)
+        assert dribble(slow.socket).startswith(status)
+        slow.socket.close()
+        idle.ask("echo", 3.0)
+        assert idle.first_bytes().startswith(b"HTTP/1.1 200")
+        idle.socket.close()

@@ -55,6 +55,7 @@ _CONTROL = choice("model-control-mode", ("none", "poll", "explicit"))
 _LEVEL = choice("grpc_infer_response_compression_level", ("none", "low", "medium", "high"))
 _LIMITER = choice("rate-limit", ("off", "execution_count"))
 _INPUT_SIZE = at_least(1, "Error: --http-max-input-size must be greater than 0.", INT64)
+_UPLOAD_TIMEOUT = at_least(0, "Error: --http-upload-timeout must not be negative.")
 _POOL_SIZE = at_least(1, "Error: --grpc-max-response-pool-size must be greater than 0.")
 _BACKEND = Kind("[backend,]setting=value", parts.backend_config)
 _CACHE = Kind("cache,setting=value", parts.cache_config)
@@ -271,6 +272,9 @@ FLAGS: tuple[Flag, ...] = (
          "stay_awake_microseconds", default_text="400; 0 on one core, or under a limit of processor time"),
     Flag("http-json-half-precision", "Nerite", BOOLEAN,
          "Take and give FP16 and BF16 as JSON numbers. Triton refuses them.", "http.json_half_precision"),
+    Flag("http-upload-timeout", "Nerite", _UPLOAD_TIMEOUT,
+         "Seconds that an HTTP request may arrive without coming on by 16 KiB or being complete; 0 is no limit.",
+         "http.upload_seconds"),
     Flag("http-use-ssl", "Nerite", BOOLEAN, "Serve HTTP over TLS.", "http.tls.enabled"),
     Flag("http-use-ssl-mutual", "Nerite", BOOLEAN,
          "Serve HTTP over TLS, and ask clients for a certificate.", "http.tls.mutual"),

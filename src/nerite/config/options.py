@@ -127,6 +127,8 @@ class HttpOptions:
     """Headers with a match anywhere in their name (``search``) become request parameters."""
     thread_count: int = 8
     max_input_size: int = 1 << 26
+    upload_seconds: int = 60
+    """How long a request may arrive without coming on. 0: no limit."""
     restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
     """Category to key."""
     json_half_precision: bool = False

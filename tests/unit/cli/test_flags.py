@@ -132,6 +132,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "stay-awake-microseconds",
         "repository-cache-directory",
         "http-json-half-precision",
+        "http-upload-timeout",
         "http-use-ssl",
         "http-use-ssl-mutual",
         "http-server-cert",

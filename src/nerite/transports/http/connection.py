@@ -27,6 +27,7 @@ from nerite.core.tensor import Buffer
 from nerite.transports.http import reply
 from nerite.transports.http.chunks import BadChunk, ChunkDecoder
 from nerite.transports.http.head import MAX_HEAD, BadHead, RequestHead
+from nerite.transports.http.patience import Patience
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.shared import Shared
 
@@ -76,6 +77,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._missing = memoryview(b"")
         self._chunks: ChunkDecoder | None = None
         self._discard = 0
+        self._pieces = 0
+        """Requests that came in pieces."""
+        self._patience = Patience()
         self._transport: asyncio.Transport
         self._reading = True
         self._writable = True
@@ -130,6 +134,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             shared.handler.handle_again(self, asked.meaning, shared.scratch[len(asked.beginning) : nbytes])
         else:
             self._parse(shared.scratch, shared.scratch_view, nbytes)
+            if self._stash:
+                self._pieces += 1
 
     def eof_received(self) -> bool:
         """Close: a client that stops sending has stopped listening, as far as HTTP is concerned."""
@@ -218,6 +224,28 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._state = _HEAD
             if self._stash or not self._reading:
                 self._next()
+
+    def look(self, now: float, seconds: float) -> None:
+        """Close if a request has begun to arrive and does not come on for so long."""
+        if self._patience.exhausted(self._arriving, now, seconds):
+            if self._state is _DISCARD:
+                self._close()  # it was answered before
+            else:
+                self._hang_up(408, f"Request Timeout: the request did not come on for {seconds:g} s")
+
+    @property
+    def _arriving(self) -> tuple[int, int] | None:
+        """The request that is on its way: its number among those in pieces, and how much of it is here."""
+        state = self._state
+        if self._closing or state is _BUSY or not self._writable:
+            return None
+        if state is _HEAD:
+            return (self._pieces, len(self._stash)) if self._stash else None
+        if state is _BODY:
+            return self._pieces, len(self._body) - len(self._missing)
+        if state is _CHUNKED and self._chunks is not None:
+            return self._pieces, len(self._chunks.body)
+        return self._pieces, -self._discard
 
     def abort(self) -> None:
         """Close without ceremony."""
@@ -314,9 +342,12 @@ class HttpConnection(asyncio.BufferedProtocol):
                 break
         if at < size:
             self._stash = bytes(view[at:size]) + self._stash
+            if at:
+                self._pieces += 1
 
     def _open_body(self, head: RequestHead, rest: memoryview) -> None:
         """Receive the body of ``head``, of which ``rest`` is here."""
+        self._pieces += 1
         if head.expects_continue:
             self._transport.write(reply.CONTINUE)
         if head.chunked:
@@ -384,6 +415,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.send([refusal.encode()])
             return
         self._state = _DISCARD
+        self._pieces += 1
         self._discard = head.content_length
         self.send([refusal.encode()])
         if not self._closing:
@@ -391,7 +423,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _refuse_bytes(self, reason: str) -> None:
         """Answer bytes that are not HTTP, and close: what comes next cannot be known."""
-        refusal = reply.json_reply({"error": f"Bad Request: {reason}"}, 400)
+        self._hang_up(400, f"Bad Request: {reason}")
+
+    def _hang_up(self, status: int, reason: str) -> None:
+        refusal = reply.json_reply({"error": reason}, status)
         self._transport.write(refusal._replace(headers=b"Connection: close\r\n").encode())
         self._close()
 

@@ -12,15 +12,20 @@ from nerite.transports.http.shared import Shared
 from nerite.transports.tcp import notice_dead_peers
 
 _BACKLOG = 4096
+_LOOKS = 8
+"""Within the time that a request may stand still."""
 
 
 class HttpListener:
     """Accepts connections and knows those that are open."""
 
-    def __init__(self, name: str, handler: Handler, max_body: int) -> None:
+    def __init__(self, name: str, handler: Handler, max_body: int, upload_seconds: float) -> None:
+        """``upload_seconds``: how long a request may arrive without coming on; 0 for any time."""
         self._name = name
         self._shared = Shared(handler, max_body)
+        self._upload_seconds = upload_seconds
         self._server: asyncio.Server | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
 
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
@@ -36,8 +41,17 @@ class HttpListener:
                 f"failed to start {self._name} service: Unavailable - Socket '{address}:{port}' already in use"
             ) from error
         notice_dead_peers(self._server)
+        if self._upload_seconds:
+            self._look()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
+
+    def _look(self) -> None:
+        """Look after requests that arrive slowly, all of them, every now and then."""
+        loop = asyncio.get_running_loop()
+        for connection in tuple(self._shared.connections):
+            connection.look(loop.time(), self._upload_seconds)
+        self._look_timer = loop.call_later(self._upload_seconds / _LOOKS, self._look)
 
     def stop_accepting(self) -> None:
         """Close the port, and every connection as soon as it has nothing under way."""
@@ -48,6 +62,8 @@ class HttpListener:
 
     def abort(self) -> None:
         """Close what is left, at once."""
+        if self._look_timer is not None:
+            self._look_timer.cancel()
         for connection in tuple(self._shared.connections):
             connection.abort()
 

@@ -14,6 +14,7 @@ REASONS: Final = {
     403: b"Forbidden",
     404: b"Not Found",
     405: b"Not Allowed",
+    408: b"Request Timeout",
     409: b"Conflict",
     413: b"Request Entity Too Large",
     431: b"Request Header Fields Too Large",
