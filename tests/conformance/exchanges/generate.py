@@ -26,6 +26,10 @@ EXCHANGES = {
     "a text": prompt(text="hello"),
     "a list of one text": prompt(text=["hello"]),
     "a list of two texts": prompt(text=["hello", "world"]),
+    "load metrics of a model that has none": [
+        post("/v2/models/prompt/generate", {"text": "hello"}, endpoint_load_metrics_format=form)
+        for form in ("text", "json", "other")
+    ],
     "an id": prompt(text="hello", id="me"),
     "an id that is a number": prompt(text="hello", id=7),
     "numbers": prompt(text="a", numbers=[1, 2.5, 3]),

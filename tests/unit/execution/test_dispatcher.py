@@ -649,7 +649,7 @@ def test_an_instance_leaves_after_its_last_response(bench: Bench) -> None:
     assert left == []
     asked.cancel()
     assert leaving.told == [("cancel", asked)]
-    leaving.part(asked, EMPTY, True)
+    leaving.part(asked, EMPTY, True, Marks())
     bench.loop.settle()
     assert left == [leaving]
 
