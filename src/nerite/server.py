@@ -20,6 +20,8 @@ from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.running_version import RunningVersion
 from nerite.observability import report
 from nerite.observability.metrics import Version
+from nerite.observability.trace_settings import TraceSettings
+from nerite.observability.tracing import Tracing
 from nerite.regions import Regions
 from nerite.repository import refusals
 from nerite.repository.delivery import Delivery
@@ -59,6 +61,8 @@ class InferenceServer:
         self._epoch = object()
         self.regions = Regions(guests, allowed=options.device.allow_client_shared_memory)
         """The shared memory that clients have registered."""
+        self.tracing = Tracing(options.trace, self._trace_running)
+        """What is noted of requests."""
         self._manager = manager_of(self._changed)
         self._starting = True
         self._stopping = False
@@ -71,6 +75,14 @@ class InferenceServer:
     def _changed(self) -> None:
         """Forget where headers led: a version came or went."""
         self._epoch = object()
+        self._trace_running()
+
+    def _trace_running(self) -> None:
+        """Have those versions traced that are to be, and no others."""
+        for record in self._manager.records:
+            tracing = self.tracing if self.tracing.wants(record.name) else None
+            for running in record.running.values():
+                running.trace(tracing)
 
     # Inference
 
@@ -273,6 +285,17 @@ class InferenceServer:
             for record in self._manager.records
             for running in _ascending(record)
         ]
+
+    def trace_settings(self, model: str) -> TraceSettings:
+        """Return what is traced. Raises Triton's refusal of a model that does not run; an empty name is for all."""
+        if model:
+            try:
+                runs = bool(self._manager.meant(model).running)
+            except NeriteError:
+                runs = False
+            if not runs:
+                raise InvalidArgument(f"Request for unknown model : {model}")
+        return self.tracing.settings
 
     # Repository
 

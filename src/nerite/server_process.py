@@ -125,6 +125,7 @@ class ServerProcess:
             for repository in self._repositories:
                 repository.close()
             await server.manager.close()
+            server.tracing.close()
             nursery.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
 
@@ -163,6 +164,10 @@ class ServerProcess:
             log.error(error.message)
             return False
         server.started()
+        if self._options.trace.levels and not server.tracing.settings.file:
+            collected = self._options.trace.mode == "opentelemetry"
+            remedy = "OpenTelemetry's collectors get nothing yet" if collected else "it needs a file"
+            log.warning(f"nothing is traced: {remedy}. Use --trace-config=triton,file=<path>")
         self._welcome(server)
         # What lives from here on lives long: the collector need not look at it again. And requests make no cycles.
         gc.collect()
@@ -284,6 +289,7 @@ class ServerProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 log.error("Exit timeout expired. Exiting immediately.")
+                server.tracing.close()
                 logging.shutdown()
                 os._exit(1)
             if int(left) < said:

@@ -29,6 +29,7 @@ class Scene:
     second: tuple[str, ...] = ()
     """Models of it that also stand in a second repository; without any there is none."""
     flags: tuple[str, ...] = ()
+    """``{models}`` in them is the path of the server's copy of the repository."""
     own_flags: tuple[str, ...] = ()
     """Those of a newer Triton than the one that is asked: for Nerite alone."""
     cloud: Literal["", "sagemaker", "vertex-ai"] = ""

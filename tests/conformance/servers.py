@@ -91,7 +91,8 @@ def start(name: str, scene: Scene, folder: Path, head: list[str], environment: d
     options = [f"--model-repository={models}", f"--http-port={http}", f"--grpc-port={grpc}"]
     if scene.second:
         options.append(f"--model-repository={second}")
-    options += [f"--metrics-port={metrics}", "--exit-timeout-secs=2", *scene.flags]
+    options += [f"--metrics-port={metrics}", "--exit-timeout-secs=2"]
+    options += [flag.replace("{models}", str(models)) for flag in scene.flags]
     if scene.cloud:
         options += [f"--allow-{scene.cloud}=true", f"--{scene.cloud}-port={cloud}"]
     environment |= dict(scene.environment)

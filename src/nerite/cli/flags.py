@@ -217,8 +217,9 @@ FLAGS: tuple[Flag, ...] = (
 
     Flag("trace-config", "Tracing", _TRACE,
          "For all modes: mode, level, rate, count. For triton: file, log-frequency. For opentelemetry: url, resource, "
-         "bsp_max_queue_size, bsp_schedule_delay, bsp_max_export_batch_size. May be repeated.", join=add,
-         default_text="mode=triton, level=OFF, rate=1000, count=-1", accepted=_LATER),
+         "bsp_max_queue_size, bsp_schedule_delay, bsp_max_export_batch_size (nothing is exported yet). "
+         "May be repeated.", join=add,
+         default_text="mode=triton, level=OFF, rate=1000, count=-1"),
 
     Flag("backend-directory", "Backend", TEXT, "Directory of backends.", "backend_directory", accepted=_PACKAGES),
     Flag("backend-config", "Backend", _BACKEND,
@@ -287,17 +288,16 @@ FLAGS: tuple[Flag, ...] = (
          deprecated=_STRICT),
     Flag("response-cache-byte-size", "DEPRECATED", BYTES, "Use --cache-config local,size=<bytes>.",
          default_text="0", deprecated=_CACHE_SIZE, accepted=_LATER),
-    Flag("trace-file", "DEPRECATED", TEXT, "Use --trace-config triton,file=<path>.", accepted=_LATER,
+    Flag("trace-file", "DEPRECATED", TEXT, "Use --trace-config triton,file=<path>.",
          deprecated=_deprecated("trace-file", "--trace-config triton,file=<filepath>")),
-    Flag("trace-level", "DEPRECATED", _TRACE_LEVEL, "Use --trace-config level=<level>.", join=add, accepted=_LATER,
+    Flag("trace-level", "DEPRECATED", _TRACE_LEVEL, "Use --trace-config level=<level>.", join=add,
          deprecated=_deprecated("trace-level", "--trace-config level=<OFF|TIMESTAMPS|TENSORS>")),
-    Flag("trace-rate", "DEPRECATED", INTEGER, "Use --trace-config rate=<number>.", accepted=_LATER,
+    Flag("trace-rate", "DEPRECATED", INTEGER, "Use --trace-config rate=<number>.",
          deprecated=_deprecated("trace-rate", "--trace-config rate=<rate value>")),
-    Flag("trace-count", "DEPRECATED", INTEGER, "Use --trace-config count=<number>.", accepted=_LATER,
+    Flag("trace-count", "DEPRECATED", INTEGER, "Use --trace-config count=<number>.",
          deprecated=_deprecated("trace-count", "--trace-config count=<count value>")),
     Flag("trace-log-frequency", "DEPRECATED", INTEGER, "Use --trace-config triton,log-frequency=<number>.",
-         accepted=_LATER, deprecated=_deprecated(
-             "trace-log-frequency", "--trace-config triton,log-frequency=<log frequency value>")),
+         deprecated=_deprecated("trace-log-frequency", "--trace-config triton,log-frequency=<log frequency value>")),
 )
 # fmt: on
 

@@ -26,7 +26,8 @@ _OPENTELEMETRY: Mapping[str, _Reader] = {"url": str, "resource": str, **_BATCH}
 def trace_options(values: Mapping[str, Any], environment: Mapping[str, str], warnings: list[str]) -> TraceOptions:
     """Return the trace settings; append to ``warnings``. Raises ``UsageError``.
 
-    As in Triton only the settings of the chosen mode are read, and a level of OFF anywhere switches tracing off.
+    As in Triton only the settings of the chosen mode are read. OFF in the old flag switches tracing off whatever
+    else is given; in the new one it only adds nothing.
     """
     given: dict[str, list[tuple[str, str]]] = {"": [], "triton": [], "opentelemetry": []}
     for mode, setting, value in values.get("trace-config", ()):
@@ -42,6 +43,7 @@ def trace_options(values: Mapping[str, Any], environment: Mapping[str, str], war
 
 def _general(values: Mapping[str, Any], settings: list[tuple[str, str]], warnings: list[str]) -> TraceOptions:
     levels: list[Any] = list(values.get("trace-level", ()))
+    off = "OFF" in levels
     found = {name: values[f"trace-{name}"] for name in ("rate", "count") if f"trace-{name}" in values}
     for name, value in _read(settings, _GLOBAL, "", warnings):
         if name in ("rate", "level", "count") and f"trace-{name}" in values:
@@ -51,7 +53,7 @@ def _general(values: Mapping[str, Any], settings: list[tuple[str, str]], warning
             levels.extend(value)
         else:
             found[name] = value
-    chosen: tuple[Any, ...] = () if "OFF" in levels else tuple(dict.fromkeys(levels))
+    chosen: tuple[Any, ...] = () if off else tuple(dict.fromkeys(level for level in levels if level != "OFF"))
     return TraceOptions(levels=chosen, **found)
 
 

@@ -167,7 +167,11 @@ class RequestHeader:
 
 
 class ReplySink(Protocol):
-    """Where answers go: a connection, a stream, a waiting caller."""
+    """Where answers go: a connection, a stream, a waiting caller.
+
+    One that is a client's says in ``protocol`` how it speaks, ``HTTP`` or ``GRPC``, and may say in ``began_ns`` when
+    the first of a request was here that did not come in one piece. Traces look there.
+    """
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Take one answer. Called on the loop's thread; in a worker, on any. ``final``: no other comes."""

@@ -19,6 +19,7 @@ from nerite.execution.places import Places
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, Progress, VersionStatistics
+from nerite.observability.tracing import Trace
 from nerite.scheduling.decider import Decider
 from nerite.scheduling.release_order import ReleaseOrder
 
@@ -127,6 +128,27 @@ class Dispatcher:
         for request in self._decider.drain():
             self._refuse(request, error, Outcome.OTHER)
         self._check_drained()
+
+    def tell_traces(self) -> None:
+        """Tell the traces of requests how these ran, from now on. Until then nobody looks whether there are any."""
+        for runner in self._runners:
+            runner.done = self._traced_done
+            runner.part = self._traced_part
+
+    def _traced_done(
+        self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], marks: Marks | None
+    ) -> None:
+        for request in batch:
+            if isinstance(request.sink, Trace):
+                request.sink.ran(marks)
+        self._done(runner, batch, responses, marks)
+
+    def _traced_part(
+        self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None
+    ) -> None:
+        if isinstance(request.sink, Trace):
+            request.sink.runs()
+        self._part(request, response, final, marks)
 
     def _turn(self) -> None:
         """Look at the queue, as was arranged."""

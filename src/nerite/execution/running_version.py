@@ -18,6 +18,7 @@ from nerite.execution.runner import Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import VersionStatistics
+from nerite.observability.tracing import Tracing
 from nerite.scheduling.decider import Decider
 
 _TRIM_AFTER = 30.0
@@ -104,6 +105,20 @@ class RunningVersion:
                 request.respond(InferenceResponse.failed(wrong))
                 return
         self._submit(request)
+
+    def trace(self, tracing: Tracing | None) -> None:
+        """Show ``tracing`` each request before it is queued; show none to anybody if it is None."""
+        queue = self._dispatcher.submit
+        if tracing is None:
+            self._submit = queue
+            return
+
+        def submit(request: InferenceRequest) -> None:
+            tracing.begin(request, self.version)
+            queue(request)
+
+        self._dispatcher.tell_traces()
+        self._submit = submit
 
     def receive_buffer(self, size: int) -> memoryview | None:
         """Return writable memory that the instances can read as it is; None if there is none left."""

@@ -40,6 +40,25 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Trace rates and frequencies below zero",
+        "Triton takes them for numbers beyond four billion, with which nothing is ever traced. They are out of range.",
+        {
+            f"trace_settings/{name}: minus {number}": ("200", f"400 Unable to parse '{name}', value is out of range")
+            for name in ("trace_rate", "log_frequency")
+            for number in ("one", "two")
+        },
+    ),
+    Difference(
+        "Refused requests in traces",
+        "In Triton a request that is refused before it is queued takes its turn and its number, leaves no trace, and "
+        "keeps the trace file from being written when the server stops. Here it does not count.",
+    ),
+    Difference(
+        "Tensors in traces that make the trace file unreadable",
+        "Triton writes texts and eight-bit numbers as they are, which is not always JSON, and six digits of a number. "
+        "Here the file is JSON, and numbers have all their digits.",
+    ),
+    Difference(
         "HTTP requests sent before the answer to the one before",
         "Triton drops them. Pipelining is part of HTTP/1.1.",
         {

@@ -6,6 +6,16 @@ from conformance.differences.difference import Difference
 
 DIFFERENCES = (
     Difference(
+        "A blank in the refusal of a trace count below minus one",
+        "Triton has it over gRPC, and not over HTTP; Nerite has one text for both.",
+        {
+            "trace_settings/gRPC: a count below": (
+                "INVALID_ARGUMENT Unable to parse 'trace_count'. Expecting value >= -1, got: -3",
+                "INVALID_ARGUMENT Unable to parse 'trace_count'. Expecting value >= -1, got:-3",
+            )
+        },
+    ),
+    Difference(
         "An input for a model that has none",
         "Triton goes on about the inputs that are missing.",
         {

@@ -74,6 +74,31 @@ VERTEX = Scene(
     cloud="vertex-ai",
     environment=(("AIP_HEALTH_ROUTE", "/health"), ("AIP_PREDICT_ROUTE", "/predict")),
 )
+TRACED = Scene(
+    "traced",
+    models=("echo", "pair"),
+    flags=(
+        "--trace-config=triton,file={models}.trace",
+        "--trace-config=level=TIMESTAMPS",
+        "--trace-config=rate=7",
+        "--trace-config=count=100",
+        "--model-control-mode=explicit",
+        "--load-model=echo",
+        "--disable-auto-complete-config",
+    ),
+)
+TELEMETRY = Scene(
+    "telemetry",
+    models=("echo",),
+    flags=(
+        "--trace-config=mode=opentelemetry",
+        "--trace-config=opentelemetry,url=localhost:9/v1/traces",
+        "--trace-config=opentelemetry,resource=b=c",
+        "--trace-config=opentelemetry,bsp_max_queue_size=11",
+        "--trace-config=triton,file={models}.trace",
+        "--disable-auto-complete-config",
+    ),
+)
 BROKEN = Scene(
     "broken",
     repository="broken",

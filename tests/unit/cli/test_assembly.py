@@ -138,6 +138,11 @@ def test_opentelemetry_settings() -> None:
     assert trace.opentelemetry.resource == {"service.name": "mine", "a": "b=c"}
 
 
+def test_off_adds_nothing_to_other_trace_levels() -> None:
+    assert options("--trace-config=level=TENSORS --trace-config=level=OFF").trace.levels == ("TENSORS",)
+    assert options("--trace-level=TENSORS --trace-level=OFF").trace.levels == ()
+
+
 def test_old_trace_flags() -> None:
     old = run("--trace-level=MIN --trace-file=/t --trace-rate=2 --trace-count=3 --trace-log-frequency=4")
     trace = old.options.trace
@@ -171,5 +176,5 @@ def test_new_trace_flags_go_before_old_ones() -> None:
 
 def test_idle_flags_are_those_that_were_meant_to_do_something() -> None:
     assert [flag.name for flag in run("").idle] == []
-    used = run("--http-thread-count=4 --allow-sagemaker=false --trace-config=level=OFF --rate-limit=off").idle
-    assert [flag.name for flag in used] == ["http-thread-count", "trace-config"]
+    used = run("--http-thread-count=4 --allow-sagemaker=false --grpc-infer-thread-count=3 --rate-limit=off").idle
+    assert [flag.name for flag in used] == ["http-thread-count", "grpc-infer-thread-count"]

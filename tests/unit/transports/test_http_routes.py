@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.config.options import RESTRICTED_CATEGORIES
-from nerite.transports.http.routes import ENDPOINTS, NOT_OFFERED, find
+from nerite.transports.http.routes import ENDPOINTS, find
 
 MODEL = {"model": "m", "version": ""}
 VERSION = {"model": "m", "version": "3"}
@@ -58,18 +58,18 @@ def test_where_a_path_leads(path: str, name: str, method: str, category: str, ar
 
 
 @pytest.mark.parametrize(
-    ("path", "methods", "category"),
+    ("path", "name", "arguments"),
     [
-        ("/v2/trace/setting", "GET POST", "trace"),
-        ("/v2/models/m/trace/setting", "GET POST", "trace"),
+        ("/v2/trace/setting", "trace", {"model": ""}),
+        ("/v2/models/m/trace/setting", "trace", {"model": "m"}),
+        ("/v2/logging", "logging", {}),
     ],
 )
-def test_what_is_not_offered_is_known(path: str, methods: str, category: str) -> None:
+def test_what_is_told_and_changed_on_one_path(path: str, name: str, arguments: dict[str, str]) -> None:
     route = find(path)
     assert route is not None
-    assert route.endpoint in NOT_OFFERED
-    assert (route.endpoint.methods, route.endpoint.category) == (tuple(methods.split()), category)
-    assert category in RESTRICTED_CATEGORIES
+    assert (route.endpoint.name, route.endpoint.methods, route.arguments) == (name, ("GET", "POST"), arguments)
+    assert route.endpoint.category in RESTRICTED_CATEGORIES
 
 
 @pytest.mark.parametrize(

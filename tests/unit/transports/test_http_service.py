@@ -117,14 +117,6 @@ def test_nothing_and_not_this_way(bench: Bench) -> None:
     assert bench.ask("/v2/models/m/infer", method="GET") == [(405, {"error": "Method Not Allowed"})]
 
 
-def test_what_is_not_offered(bench: Bench) -> None:
-    told = {"error": "the trace extension is not offered by this version of the server"}
-    assert bench.ask("/v2/trace/setting", b"{}") == [(501, told)]
-    assert bench.ask("/v2/trace/setting", method="PUT") == [(405, {"error": "Method Not Allowed"})]
-    for method in ("GET", "POST"):
-        assert bench.ask("/v2/trace/setting", method=method)[0][0] == 501
-
-
 def test_behind_a_key(bench: Bench) -> None:
     told = [(403, {"error": "This API is restricted, expecting header 'key'"})]
     assert bench.ask("/v2/health/live", method="GET") == told

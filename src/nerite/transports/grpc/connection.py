@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -83,10 +84,13 @@ class Shared:
 class Call:
     """One unary call: collects its message, then waits for its answer."""
 
+    protocol = "GRPC"
+
     __slots__ = (
         "_filled",
         "_message",
         "_missing",
+        "began_ns",
         "connection",
         "deadline",
         "request",
@@ -138,6 +142,7 @@ class Call:
 
     def _begin(self, data: bytes | memoryview, size: int) -> None:
         """Find a place for a message that comes in pieces; keep its five bytes in front of it."""
+        self.began_ns = time.monotonic_ns()
         self._message = self.target.receive_buffer(memoryview(data)[_PREFIX:], size + _PREFIX)
         self._append(data)
 

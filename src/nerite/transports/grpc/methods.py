@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from google.protobuf.json_format import ParseDict
@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.observability.log import log
-from nerite.transports import log_settings
+from nerite.transports import log_settings, trace_settings
 from nerite.wire import grpc_service as wire
 from nerite.wire.health import HealthCheckResponse
 
@@ -34,6 +34,7 @@ METHODS: Final[Mapping[str, str]] = {
     f"{_SERVICE}RepositoryIndex": "model-repository",
     f"{_SERVICE}RepositoryModelLoad": "model-repository",
     f"{_SERVICE}RepositoryModelUnload": "model-repository",
+    f"{_SERVICE}TraceSetting": "trace",
     f"{_SERVICE}LogSettings": "logging",
     f"{_SERVICE}SystemSharedMemoryStatus": "shared-memory",
     f"{_SERVICE}SystemSharedMemoryRegister": "shared-memory",
@@ -66,6 +67,7 @@ class Administration:
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
+            "TraceSetting": self._trace_setting,
             "LogSettings": _log_settings,
             "SystemSharedMemoryStatus": self._regions,
             "SystemSharedMemoryRegister": self._register,
@@ -153,6 +155,22 @@ class Administration:
     def _unregister_cuda(self, request: Any, answer: Answer) -> None:
         self._server.regions.unregister_cuda(request.name)
         answer(wire.CudaSharedMemoryUnregisterResponse())
+
+    def _trace_setting(self, request: Any, answer: Answer) -> None:
+        """Change what is traced, if anything is given, and tell it."""
+
+        def read(name: str, value: Any) -> Sequence[str] | None:
+            if name != "trace_level" and len(value.value) > 1:
+                raise InvalidArgument(f"expect only 1 value for '{name}'")
+            return list(value.value) or None
+
+        model = request.model_name
+        settings = self._server.trace_settings(model)
+        trace_settings.change(settings, model, request.settings, read)
+        reply = wire.TraceSettingResponse()
+        for name, value in settings.told(model):
+            reply.settings[name].value.extend([value] if isinstance(value, str) else value)
+        answer(reply)
 
     async def _load(self, request: Any, answer: Answer) -> None:
         await self._change(self._server.load, _load_parameters, request, wire.RepositoryModelLoadResponse(), answer)

@@ -52,6 +52,8 @@ class StreamTarget(Protocol):
 class StreamCall:
     """One call of ``ModelStreamInfer``."""
 
+    protocol = "GRPC"
+
     __slots__ = (
         "_begun",
         "_blocked",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
-from nerite.transports import log_settings
+from nerite.transports import log_settings, trace_settings
 from nerite.transports.http import load_parameters, region_parameters, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.errands import Errands
-from nerite.transports.http.head import RequestHead
 from nerite.transports.http.json_text import parse
 from nerite.transports.http.reply import Reply
 
@@ -121,6 +122,48 @@ class Administration:
         self._server.regions.unregister_cuda(region)
         connection.send([_DONE.encode()])
 
+    def logging(self, connection: HttpConnection, body: memoryview) -> None:
+        """Tell what is logged."""
+        connection.send([reply.json_reply(log.settings).encode()])
+
+    def change_logging(self, connection: HttpConnection, body: memoryview) -> None:
+        """Change what is logged, and tell it."""
+
+        def read(name: str, kind: type, value: Any) -> log_settings.Value:
+            fits = type(value) is kind
+            if not fits or (kind is int and value < 0):
+                raise _not_of_kind({bool: "boolean", int: "unsigned-integer", str: "string"}[kind])
+            found: log_settings.Value = value
+            return found
+
+        # As with Triton what is no object says nothing, and so does a null.
+        given = [item for item in _members(body).items() if item[1] is not None]
+        log_settings.change(given, read, lambda name: Unavailable(f"invalid argument for --log_format, got: {name}"))
+        self.logging(connection, body)
+
+    def trace(self, connection: HttpConnection, body: memoryview, model: str) -> None:
+        """Tell what is traced."""
+        told = self._server.trace_settings(model).told(model)
+        # Not by way of a dict: Triton names each resource attribute with the same key.
+        members = b",".join(orjson.dumps(name) + b":" + orjson.dumps(value) for name, value in told)
+        connection.send([Reply(200, b"{" + members + b"}").encode()])
+
+    def change_trace(self, connection: HttpConnection, body: memoryview, model: str) -> None:
+        """Change what is traced, and tell it."""
+
+        def read(name: str, value: Any) -> Sequence[str] | None:
+            if value is None:
+                return None
+            if name == "trace_level" and not isinstance(value, list):
+                raise _not_of_kind("array")
+            texts = value if name == "trace_level" else [value]
+            if not all(isinstance(text, str) for text in texts):
+                raise _not_of_kind("string")
+            return texts
+
+        trace_settings.change(self._server.trace_settings(model), model, _members(body), read)
+        self.trace(connection, body, model)
+
     async def _index(self, ready_only: bool) -> Reply:
         return reply.json_reply(await self._server.repository_index(ready_only))
 
@@ -130,36 +173,20 @@ async def _done(work: Coroutine[Any, Any, None]) -> Reply:
     return _DONE
 
 
-def tell_log(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
-    """Tell what is logged."""
-    connection.send([reply.json_reply(log.settings).encode()])
-
-
-def change_log(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
-    """Change what is logged, and tell it."""
-
-    def read(name: str, kind: type, value: Any) -> log_settings.Value:
-        fits = type(value) is kind
-        if not fits or (kind is int and value < 0):
-            called = {bool: "boolean", int: "unsigned-integer", str: "string"}[kind]
-            raise Internal(f"attempt to access JSON non-{called} as {called}")
-        found: log_settings.Value = value
-        return found
-
-    document = parse(bytes(body))
-    # As with Triton what is no object says nothing, and so does a null.
-    given = [item for item in document.items() if item[1] is not None] if isinstance(document, dict) else []
-    log_settings.change(given, read, lambda name: Unavailable(f"invalid argument for --log_format, got: {name}"))
-    tell_log(connection, head, body)
-
-
 def _health(healthy: bool) -> Reply:
     return reply.EMPTY if healthy else Reply(400, b"", "text/plain")
 
 
-def _object(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object that an administrative body is; an empty body is an empty object."""
-    if not len(body):
-        return {}
+def _not_of_kind(kind: str) -> NeriteError:
+    return Internal(f"attempt to access JSON non-{kind} as {kind}")
+
+
+def _members(body: memoryview) -> dict[str, Any]:
+    """Return the members of the JSON object that a body is; none of a body that is JSON, but no object."""
     value = parse(bytes(body))
     return value if isinstance(value, dict) else {}
+
+
+def _object(body: memoryview) -> dict[str, Any]:
+    """Return the JSON object that an administrative body is; an empty body is an empty object."""
+    return _members(body) if len(body) else {}

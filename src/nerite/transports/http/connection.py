@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -66,6 +67,9 @@ _NEVER = Asked(b"", -1, RequestHead(), None)
 
 class HttpConnection(asyncio.BufferedProtocol):
     """A client's connection."""
+
+    protocol = "HTTP"
+    began_ns = 0
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -348,6 +352,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _open_body(self, head: RequestHead, rest: memoryview) -> None:
         """Receive the body of ``head``, of which ``rest`` is here."""
         self._pieces += 1
+        self.began_ns = time.monotonic_ns()
         if head.expects_continue:
             self._transport.write(reply.CONTINUE)
         if head.chunked:
@@ -402,6 +407,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._state = _BUSY
         self._drop_body()
         self._shared.handler.handle(self, self._head, body)
+        self.began_ns = 0
 
     def _drop_body(self) -> None:
         self._body = self._missing = memoryview(b"")

@@ -25,6 +25,8 @@ class Generation:
     As with Triton any error of a model is a 400, and only the first response decides on the status.
     """
 
+    protocol = "HTTP"
+
     __slots__ = ("_begun", "_connection", "_count", "_events", "_first", "_half")
 
     def __init__(self, connection: HttpConnection, *, events: bool, half: bool = False) -> None:

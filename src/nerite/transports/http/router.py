@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from nerite.config.options import RestrictedKey
-from nerite.core.errors import InvalidArgument, NeriteError, Restricted, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, Restricted
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.transports.http import compression, reply, routes, uploads
-from nerite.transports.http.administration import Administration, change_log, tell_log
+from nerite.transports.http.administration import Administration
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.dialect import HTTP, Dialect
 from nerite.transports.http.generate_form import Form
@@ -72,14 +72,10 @@ class Router:
         if endpoint.name == "infer":
             return self.inference(head, route.arguments["model"], route.arguments["version"], dialect)
         refusal = self.locked(endpoint.category, head)
-        if endpoint in routes.NOT_OFFERED:
-            error = Unsupported(f"{endpoint.name} is not offered by this version of the server")
-            return Target(reply.error_reply(error), refusal)
         if endpoint.name in ("generate", "generate_stream"):
             return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
-        if endpoint.name == "logging":
-            return Target(refusal=refusal, call=change_log if head.method == "POST" else tell_log)
-        call = getattr(self._administration, endpoint.name)
+        change = head.method == "POST" and "GET" in endpoint.methods
+        call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
         return Target(
             refusal=refusal,
             call=lambda connection, _head, body: call(connection, body, **route.arguments),

@@ -49,6 +49,7 @@ ENDPOINTS: Final = (
     _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/load"),
     _endpoint("logging", "GET POST", "logging", "/v2/logging"),
+    _endpoint("trace", "GET POST", "trace", "/v2(?:/models/(?P<model>[^/]+))?/trace/setting"),
     _endpoint("regions", "GET", "shared-memory", _SYSTEM + _REGION + "/status"),
     _endpoint("register", "POST", "shared-memory", _SYSTEM + _REGION + "/register"),
     _endpoint("unregister", "POST", "shared-memory", _SYSTEM + _REGION + "/unregister"),
@@ -57,15 +58,13 @@ ENDPOINTS: Final = (
     _endpoint("unregister_cuda", "POST", "shared-memory", _CUDA + _REGION + "/unregister"),
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/unload"),
 )
-NOT_OFFERED: Final = (_endpoint("the trace extension", "GET POST", "trace", "/v2/(?:models/[^/]+/)?trace/setting"),)
-"""What Triton answers and this version does not. Known, so that it can be told apart from a misspelt path."""
 _FIRST: Final = {"/v2/models/stats": "all_statistics"}
 
 
 def find(path: str) -> Route | None:
     """Return the route of a path, None if there is none. The method is not looked at."""
     special = _FIRST.get(path)
-    for endpoint in ENDPOINTS + NOT_OFFERED:
+    for endpoint in ENDPOINTS:
         if special is not None and endpoint.name != special:
             continue
         match = endpoint.pattern.fullmatch(path)

@@ -1,0 +1,65 @@
+"""The files that traces are written to: always JSON, whatever came in between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nerite.observability import trace_file as module
+from nerite.observability.trace_file import TraceFile
+
+
+def trace(number: int) -> list[dict[str, Any]]:
+    return [{"id": number, "model_name": "m"}, {"id": number, "timestamps": []}]
+
+
+def ids(path: Path) -> list[int]:
+    return [record["id"] for record in json.loads(path.read_text()) if "model_name" in record]
+
+
+def files(folder: Path) -> dict[str, list[int]]:
+    return {path.name: ids(path) for path in sorted(folder.iterdir())}
+
+
+def test_a_file_for_each_so_many(tmp_path: Path) -> None:
+    file = TraceFile(str(tmp_path / "t"))
+    for number in range(5):
+        file.add(trace(number), 2, last=False)
+    assert files(tmp_path) == {"t.0": [0, 1], "t.1": [2, 3]}
+    file.write()
+    file.write()
+    assert files(tmp_path) == {"t.0": [0, 1], "t.1": [2, 3], "t.2": [4]}
+
+
+def test_one_file_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 3)
+    file = TraceFile(str(tmp_path / "t"))
+    (tmp_path / "t").write_text("of an earlier run")
+    for number in range(7):
+        file.add(trace(number), 0, last=False)
+    assert files(tmp_path) == {"t": [0, 1, 2, 3, 4, 5]}
+    file.write()
+    assert files(tmp_path) == {"t": [0, 1, 2, 3, 4, 5, 6]}
+
+
+def test_the_last_that_was_asked_for_is_not_waited_for(tmp_path: Path) -> None:
+    file = TraceFile(str(tmp_path / "t"))
+    file.add(trace(0), 0, last=False)
+    file.add(trace(1), 0, last=True)
+    assert files(tmp_path) == {"t.0": [0, 1]}
+
+
+def test_nothing_is_written_of_nothing(tmp_path: Path) -> None:
+    TraceFile(str(tmp_path / "t")).write()
+    assert files(tmp_path) == {}
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = TraceFile(str(tmp_path / "nowhere" / "t"))
+    file.add(trace(0), 1, last=False)
+    said = capfd.readouterr().err
+    assert "cannot write the traces to" in said and "No such file or directory" in said
+    assert "--trace-config triton,file" in said
