@@ -68,7 +68,11 @@ def complaint(error: UsageError, manner: Manner) -> str:
 
 def _mention(command: CommandLine) -> None:
     for warning in command.warnings:
-        print(warning, file=sys.stderr)
+        # As Triton prints them, except where every line has to be an object.
+        if log.format == "json":
+            log.warning(warning.removeprefix("Warning: "))
+        else:
+            print(warning, file=sys.stderr)
     if command.idle:
         names = ", ".join(f"--{flag.name} ({flag.accepted})" for flag in command.idle)
         log.warning(f"flags that have no effect in this version: {names}")

@@ -23,8 +23,8 @@ from nerite.execution.arena import Arena, Borrower, Loans, Segment
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import WorkerProcess
 
-Log = Callable[[str, str, str, str, int], None]
-"""Called with worker name, level, text, and the file and line that it was said in."""
+Log = Callable[[str, str, str, str, int, str], None]
+"""Called with worker name, level, text, the file and line that it was said in, and the ids of requests it is about."""
 
 
 class Channel:

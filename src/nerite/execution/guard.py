@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from nerite.backends.interface import Instance
+from nerite.core.at_hand import at_hand
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -22,6 +23,7 @@ def run(
     None stands for a request that the model answers by itself. An exception fails the whole batch: a ``NeriteError``
     with its own text, anything else as ``Internal``, with the traceback in the log only.
     """
+    before = at_hand.set(requests)
     try:
         responses: list[InferenceResponse | None] = list(instance.execute(requests, marks))
         if len(responses) != len(requests):
@@ -33,5 +35,6 @@ def run(
         _log.exception("instance '%s' failed", name)
         marks.failed = True
         responses = [InferenceResponse.failed(Internal(f"{type(error).__name__}: {error}"))] * len(requests)
+    at_hand.reset(before)
     marks.end()
     return responses

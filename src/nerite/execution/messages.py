@@ -39,7 +39,7 @@ OF_REQUEST: Final = (CANCEL, PAUSE, RESUME)
 DONE: Final = 16  # JSON: the answer to COMPLETE, LOAD, IS_READY or CLOSE
 FAILED: Final = 17  # JSON: code and message, instead of DONE
 RESULT: Final = 18
-LOG: Final = 19  # JSON: level, text, file and line
+LOG: Final = 19  # JSON: level, text, file, line and the ids of the requests that it is about
 PART: Final = 20
 LAST: Final = 21
 # Either way.

@@ -19,6 +19,7 @@ from typing import Any
 
 from nerite.backends import registry
 from nerite.backends.interface import Instance, InstanceContext, Model, ModelContext
+from nerite.core.at_hand import ids_at_hand
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import RequestHeader
@@ -27,6 +28,7 @@ from nerite.core.tensor import Buffer
 from nerite.execution import guard, header_form, messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
 from nerite.execution.inbox import Inbox
+from nerite.execution.printed import PrintedLines
 from nerite.execution.vigil import Vigil
 from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
 
@@ -46,8 +48,9 @@ class Worker:
         self._borrower = Borrower()
         self._packer: records.Packer[ResponseHeader] = records.Packer(arena, self._loans, self._borrower)
         self._unpacker: records.Unpacker[RequestHeader] = records.Unpacker(self._loans, self._borrower)
-        self._sending = threading.Lock()
-        """Held by whoever packs and sends: threads of the model do, too."""
+        self._sending = threading.RLock()
+        """Held by whoever packs and sends: threads of the model do, too. Whoever holds it may yet log a line, where an
+        object of the model's goes and says so."""
         self._batches: dict[int, WorkerBatch] = {}
         self._model: Model | None = None
         self._instance: Instance | None = None
@@ -183,10 +186,10 @@ class Worker:
         self._channel.sendall(messages.segment_frame(self._arena.segments.index(segment), segment.size))
 
     def log(self, level: str, text: str, file: str, line: int) -> None:
-        """Send a log line to the server, which writes it with the instance's name."""
+        """Send a log line to the server, which writes it with the instance's name and the ids of the requests."""
         # The server may be gone already; then there is nobody left to tell.
         with contextlib.suppress(OSError), self._sending:
-            self._channel.sendall(messages.json_frame(messages.LOG, [level, text, file, line]))
+            self._channel.sendall(messages.json_frame(messages.LOG, [level, text, file, line, ids_at_hand()]))
 
 
 class _LogHandler(logging.Handler):
@@ -221,14 +224,19 @@ def read_context(value: dict[str, Any]) -> ModelContext:
 def main(channel: int, descriptors: int) -> None:
     """Be a worker on two connected sockets, until the server is gone or has said CLOSE."""
     worker = Worker(socket.socket(fileno=channel), socket.socket(fileno=descriptors))
+    for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+        getattr(sys, stream).flush()
+        setattr(sys, stream, PrintedLines(descriptor, stream, worker.log))
     root = logging.getLogger()
     root.addHandler(_LogHandler(worker))
     root.setLevel(logging.INFO)
     # A server that went away while we were sending is a normal end, like one that went away while we were waiting.
     with contextlib.suppress(ConnectionError):
         worker.run()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for output in (sys.stdout, sys.stderr):
+        # Nobody goes on with a line that a request left unfinished.
+        output.write("")
+        output.flush()
     # Threads that a model left behind must not keep the process.
     os._exit(0)
 

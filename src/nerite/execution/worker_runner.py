@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.core.at_hand import ids_of
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -217,16 +218,22 @@ class WorkerRunner:
             self._finish_closing()
             return
         ending = self._process.ending
-        _log.error("worker '%s' (pid %d) died: %s; starting another", self.name, self._process.pid, ending)
-        self.on_usable(self)
         batch, self._batch = self._batch, None
         still_open, self._open = self._open, {}
+        unanswered = [request for request in itertools.chain(*still_open.values()) if not request.finished]
+        _log.error(
+            "worker '%s' (pid %d) died: %s; starting another",
+            self.name,
+            self._process.pid,
+            ending,
+            extra={"request_id": ids_of([*(batch or ()), *unanswered])},
+        )
+        self.on_usable(self)
         error = Internal(
             f"Stub process '{self.name}' is not healthy. The worker died while it ran this request: {ending}."
         )
-        for request in itertools.chain(*still_open.values()):
-            if not request.finished:
-                self.part(request, InferenceResponse.failed(error), True, None)
+        for request in unanswered:
+            self.part(request, InferenceResponse.failed(error), True, None)
         if batch is not None:
             self.done(self, batch, [InferenceResponse.failed(error)] * len(batch), None)
         if self._closed is not None:  # it was to leave after this batch

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 
+from nerite.core.at_hand import ids_at_hand
 from nerite.observability.log import Log
 from nerite.observability.record import Level, Record
 
@@ -17,7 +18,10 @@ _OURS = "nerite"
 
 
 class LogHandler(logging.Handler):
-    """Passes records on. DEBUG is verbose 1; a traceback follows its message."""
+    """Passes records on. DEBUG is verbose 1; a traceback follows its message.
+
+    A record is about the requests that are being executed, or about that of its ``extra={"request_id": …}``.
+    """
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -37,7 +41,13 @@ class LogHandler(logging.Handler):
         if record.name.partition(".")[0] != _OURS:
             message = f"{record.name}: {message}"
         pid, time_ns = record.process or os.getpid(), int(record.created * 1e9)
-        self._log.relay(Record(level, message, record.filename, record.lineno, pid, time_ns))
+        extras = about(getattr(record, "request_id", "") or ids_at_hand())
+        self._log.relay(Record(level, message, record.filename, record.lineno, pid, time_ns, extras=extras))
+
+
+def about(request_id: str) -> dict[str, object]:
+    """Return the extras of a record about a request, none if it has no id."""
+    return {"request_id": request_id} if request_id else {}
 
 
 def install(log: Log) -> None:
@@ -65,8 +75,10 @@ class WorkerLines:
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    def __call__(self, instance: str, level: str, text: str, file: str = "worker", line: int = 0) -> None:
+    def __call__(
+        self, instance: str, level: str, text: str, file: str = "worker", line: int = 0, request_id: str = ""
+    ) -> None:
         """Write ``text``. ``level`` is a name of the ``logging`` module; any other counts as INFO."""
         number = logging.getLevelNamesMapping().get(level, logging.INFO)
-        extras = {"instance": instance}
+        extras = {"instance": instance, **about(request_id)}
         self._log.relay(Record(level_of(number), text, file, line, os.getpid(), time.time_ns(), extras=extras))

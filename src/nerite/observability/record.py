@@ -64,7 +64,7 @@ class Formatter(Protocol):
 
 
 class TextFormatter:
-    """Triton's two forms. Of the extras only ``instance`` is shown, in front of the message."""
+    """Triton's two forms. Of the extras ``instance`` and ``request_id`` are shown, in front of the message."""
 
     def __init__(self, *, iso8601: bool = False, escape: bool = True, width: int = table.WIDE) -> None:
         self._iso8601 = iso8601
@@ -76,6 +76,8 @@ class TextFormatter:
     def format(self, record: Record) -> str:
         """Return the preamble, the message, and on lines of its own the table."""
         message = record.message
+        if request_id := record.extras.get("request_id"):
+            message = f"[request id: {request_id}] {message}"
         if instance := record.extras.get("instance"):
             message = f"[{instance}] {message}"
         # A table alone has no message, and none is written as "".

@@ -56,6 +56,12 @@ def test_the_instance_stands_before_the_message() -> None:
     assert TextFormatter().format(record("x", instance="m_0", model="m")).endswith('] "[m_0] x"')
 
 
+def test_the_id_of_the_request_stands_before_the_message() -> None:
+    assert TextFormatter().format(record("x", request_id="me")).endswith('] "[request id: me] x"')
+    both = record("x", instance="m_0", request_id="me")
+    assert TextFormatter().format(both).endswith('] "[m_0] [request id: me] x"')
+
+
 def test_a_table_stands_on_lines_of_its_own() -> None:
     table = Table(["Model"], [["a"]])
     box = "\n+-------+\n| Model |\n+-------+\n| a     |\n+-------+\n"

@@ -19,6 +19,7 @@ from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.http2 import Headers
+from nerite.transports import refusals
 from nerite.transports.grpc import infer_response, infer_wire, status
 from nerite.transports.grpc.connection import Call
 from nerite.transports.grpc.infer_request import InferReader
@@ -193,7 +194,9 @@ class _Inference:
             header, request_id, data = self._reader.read(_unpacked(framed, self._encoding))
             request = self._server.request(header, data, call, now, request_id)
         except NeriteError as error:
-            call.fail(status.of_error(self._first_mistake(framed, error)))
+            error = self._first_mistake(framed, error)
+            refusals.note(infer_wire.id_of(framed[_PREFIX:]), error)
+            call.fail(status.of_error(error))
             return
         call.request = request
         self._server.infer(request, _NOT_IN_ONE)
@@ -213,6 +216,7 @@ class _Inference:
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer."""
         if response.error is not None:
+            refusals.note(request.id, response.error)
             call.fail(status.of_error(response.error))
             return
         try:
@@ -221,7 +225,9 @@ class _Inference:
             call.fail(status.of_error(error))
             return
         except Exception:  # a mistake of the model's or ours must not cost the client its answer
-            _log.exception("an answer of '%s' could not be written", request.header.model_name)
+            _log.exception(
+                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
+            )
             call.fail(status.MISTAKE)
             return
         call.reply(self.head, self.packed(parts))

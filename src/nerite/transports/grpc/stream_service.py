@@ -11,6 +11,7 @@ from nerite.core.errors import Internal, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
+from nerite.transports import refusals
 from nerite.transports.grpc import infer_response, infer_wire, status
 from nerite.transports.grpc.infer_request import InferReader
 from nerite.transports.grpc.stream import StreamCall
@@ -91,7 +92,9 @@ class StreamInference:
         except NeriteError as error:
             return self._failed(request, error, final)
         except Exception:  # a mistake of the model's or ours must not cost the client its answer
-            _log.exception("an answer of '%s' could not be written", request.header.model_name)
+            _log.exception(
+                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
+            )
             return self._failed(request, Internal(status.MISTAKE_TEXT), final)
         size = len(_FINAL[final]) + sum(map(len, parts)) - _PREFIX
         before = b"\x12" + infer_wire.encode_varint(size) + _FINAL[final]
@@ -100,11 +103,13 @@ class StreamInference:
 
     def write_refusal(self, request_id: str, error: NeriteError) -> Sequence[Buffer]:
         """Return the message that says why there is no inference."""
+        refusals.note(request_id, error)
         message = ModelStreamInferResponse(error_message=error.message)
         message.infer_response.id = request_id
         return self._framed(message)
 
     def _failed(self, request: InferenceRequest, error: NeriteError, final: bool) -> Sequence[Buffer]:
+        refusals.note(request.id, error)
         message = ModelStreamInferResponse(error_message=error.message)
         message.infer_response.model_name = request.header.model_name
         message.infer_response.id = request.id

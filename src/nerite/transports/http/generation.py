@@ -8,6 +8,7 @@ from typing import Final
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.transports import refusals
 from nerite.transports.http import generate_form, reply
 from nerite.transports.http.connection import HttpConnection
 
@@ -85,6 +86,11 @@ class Generation:
             except NeriteError as refusal:
                 error = refusal
             except Exception:  # a mistake of the model's or ours must not cost the client its answer
-                _log.exception("an answer of '%s' could not be written", request.header.model_name)
+                _log.exception(
+                    "an answer of '%s' could not be written",
+                    request.header.model_name,
+                    extra={"request_id": request.id},
+                )
                 error = Internal("internal error, see the server's log")
+        refusals.note(request.id, error)
         return 400, generate_form.write_error(error)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.transports import refusals
 from nerite.transports.http import compression, infer_response, reply
 from nerite.transports.http.connection import HttpConnection, too_large
 from nerite.transports.http.handler import Question
@@ -123,6 +124,7 @@ class HttpService:
             self._server.find(target.reader.model_name, target.reader.model_version)
         except NeriteError as unknown:
             error, content_type = unknown, target.dialect.early_type
+        refusals.note(connection.request.id if connection.request is not None else "", error)
         connection.send([target.dialect.refusal(error, content_type).encode()])
 
     def _plan(self, target: Target, reader: Reader, body: memoryview) -> tuple[Plan, int]:
@@ -162,6 +164,7 @@ class HttpService:
             if self._accepting:
                 self._refuse(connection, target, response.error)
             else:
+                refusals.note(request.id, response.error)
                 connection.send([target.dialect.refusal(response.error, reply.PLAIN).encode()])
             return
         try:
@@ -169,7 +172,9 @@ class HttpService:
         except NeriteError as error:
             parts = [target.dialect.refusal(error, reply.PLAIN).encode()]
         except Exception:  # a mistake of the model's or ours must not cost the client its answer
-            _log.exception("an answer of '%s' could not be written", request.header.model_name)
+            _log.exception(
+                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
+            )
             mistake = Internal("internal error, see the server's log")
             parts = [target.dialect.refusal(mistake, reply.PLAIN).encode()]
         if target.accepts:

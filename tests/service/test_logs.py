@@ -1,0 +1,154 @@
+"""The log of a real server: lines about a request have its id, and with ``--log-format json`` every line is JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
+
+TALKS = """
+def execute(self, requests):
+    import logging
+    import warnings
+    value = float(requests[0].inputs()[0].as_numpy().reshape(-1)[0])
+    if value < 0:
+        raise ValueError("below zero")
+    if value > 9:
+        os._exit(3)
+    print("a print,", end=" ")
+    print("in two pieces")
+    print("to stderr", file=__import__("sys").stderr)
+    os.write(1, b"past Python\\n")
+    logging.getLogger("mine").warning("by logging")
+    pb_utils.Logger.log_error("by the logger")
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
+
+def finalize(self):
+    print("the end")
+"""
+TURNS = """
+async def execute(self, requests):
+    import asyncio
+    for request in requests:
+        for turn in range(3):
+            print(request.request_id(), "has turn", turn)
+            await asyncio.sleep(0.01)
+        sender = request.get_response_sender()
+        sender.send(
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]),
+            pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        )
+"""
+DECOUPLED = pbtxt(0, "model_transaction_policy { decoupled: true }")
+
+
+def ask(server: Serving, value: float, id: str = "", model: str = "talks", datatype: str = "FP32") -> int:
+    body: dict[str, Any] = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": datatype, "data": [value]}]}
+    if id:
+        body["id"] = id
+    return server.ask("POST", f"/v2/models/{model}/infer", body)[0]
+
+
+def lines(server: Serving) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.text.splitlines()]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for name, source, config in (("talks", TALKS, ""), ("turns", TURNS, DECOUPLED), ("identity", IDENTITY, "")):
+        python_model(tmp_path / "models", name, source, config)
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def server(repository: Path, tmp_path: Path) -> Iterator[Serving]:
+    with serving(repository, tmp_path / "log", "--log-format=json", "--log-verbose=1") as server:
+        yield server
+
+
+def test_what_a_model_says_has_the_id_of_the_request(server: Serving) -> None:
+    assert ask(server, 1.0, "first") == 200
+    assert ask(server, 1.0) == 200
+    eventually(lambda: sum("past Python" in line["message"] for line in lines(server)) == 2)
+    said = [
+        (line["message"], line["file"], line.get("request_id"))
+        for line in lines(server)
+        if line.get("instance") == "talks_0_0"
+    ]
+    with_id = [(message, file) for message, file, id in said if id == "first"]
+    assert ("a print, in two pieces", "stdout") in with_id
+    assert ("to stderr", "stderr") in with_id
+    assert ("by logging", "model.py") in with_id and ("by the logger", "model.py") in with_id
+    without = [message for message, _, id in said if id is None]
+    assert {"a print, in two pieces", "to stderr", "by logging", "by the logger", "past Python"} <= set(without)
+
+
+def test_what_the_server_says_of_a_failure_has_the_id(server: Serving) -> None:
+    assert ask(server, -1.0, "raises") == 500
+    assert ask(server, 1, "typed", datatype="INT32") == 400
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        tensor = grpcclient.InferInput("INPUT0", [1, 1], "INT32")
+        tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+        with pytest.raises(InferenceServerException, match="data-type"):
+            client.infer("talks", [tensor], request_id="called")
+    assert ask(server, 10.0, "kills") == 500
+    found = {(line["level"], line.get("request_id")) for line in lines(server)}
+    assert {("error", "raises"), ("verbose", "raises"), ("verbose", "typed"), ("verbose", "called")} <= found
+    assert ("error", "kills") in found
+
+
+def test_the_ids_of_requests_that_take_turns(server: Serving) -> None:
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        answers: list[Any] = []
+        client.start_stream(lambda result, error: answers.append(error))
+        for number in range(6):
+            tensor = grpcclient.InferInput("INPUT0", [1], "FP32")
+            tensor.set_data_from_numpy(np.zeros(1, np.float32))
+            client.async_stream_infer("turns", [tensor], request_id=f"r{number}")
+        eventually(lambda: len(answers) == 6)
+        client.stop_stream()
+    assert [str(error) for error in answers if error] == []
+    turns = [line for line in lines(server) if "has turn" in line["message"]]
+    assert len(turns) == 18
+    assert [line["message"].split()[0] for line in turns] == [line["request_id"] for line in turns]
+    assert len({line["request_id"] for line in turns[:3]}) > 1, "they took no turns"
+
+
+def test_the_id_stands_in_the_text(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", "--log-verbose=1") as server:
+        ask(server, 1.0, "first")
+        ask(server, 1, "typed", datatype="INT32")
+        eventually(lambda: "past Python" in server.text)
+        assert re.search(r'stdout:0\] "\[talks_0_0\] \[request id: first\] a print, in two pieces"', server.text)
+        assert re.search(r'"\[request id: typed\] Infer failed: \[request id: typed\] inference input', server.text)
+
+
+def test_every_line_of_a_busy_session_is_json(repository: Path, tmp_path: Path) -> None:
+    (repository / "broken" / "1").mkdir(parents=True)
+    (repository / "broken" / "config.pbtxt").write_text('backend: "python" max_batch_size: "many"')
+    python_model(repository, "raises", "def initialize(self, args):\n    raise ValueError('two\\nlines')\n")
+    flags = ["--log-format=json", "--log-verbose=2", "--exit-on-error=false"]
+    # Flags that are remarked upon when the server starts.
+    flags += ["--strict-model-config=false", "--trace-config=nothing=1", "--http-thread-count=3"]
+    with serving(repository, tmp_path / "log", *flags) as server:
+        for value, id in ((1.0, "a"), (-1.0, "b"), (10.0, 'c"\n'), (1.0, "")):
+            ask(server, value, id)
+        ask(server, 1.0, "d", "identity")
+        ask(server, 1.0, "e", "nobody")
+        server.ask("GET", "/v2/nothing")
+        eventually(lambda: server.ready("talks"))
+    for line in server.text.splitlines():
+        event = json.loads(line)
+        assert event.keys() >= {"time", "level", "message", "file", "line", "pid"}, line
+    tables = [event["table"] for event in lines(server) if "table" in event]
+    assert any(row["model"] == "identity" and row["status"] == "READY" for row in tables[-1])
+    assert "the end" in server.text
