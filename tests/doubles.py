@@ -151,6 +151,9 @@ class FakeTransport:
     def get_write_buffer_size(self) -> int:
         return self.unread
 
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 5000) if name == "peername" else None
+
     def write(self, data: Buffer) -> None:
         assert not self.closed, "a write after close is lost"
         self.writes += 1

@@ -232,7 +232,9 @@ class ServerProcess:
         )
 
     def _listener(self, name: str, handler: Handler, max_body: int) -> HttpListener:
-        listener = HttpListener(name, handler, max_body, self._options.http.upload_seconds)
+        # Scrapes come every few seconds, and tell nothing.
+        access_log = self._options.log.access and name != "Metrics"
+        listener = HttpListener(name, handler, max_body, self._options.http.upload_seconds, access_log=access_log)
         self._listeners.append(listener)
         return listener
 
@@ -253,7 +255,7 @@ class ServerProcess:
             forward_pattern=options.header_forward_pattern,
             compression=options.response_compression,
         )
-        listener = GrpcListener(service, options.keepalive)
+        listener = GrpcListener(service, options.keepalive, access_log=self._options.log.access)
         self._listeners.append(listener)
         tls = context_of(options.tls, ["h2"])
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)

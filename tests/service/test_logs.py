@@ -136,7 +136,7 @@ def test_every_line_of_a_busy_session_is_json(repository: Path, tmp_path: Path) 
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "config.pbtxt").write_text('backend: "python" max_batch_size: "many"')
     python_model(repository, "raises", "def initialize(self, args):\n    raise ValueError('two\\nlines')\n")
-    flags = ["--log-format=json", "--log-verbose=2", "--exit-on-error=false"]
+    flags = ["--log-format=json", "--log-verbose=2", "--exit-on-error=false", "--access-log=true"]
     # Flags that are remarked upon when the server starts.
     flags += ["--strict-model-config=false", "--trace-config=nothing=1", "--http-thread-count=3"]
     with serving(repository, tmp_path / "log", *flags) as server:
@@ -152,3 +152,71 @@ def test_every_line_of_a_busy_session_is_json(repository: Path, tmp_path: Path) 
     tables = [event["table"] for event in lines(server) if "table" in event]
     assert any(row["model"] == "identity" and row["status"] == "READY" for row in tables[-1])
     assert "the end" in server.text
+
+
+def accesses(server: Serving) -> list[dict[str, Any]]:
+    return [line for line in lines(server) if "milliseconds" in line]
+
+
+def test_the_access_log(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", "--log-format=json", "--access-log=true") as server:
+        ask(server, 1.0, "mine", "identity")
+        ask(server, 1, "typed", "identity", datatype="INT32")
+        ask(server, 1.0, "", "nobody")
+        server.ask("GET", "/v2/nothing")
+        server.ask("POST", "/v2/models/talks/versions/1/generate", {"INPUT0": 1.0, "id": "made"})
+        server.ask("POST", "/v2/models/talks/generate_stream", {"INPUT0": 1.0})
+        over_http = accesses(server)
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            assert client.is_server_live()
+            tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32")
+            tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
+            client.infer("identity", [tensor], request_id="called")
+            with pytest.raises(InferenceServerException):
+                client.infer("nobody", [tensor], request_id="lost")
+            client.start_stream(lambda result, error: None)
+            for _ in range(3):
+                client.async_stream_infer("identity", [tensor])
+            client.stop_stream()
+        over_grpc = accesses(server)[len(over_http) :]
+    prefix = "/v2/models"
+    assert [
+        (line["method"], line["path"], line["status"], line.get("model"), line.get("version"), line.get("request_id"))
+        for line in over_http
+    ] == [
+        ("POST", f"{prefix}/identity/infer", 200, "identity", "1", "mine"),
+        ("POST", f"{prefix}/identity/infer", 400, "identity", None, "typed"),
+        ("POST", f"{prefix}/nobody/infer", 404, "nobody", None, None),
+        ("GET", "/v2/nothing", 404, None, None, None),
+        ("POST", f"{prefix}/talks/versions/1/generate", 200, "talks", "1", "made"),
+        ("POST", f"{prefix}/talks/generate_stream", 200, "talks", "1", None),
+    ]
+    service = "/inference.GRPCInferenceService"
+    assert [(line["path"], line["status"], line.get("model"), line.get("request_id")) for line in over_grpc] == [
+        (f"{service}/ServerLive", "OK", None, None),
+        (f"{service}/ModelInfer", "OK", "identity", "called"),
+        (f"{service}/ModelInfer", "NOT_FOUND", "nobody", "lost"),
+        (f"{service}/ModelStreamInfer", "OK", None, None),
+    ]
+    assert (over_grpc[-1]["requests"], over_grpc[-1]["responses"]) == (3, 3)
+    for line in (*over_http, *over_grpc):
+        assert line["peer"].startswith("127.0.0.1:") and line["milliseconds"] > 0
+        assert (line["request_bytes"] > 0) == (line["method"] != "GET")
+    assert over_http[0]["response_bytes"] > len('{"model_name":"identity"}')
+
+
+def test_the_access_log_in_text(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", "--access-log=true") as server:
+        ask(server, 1.0, "mine", "identity")
+        assert server.ask("GET", "/v2/health/ready")[0] == 200
+        form = r'\] "(\[request id: mine\] )?127\.0\.0\.1:\d+ (.*) \d+ \d+ [0-9.]+ ms( identity/1)?"'
+        assert re.findall(form, server.text) == [
+            ("[request id: mine] ", "POST /v2/models/identity/infer 200", " identity/1"),
+            ("", "GET /v2/health/ready 200", ""),
+        ]
+
+
+def test_there_is_no_access_log_unless_it_is_asked_for(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", "--log-format=json") as server:
+        ask(server, 1.0, "mine", "identity")
+        assert accesses(server) == []

@@ -267,6 +267,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("repository-cache-directory", "Nerite", TEXT,
          "Directory for the files of models in object stores.", "repository.cache_directory",
          default_text="nerite/repositories in the user's directory of caches"),
+    Flag("access-log", "Nerite", BOOLEAN,
+         "Log each HTTP request and each gRPC call, when it is answered.", "log.access"),
     Flag("stay-awake-microseconds", "Nerite", INTEGER,
          "How long the server and its workers wait awake for what comes next, when it mostly comes that soon; "
          "0 is never. Being woken takes longer than a small model, but who stays awake uses a core.",

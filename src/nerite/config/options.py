@@ -77,6 +77,8 @@ class LogOptions:
     error: bool = True
     format: LogFormat = "default"
     file: str = ""
+    access: bool = False
+    """A line for each HTTP request and gRPC call."""
 
 
 @dataclass(frozen=True)

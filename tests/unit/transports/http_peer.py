@@ -63,10 +63,12 @@ class FakeHandler:
 class Peer:
     """A connection with a client on its other end."""
 
+    kind = HttpConnection
+
     def __init__(self, handler: FakeHandler | None = None, max_body: int = 10_000_000) -> None:
         self.handler = handler or FakeHandler()
         self.shared = Shared(self.handler, max_body)
-        self.connection = HttpConnection(self.shared)
+        self.connection = self.kind(self.shared)
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 

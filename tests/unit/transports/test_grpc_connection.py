@@ -88,11 +88,13 @@ class FakeService:
 class Peer:
     """A connection, and a client that keeps what it is told by stream."""
 
+    kind = GrpcConnection
+
     def __init__(self, **keepalive: Any) -> None:
         self.loop = FakeLoop()
         self.service = FakeService()
         self.shared = Shared(self.service, Limits(), Rules(KeepaliveOptions(**keepalive)))
-        self.connection = GrpcConnection(self.shared, self.loop)  # type: ignore[arg-type]
+        self.connection = self.kind(self.shared, self.loop)  # type: ignore[arg-type]
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
         self.client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))

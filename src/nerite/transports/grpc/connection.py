@@ -226,6 +226,9 @@ class Call:
 class GrpcConnection(asyncio.BufferedProtocol):
     """A client's connection. Also the handler of its ``http2.Connection``."""
 
+    _unary: type[Call] = Call
+    _streaming: type[StreamCall] = StreamCall
+
     def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
         self._shared = shared
         self._loop = loop
@@ -372,7 +375,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if target.refusal is not None:
             self.http2.send_headers(stream_id, target.refusal, end_stream=True)
             return None
-        call = Call(self, stream_id, target) if target.stream is None else StreamCall(self, stream_id, target.stream)
+        stream = target.stream
+        call = self._unary(self, stream_id, target) if stream is None else self._streaming(self, stream_id, stream)
         self.calls[stream_id] = call
         if target.timeout is not None:
             call.deadline = self._loop.call_later(target.timeout, call.expire)

@@ -10,6 +10,7 @@ from nerite.core.errors import Unavailable
 from nerite.http2 import Limits
 from nerite.transports.grpc.connection import GrpcConnection, Service, Shared
 from nerite.transports.grpc.keepalive import Rules
+from nerite.transports.grpc.logged_connection import LoggedGrpcConnection
 from nerite.transports.tcp import notice_dead_peers
 
 _BACKLOG = 4096
@@ -18,7 +19,8 @@ _BACKLOG = 4096
 class GrpcListener:
     """Accepts connections and knows those that are open."""
 
-    def __init__(self, service: Service, keepalive: KeepaliveOptions) -> None:
+    def __init__(self, service: Service, keepalive: KeepaliveOptions, *, access_log: bool = False) -> None:
+        self._connection = LoggedGrpcConnection if access_log else GrpcConnection
         limits = Limits(
             min_recv_ping_interval_without_data_ms=keepalive.min_recv_ping_interval_without_data_ms,
             max_ping_strikes=keepalive.max_ping_strikes,
@@ -35,7 +37,7 @@ class GrpcListener:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: GrpcConnection(self._shared, loop),
+                lambda: self._connection(self._shared, loop),
                 address,
                 port,
                 reuse_port=reuse_port,

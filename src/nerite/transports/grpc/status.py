@@ -7,6 +7,8 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import quote
 
+import hpack
+
 from nerite.core.errors import Internal, NeriteError
 from nerite.http2 import encode_headers
 
@@ -23,6 +25,12 @@ _BEGINNING: Final = [
     (b"content-type", b"application/grpc"),
     (b"grpc-accept-encoding", b"identity, deflate, gzip"),
 ]
+NAMES: Final = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+"""By number."""
 HEAD: Final = encode_headers(_BEGINNING)
 TRAILERS_OK: Final = encode_headers([(b"grpc-status", b"0")])
 NOT_GRPC: Final = encode_headers([(b":status", b"415")])
@@ -66,6 +74,14 @@ def _status_fields(status: int, message: str) -> list[tuple[bytes, bytes]]:
 def framed(message: bytes, compressed: bool = False) -> bytes:
     """Return a message with its length in front."""
     return bytes((compressed,)) + len(message).to_bytes(4) + message
+
+
+@lru_cache(1024)
+def told(block: bytes) -> str:
+    """Return the status that a reply's last headers have: its name, or that of HTTP where the call was none of gRPC."""
+    fields = dict(hpack.Decoder().decode(block, raw=True))
+    code = fields.get(b"grpc-status")
+    return NAMES[int(code)] if code is not None else fields[b":status"].decode()
 
 
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}

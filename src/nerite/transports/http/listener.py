@@ -8,6 +8,7 @@ import ssl
 from nerite.core.errors import Unavailable
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import Handler
+from nerite.transports.http.logged_connection import LoggedHttpConnection
 from nerite.transports.http.shared import Shared
 from nerite.transports.tcp import notice_dead_peers
 
@@ -19,9 +20,12 @@ _LOOKS = 8
 class HttpListener:
     """Accepts connections and knows those that are open."""
 
-    def __init__(self, name: str, handler: Handler, max_body: int, upload_seconds: float) -> None:
+    def __init__(
+        self, name: str, handler: Handler, max_body: int, upload_seconds: float, *, access_log: bool = False
+    ) -> None:
         """``upload_seconds``: how long a request may arrive without coming on; 0 for any time."""
         self._name = name
+        self._connection = LoggedHttpConnection if access_log else HttpConnection
         self._shared = Shared(handler, max_body)
         self._upload_seconds = upload_seconds
         self._server: asyncio.Server | None = None
@@ -34,7 +38,7 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: HttpConnection(self._shared), address, port, reuse_port=reuse_port, backlog=_BACKLOG, ssl=tls
+                lambda: self._connection(self._shared), address, port, reuse_port=reuse_port, backlog=_BACKLOG, ssl=tls
             )
         except OSError as error:
             raise Unavailable(

@@ -1,0 +1,64 @@
+"""The access log: a line for each HTTP request and gRPC call, when it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from nerite.core.request import InferenceRequest
+from nerite.observability.bridge import about
+from nerite.observability.log import log
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """Return where a client is, as it stands in a URL."""
+    name = transport.get_extra_info("peername") or ("-", 0)
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Access:
+    """One exchange, from its first byte. What is known of it is filled in as it comes."""
+
+    __slots__ = ("_began_ns", "method", "model", "path", "peer", "received", "request_id", "version")
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.method = self.path = "-"
+        """Of HTTP; for a call ``gRPC`` and its method."""
+        self.received = 0
+        """Bytes of the body, of messages with their lengths."""
+        self.model = ""
+        self.version = ""
+        self.request_id = ""
+        self._began_ns = time.monotonic_ns()
+
+    def asks(self, request: InferenceRequest | None) -> None:
+        """Take note of the inference that this is."""
+        if request is None:
+            return
+        self.model, self.request_id = request.header.model_name, request.id
+        self.version = request.header.model_version
+        if request.header.route is not None:
+            self.version = request.header.route[1].label
+
+    def answered(self, status: int | str, sent: int = 0, **counts: int) -> None:
+        """Write the line. ``sent`` is bytes, like ``received``; ``counts`` is how often a stream had what."""
+        milliseconds = round((time.monotonic_ns() - self._began_ns) / 1_000_000, 3)
+        model = f"{self.model}/{self.version}" if self.version else self.model
+        words = [self.peer, self.method, self.path, status, self.received, sent, f"{milliseconds} ms", model]
+        words += [f"{count} {what}" for what, count in counts.items()]
+        log.info(
+            " ".join(str(word) for word in words if word != ""),
+            peer=self.peer,
+            method=self.method,
+            path=self.path,
+            status=status,
+            request_bytes=self.received,
+            response_bytes=sent,
+            milliseconds=milliseconds,
+            **({"model": self.model} if self.model else {}),
+            **({"version": self.version} if self.version else {}),
+            **counts,
+            **about(self.request_id),
+        )
