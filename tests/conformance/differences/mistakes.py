@@ -49,6 +49,16 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Trace settings of all models that one model cannot have",
+        "They are refused, but Triton has already changed those of all. A refused update changes nothing.",
+        {
+            "trace_settings/a rate of all that a model cannot have#8": (
+                '200 {"trace_level": ["OFF"], "trace_rate": "0"',
+                '200 {"trace_level": ["OFF"], "trace_rate": "7"',
+            )
+        },
+    ),
+    Difference(
         "Refused requests in traces",
         "In Triton a request that is refused before it is queued takes its turn and its number, leaves no trace, and "
         "keeps the trace file from being written when the server stops. Here it does not count.",

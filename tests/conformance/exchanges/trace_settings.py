@@ -135,6 +135,9 @@ EXCHANGES = {
         {"trace_level": ["TENSORS"], "trace_rate": "3"},
         {"trace_rate": None},
     ),
+    "a rate of all that a model cannot have": model(
+        (None, {"trace_level": ["OFF"]}), {"trace_level": ["TENSORS"]}, (None, {"trace_rate": "0"})
+    ),
     "a count that is used up": [
         post(ALL, {"trace_rate": "1", "trace_count": "2"}),
         ASKED,
