@@ -52,10 +52,11 @@ DIFFERENCES = (
         "Trace settings of all models that one model cannot have",
         "They are refused, but Triton has already changed those of all. A refused update changes nothing.",
         {
-            "trace_settings/a rate of all that a model cannot have#8": (
+            f"trace_settings/a rate of all that a model cannot have#{number}": (
                 '200 {"trace_level": ["OFF"], "trace_rate": "0"',
                 '200 {"trace_level": ["OFF"], "trace_rate": "7"',
             )
+            for number in (8, 10)
         },
     ),
     Difference(
