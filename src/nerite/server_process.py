@@ -264,7 +264,7 @@ class ServerProcess:
     def _welcome(self, server: InferenceServer) -> None:
         """Say what is served and how to try it: to a person as it is, so that it can be pasted; else as log lines."""
         lines = welcome.lines(server, self._ports, self._options.http.address)
-        if sys.stdout.isatty() and not log.file:
+        if sys.stdout.isatty() and not log.file and log.format != "json":
             print("", *lines, "", sep="\n", flush=True)
         else:
             for line in lines:

@@ -29,6 +29,7 @@ def execute(self, requests):
     print("to stderr", file=__import__("sys").stderr)
     os.write(1, b"past Python\\n")
     logging.getLogger("mine").warning("by logging")
+    logging.warning("a number: %d", "none")
     pb_utils.Logger.log_error("by the logger")
     return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
 
@@ -87,6 +88,7 @@ def test_what_a_model_says_has_the_id_of_the_request(server: Serving) -> None:
     with_id = [(message, file) for message, file, id in said if id == "first"]
     assert ("a print, in two pieces", "stdout") in with_id
     assert ("to stderr", "stderr") in with_id
+    assert ("a number: %d (not formatted: ('none',))", "model.py") in with_id
     assert ("by logging", "model.py") in with_id and ("by the logger", "model.py") in with_id
     without = [message for message, _, id in said if id is None]
     assert {"a print, in two pieces", "to stderr", "by logging", "by the logger", "past Python"} <= set(without)

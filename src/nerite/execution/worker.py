@@ -200,7 +200,11 @@ class _LogHandler(logging.Handler):
         self._worker = worker
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._worker.log(record.levelname, self.format(record), record.filename, record.lineno)
+        try:
+            text = self.format(record)
+        except Exception:  # a mistake in a line that a model logs is no reason to fail its requests
+            text = f"{record.msg} (not formatted: {record.args!r})"
+        self._worker.log(record.levelname, text, record.filename, record.lineno)
 
 
 def write_context(backend: str, context: ModelContext, **more: object) -> dict[str, object]:

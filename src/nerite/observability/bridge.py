@@ -29,15 +29,14 @@ class LogHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write ``record``. One that cannot be formatted is reported as ``logging`` does, not raised."""
+        """Write ``record``, as it was given where it cannot be formatted."""
         level = level_of(record.levelno)
         if not self._log.wants(level):
             return
         try:
             message = self.format(record)
         except Exception:  # the arguments of a library's message are anybody's
-            self.handleError(record)
-            return
+            message = f"{record.msg} (not formatted: {record.args!r})"
         if record.name.partition(".")[0] != _OURS:
             message = f"{record.name}: {message}"
         pid, time_ns = record.process or os.getpid(), int(record.created * 1e9)

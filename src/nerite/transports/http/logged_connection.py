@@ -22,7 +22,8 @@ class LoggedHttpConnection(HttpConnection):
     _size = 0
     """Bytes of a body that came in pieces."""
     _status = 0
-    """Of a reply that is being sent in chunks."""
+    _sent = 0
+    """Status and bytes of a reply that is sent in chunks."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, perhaps in the middle of an exchange."""
