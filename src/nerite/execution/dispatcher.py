@@ -16,7 +16,7 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution.places import Places
-from nerite.execution.runner import Batch, Runner
+from nerite.execution.runner import Batch, Done, Part, Runner
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, Progress, VersionStatistics
 from nerite.observability.tracing import Trace
@@ -61,6 +61,8 @@ class Dispatcher:
         self._turns: dict[InferenceRequest, int] = {}
         self._on_cancel = self._cancelled
         self._on_pause = self._pause
+        self._on_done: Done = self._done
+        self._on_part: Part = self._part
         self._on_drained: list[Callable[[], None]] = []
         for runner in runners:
             self._adopt(runner)
@@ -104,8 +106,8 @@ class Dispatcher:
         self._see_off()
 
     def _adopt(self, runner: Runner) -> None:
-        runner.done = self._done
-        runner.part = self._part
+        runner.done = self._on_done
+        runner.part = self._on_part
         runner.on_usable = self._usable
         self._runners.append(runner)
         self._places.came(runner)
@@ -131,9 +133,9 @@ class Dispatcher:
 
     def tell_traces(self) -> None:
         """Tell the traces of requests how these ran, from now on. Until then nobody looks whether there are any."""
+        self._on_done, self._on_part = self._traced_done, self._traced_part
         for runner in self._runners:
-            runner.done = self._traced_done
-            runner.part = self._traced_part
+            runner.done, runner.part = self._on_done, self._on_part
 
     def _traced_done(
         self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], marks: Marks | None

@@ -9,6 +9,7 @@ import pytest
 from fake_runner import OK, FakeRunner
 
 from doubles import Caller, FakeLoop, request
+from nerite.config.options import TraceOptions
 from nerite.core.errors import Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -20,6 +21,7 @@ from nerite.execution.places import BRIEF_NS
 from nerite.execution.runner import Batch
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.observability.tracing import Trace, Tracing
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.one_by_one import OneByOne
 from nerite.scheduling.policy import BatchingRules, QueuePolicy
@@ -668,3 +670,31 @@ def test_an_instance_that_dies_on_its_way_out(bench: Bench) -> None:
     (another,) = bench.ask(of)
     bench.loop.settle()
     assert staying.batch == [another]
+
+
+def test_traces_are_told_how_requests_ran(bench: Bench) -> None:
+    of = bench.dispatcher()
+    tracing = Tracing(TraceOptions(levels=("TIMESTAMPS",), rate=1, file="never written"), lambda: None)
+    asked = [request(sink=bench.caller) for _ in range(3)]
+    traces = []
+    for each in asked:
+        tracing.begin(each, 1)
+        assert isinstance(each.sink, Trace)
+        traces.append(each.sink)
+    of.tell_traces()
+    added = FakeRunner("model_1")
+    of.add(added)
+    (first,) = bench.runners
+    for each in asked:
+        of.submit(each)
+        bench.loop.settle()
+    first.part(asked[0], OK, False)
+    first.finish([None])
+    first.part(asked[0], EMPTY, True)
+    added.finish()
+    bench.loop.settle()
+    first.die()
+    ran = [[record["timestamps"][0]["name"] for record in trace.records()[1:]] for trace in traces]
+    assert ["COMPUTE_END" in names for names in ran] == [True, True, False]
+    assert all("REQUEST_END" in names for names in ran)
+    assert [len(bench.caller.of(each)) for each in asked] == [2, 1, 1]
