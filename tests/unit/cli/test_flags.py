@@ -129,6 +129,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
     assert {flag.name for flag in FLAGS if not flag.ours} == {*TRITON, "help"}
     assert {flag.name for flag in FLAGS if flag.ours} == {
         "options-file",
+        "access-log",
         "stay-awake-microseconds",
         "repository-cache-directory",
         "http-json-half-precision",
