@@ -22,11 +22,12 @@ from conformance.triton import TritonUnavailable, installation
 
 pytestmark = pytest.mark.timeout(120)
 
-TRACE = "--trace-config=triton,file={models}.trace"
-BOTH = (TRACE, "--trace-config=level=TIMESTAMPS", "--trace-config=level=TENSORS")
+# A server that has to hurry at its end writes no traces.
+TRACE = ("--trace-config=triton,file={models}.trace", "--exit-timeout-secs=30")
+BOTH = (*TRACE, "--trace-config=level=TIMESTAMPS", "--trace-config=level=TENSORS")
 GOOD = Scene("good", models=("echo",), flags=(*BOTH, "--trace-config=rate=1", "--disable-auto-complete-config"))
 STREAMS = replace(GOOD, name="streams", repository="streams", models=("many", "one"))
-RARE = replace(GOOD, flags=(TRACE, "--trace-config=level=TIMESTAMPS", "--trace-config=rate=2"))
+RARE = replace(GOOD, flags=(*TRACE, "--trace-config=level=TIMESTAMPS", "--trace-config=rate=2"))
 FEW = replace(RARE, flags=(*RARE.flags, "--trace-config=count=3", "--trace-config=triton,log-frequency=2"))
 
 HTTP = [infer("echo", tensor("IN", "INT32", [1, 2], [1, 2]), id=name) for name in ("", "a", "b", "c", "d", "e", "f")]

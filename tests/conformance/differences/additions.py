@@ -56,4 +56,13 @@ DIFFERENCES = (
         "With `--http-json-half-precision=true` FP16 and BF16 are numbers in JSON, as other types are. Without it "
         "Nerite refuses them as Triton does.",
     ),
+    Difference(
+        "Logs for machines, with request ids",
+        "`--log-format json` makes every line an object, `--access-log=true` gives each request and call a line, and "
+        "what a model says while it executes a request with an id has that id. See [Logs and traces](logs.md).",
+    ),
+    Difference(
+        "Trace files that can be read while the server runs",
+        "They are JSON at any time. Triton's is complete when the server stops.",
+    ),
 )
