@@ -74,7 +74,7 @@ class Router:
         refusal = self.locked(endpoint.category, head)
         if endpoint.name in ("generate", "generate_stream"):
             return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
-        change = head.method == "POST" and "GET" in endpoint.methods
+        change = head.method == "POST" and len(endpoint.methods) > 1
         call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
         return Target(
             refusal=refusal,
