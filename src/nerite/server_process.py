@@ -12,9 +12,9 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvloop
 
@@ -34,6 +34,7 @@ from nerite.repository.poller import Poller
 from nerite.repository.remote import is_remote, repository_at
 from nerite.repository.source import LocalRepository, Repository
 from nerite.server import InferenceServer
+from nerite.transports import keys
 from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
 from nerite.transports.clouds.sagemaker_models import SagemakerModels
 from nerite.transports.clouds.vertex import VertexRouter, default_model
@@ -42,6 +43,7 @@ from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
+from nerite.transports.keys import KeyFile, Lock
 from nerite.transports.tls import context_of
 
 _MAX_METRICS_BODY = 64 * 1024
@@ -51,6 +53,9 @@ _COLLECT_EVERY = 10_000
 
 class Listener(Protocol):
     """A port that is open."""
+
+    def forget(self) -> None:
+        """Look at every head anew, also on connections that are open: what is allowed has changed."""
 
     def stop_accepting(self) -> None:
         """Close the port, and every connection as soon as it has nothing under way."""
@@ -86,6 +91,9 @@ class ServerProcess:
         self._repositories: list[Repository] = []
         self._listeners: list[Listener] = []
         self._ports: dict[str, int] = {}
+        self._key_files: dict[str, KeyFile] = {}
+        self._locks: dict[str, Lock] = {}
+        """Of what speaks HTTP."""
         self._stop_asked = asyncio.Event()
 
     async def serve(self) -> int:
@@ -113,10 +121,10 @@ class ServerProcess:
                 return 0
             if not start.result():
                 return 1
-            poll = self._poll(server)
+            watching = [loop.create_task(work) for work in self._watching(server)]
             await stop
-            if poll is not None:
-                poll.cancel()
+            for task in watching:
+                task.cancel()
             await self._stop(server)
             return 0
         finally:
@@ -154,6 +162,9 @@ class ServerProcess:
     async def _start(self, server: InferenceServer) -> bool:
         """Load the models and open the ports; False, and the reason in the log, if that failed."""
         try:
+            restricted = (*self._options.http.restricted.values(), *self._options.grpc.restricted.values())
+            self._key_files = keys.open_files(restricted)
+            self._locks = keys.locks(self._options.http.restricted, self._key_files)
             failures = await self._load_models(server)
             log.table(_model_table(await server.repository_index(False)))
             if failures and self._options.repository.exit_on_error:
@@ -186,7 +197,7 @@ class ServerProcess:
     async def _open_ports(self, server: InferenceServer) -> None:
         options = self._options
         http, metrics = options.http, options.metrics
-        page = MetricsService(server, metrics) if metrics.enabled else None
+        page = MetricsService(server, metrics, self._locks) if metrics.enabled else None
         if options.grpc.enabled:
             await self._open_grpc(server)
         if http.enabled:
@@ -226,7 +237,7 @@ class ServerProcess:
         return Router(
             server,
             max_input_size=http.max_input_size,
-            restricted=http.restricted,
+            locks=self._locks,
             forward_pattern=forward_pattern,
             half_precision=http.json_half_precision,
         )
@@ -251,7 +262,7 @@ class ServerProcess:
         options = self._options.grpc
         service = GrpcService(
             server,
-            restricted=options.restricted,
+            locks=keys.locks(options.restricted, self._key_files),
             forward_pattern=options.header_forward_pattern,
             compression=options.response_compression,
         )
@@ -270,11 +281,22 @@ class ServerProcess:
             for line in lines:
                 log.info(line)
 
-    def _poll(self, server: InferenceServer) -> asyncio.Task[None] | None:
-        if self._options.repository.control_mode != "poll":
-            return None
-        poller = Poller(server.manager, self._options.repository.poll_secs)
-        return asyncio.get_running_loop().create_task(poller.run())
+    def _watching(self, server: InferenceServer) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield what goes on beside the serving: looking at files that may change."""
+        if self._options.repository.control_mode == "poll":
+            yield Poller(server.manager, self._options.repository.poll_secs).run()
+        if self._key_files:
+            yield self._watch_keys()
+
+    async def _watch_keys(self) -> None:
+        """Look at the files with keys every now and then, and have new keys count from the next request on."""
+        while True:
+            await asyncio.sleep(keys.LOOK_EVERY)
+            for file in self._key_files.values():
+                if file.see(await asyncio.to_thread(keys.look, file.path)):
+                    (log.warning if file.problem else log.info)(file.news())
+                    for listener in self._listeners:
+                        listener.forget()
 
     async def _stop(self, server: InferenceServer) -> None:
         """Stop accepting, wait for what is in flight, and say what it is that is waited for."""

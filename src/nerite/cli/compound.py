@@ -6,13 +6,14 @@ appended, mappings merged. The messages are Triton's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nerite.cli.kinds import INT32, UINT64, Kind, boolean, decimal, integer
 from nerite.cli.usage_error import BadValue
 from nerite.config.options import (
     GRPC_RESTRICTED_PREFIX,
+    METRICS_CATEGORY,
     RESTRICTED_CATEGORIES,
     BackendSetting,
     HostPolicy,
@@ -144,7 +145,7 @@ def metrics_config(text: str) -> dict[str, object]:
         raise BadValue(str(error), within=setting) from None
 
 
-def restricted(flag: str, noun: str, prefix: str) -> tuple[Kind, Callable[[Any, Any], Any]]:
+def restricted(flag: str, noun: str, prefix: str, offered: Sequence[str]) -> tuple[Kind, Callable[[Any, Any], Any]]:
     """Return the kind of ``categories:header=value``, and the join that lets a category be restricted once."""
     Restricted = dict[str, RestrictedKey]
 
@@ -157,18 +158,24 @@ def restricted(flag: str, noun: str, prefix: str) -> tuple[Kind, Callable[[Any, 
     def read(text: str) -> Restricted:
         refusal = f"--{flag} option format is '<config name>:<setting>=<value>'. Got {text}"
         categories, header, value = _three_parts(text, (":", "="), refusal)
+        if value == "@":
+            raise BadValue(f"{refusal}. Behind '@' stands the path of a file with the keys")
         keys: Restricted = {}
         for category in categories.split(","):
-            if category not in RESTRICTED_CATEGORIES:
+            if category not in offered:
                 raise BadValue(f"unknown restricted {noun} '{category}' ")
             keys = merge(keys, {category: RestrictedKey(prefix + header, value)})
         return keys
 
-    return Kind("categories:header=value", read), merge
+    return Kind("categories:header=[@]value", read), merge
 
 
-HTTP_RESTRICTED, JOIN_HTTP_RESTRICTED = restricted("http-restricted-api", "api", "")
-GRPC_RESTRICTED, JOIN_GRPC_RESTRICTED = restricted("grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX)
+HTTP_RESTRICTED, JOIN_HTTP_RESTRICTED = restricted(
+    "http-restricted-api", "api", "", (*RESTRICTED_CATEGORIES, METRICS_CATEGORY)
+)
+GRPC_RESTRICTED, JOIN_GRPC_RESTRICTED = restricted(
+    "grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX, RESTRICTED_CATEGORIES
+)
 
 
 def host_policy(text: str) -> tuple[HostPolicy, ...]:

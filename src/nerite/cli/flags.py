@@ -135,7 +135,8 @@ FLAGS: tuple[Flag, ...] = (
          "Largest request body in bytes, measured after decompression.", "http.max_input_size"),
     Flag("http-restricted-api", "HTTP", parts.HTTP_RESTRICTED,
          "Answer these categories of endpoints (comma-separated: health, metadata, inference, shared-memory, "
-         "model-config, model-repository, statistics, trace, logging) only to requests with this header. "
+         "model-config, model-repository, statistics, trace, logging; metrics for the metrics port) only to requests "
+         "with this header. '@/path' is a file with the values, one a line, that is looked at again and again. "
          "May be repeated.", "http.restricted", parts.JOIN_HTTP_RESTRICTED),
 
     Flag("allow-grpc", "GRPC", BOOLEAN, "Serve gRPC.", "grpc.enabled"),

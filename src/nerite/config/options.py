@@ -25,6 +25,9 @@ RESTRICTED_CATEGORIES = (
 )
 """The groups of endpoints that can be put behind a key."""
 
+METRICS_CATEGORY = "metrics"
+"""The metrics port, which ``--http-restricted-api`` can put behind a key as well. Triton cannot."""
+
 GRPC_RESTRICTED_PREFIX = "triton-grpc-protocol-"
 """What stands before a restricted key when it travels as gRPC metadata."""
 
@@ -41,6 +44,12 @@ class RestrictedKey(NamedTuple):
 
     header: str
     value: str
+    """Behind ``@`` the path of a file with the values, one a line."""
+
+    @property
+    def file(self) -> str:
+        """The path of the file with the values; empty where the value is given."""
+        return self.value[1:] if self.value.startswith("@") else ""
 
 
 class BackendSetting(NamedTuple):

@@ -74,6 +74,10 @@ class Connection(Incoming):
             self._close(ErrorCode.CANCEL)
         self.outbound.clear()
 
+    def forget_headers(self) -> None:
+        """Make new ``Headers`` of the blocks that come, without memos, also of those that came before."""
+        self._headers.kept.clear()
+
     def ping(self, payload: bytes = bytes(8)) -> None:
         """Send a PING; ``pings_unanswered`` counts it until the peer acknowledges."""
         if self._started and not self.closed:

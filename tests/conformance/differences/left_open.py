@@ -6,6 +6,13 @@ from conformance.differences.difference import Difference
 
 DIFFERENCES = (
     Difference(
+        "Restricted keys that begin with @",
+        "Behind `--http-restricted-api=<categories>:<header>=@` and `--grpc-restricted-protocol=<categories>:<key>=@` "
+        "stands the path of a file with the keys. Where Triton's key itself begins with `@` the server does not start, "
+        "and names the file that it misses: put the key into a file.",
+        {},
+    ),
+    Difference(
         "JSON keys that stand twice",
         "JSON does not say what they mean. Triton takes the first, Nerite the last, as most programs do.",
         {

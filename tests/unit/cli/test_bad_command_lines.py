@@ -132,6 +132,14 @@ LATE = {
         "--grpc-restricted-protocol", "restricted protocol 'health' can not be specified in multiple config groups"
     ),
     "--grpc-restricted-protocol=foo:k=v": bad("--grpc-restricted-protocol", "unknown restricted protocol 'foo' "),
+    "--grpc-restricted-protocol=metrics:k=v": bad(
+        "--grpc-restricted-protocol", "unknown restricted protocol 'metrics' "
+    ),
+    "--http-restricted-api=health:k=@": bad(
+        "--http-restricted-api",
+        "--http-restricted-api option format is '<config name>:<setting>=<value>'. Got health:k=@. "
+        "Behind '@' stands the path of a file with the keys",
+    ),
     "--backend-config=,a=b": bad(
         "--backend-config",
         "No backend specified. --backend-config option format is <backend name>,<setting>=<value> or "

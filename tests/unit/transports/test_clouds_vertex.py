@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from nerite.transports.clouds.vertex import VertexRouter, default_model
 from nerite.transports.http import head
 from nerite.transports.http.router import Router
 from nerite.transports.http.target import Target
+from nerite.transports.keys import Keys, Lock
 
 OPTIONS = VertexOptions(health_route="/health", predict_route="/v1/models/7:predict")
 
@@ -28,9 +31,15 @@ class FakeServer:
         return [{"name": name, "version": "1"} for name in self.names]
 
 
-def target(path: str, redirect: str | None = None, method: str = "POST", metrics: Any = None) -> Target:
+def target(
+    path: str,
+    redirect: str | None = None,
+    method: str = "POST",
+    metrics: Any = None,
+    locks: Mapping[str, Lock] = MappingProxyType({}),
+) -> Target:
     server: Any = FakeServer()
-    router = VertexRouter(Router(server, max_input_size=100, restricted={}), OPTIONS, "default", metrics)
+    router = VertexRouter(Router(server, max_input_size=100, locks=locks), OPTIONS, "default", metrics)
     line = "" if redirect is None else f"X-Vertex-AI-Triton-Redirect: {redirect}\r\n"
     return router.target(head.parse(f"{method} {path} HTTP/1.1\r\n{line}\r\n".encode()))
 
@@ -97,6 +106,8 @@ def test_a_header_that_leads_nowhere(to: str) -> None:
 
 def test_the_metrics() -> None:
     assert target(OPTIONS.predict_route, "metrics", metrics=object()).call is not None
+    locks = {"metrics": Lock("key", Keys([b"secret"]))}
+    assert status(target(OPTIONS.predict_route, "metrics", metrics=object(), locks=locks)) == 403
 
 
 @pytest.mark.parametrize(("models", "named"), [(["only"], ""), (["other", "only"], "only")])

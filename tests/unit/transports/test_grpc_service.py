@@ -10,12 +10,12 @@ import hpack
 import pytest
 
 from doubles import Caller
-from nerite.config.options import RestrictedKey
 from nerite.core.errors import Internal, NotFound
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.http2 import Headers
 from nerite.transports.grpc.service import GrpcService
+from nerite.transports.keys import Keys, Lock
 from nerite.wire.grpc_service import ModelInferRequest, ModelStreamInferResponse
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -50,7 +50,7 @@ class FakeCall:
 
 def target(path: str, method: str = "POST", content_type: str = "application/grpc", **fields: str) -> Any:
     server: Any = FakeServer()
-    service = GrpcService(server, restricted={"health": RestrictedKey("triton-grpc-protocol-key", "secret")})
+    service = GrpcService(server, locks={"health": Lock("triton-grpc-protocol-key", Keys([b"secret"]))})
     pseudo = {b":method": method.encode(), b":path": path.encode()}
     listed = {"content-type": content_type, **{name.replace("_", "-"): value for name, value in fields.items()}}
     headers = Headers(pseudo, tuple((name.encode(), value.encode()) for name, value in listed.items()), -1)

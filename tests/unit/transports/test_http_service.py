@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from http_peer import Peer, replies, request
 
-from nerite.config.options import RestrictedKey
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, NotFound, Unavailable
 from nerite.core.request import InferenceRequest, RequestHeader
@@ -20,6 +19,7 @@ from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
+from nerite.transports.keys import Keys, Lock
 
 BODY = b'{"inputs":[]}'
 OK = InferenceResponse(ResponseHeader("m", "1", []))
@@ -62,7 +62,7 @@ class FakeServer:
 class Bench:
     def __init__(self) -> None:
         self.server: Any = FakeServer()
-        router = Router(self.server, max_input_size=1000, restricted={"health": RestrictedKey("key", "secret")})
+        router = Router(self.server, max_input_size=1000, locks={"health": Lock("key", Keys([b"secret"]))})
         service: Any = HttpService(self.server, router.target, max_input_size=1000)
         self.peer = Peer(service, max_body=1000)
 

@@ -47,7 +47,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server: Any = FakeServer()
-        self.router = router = Router(self.server, max_input_size=1000, restricted={})
+        self.router = router = Router(self.server, max_input_size=1000, locks={})
         service: Any = HttpService(self.server, router.target, max_input_size=1000)
         self.peer: Any = Peer(service)
         self.go_on = threading.Event()

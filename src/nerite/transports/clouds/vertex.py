@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nerite.config.options import VertexOptions
+from nerite.config.options import METRICS_CATEGORY, VertexOptions
 from nerite.core.errors import InvalidArgument, Restricted
 from nerite.transports.clouds.dialects import VERTEX
 from nerite.transports.http import reply, routes
@@ -66,6 +66,7 @@ class VertexRouter:
         if path == "/metrics" and self._metrics is not None:
             metrics = self._metrics
             return Target(
+                refusal=self._router.locked(METRICS_CATEGORY, head),
                 call=lambda connection, _head, _body: connection.send([metrics.page(reply.PLAIN).encode()]),
             )
         route = routes.find(path)

@@ -60,6 +60,11 @@ class GrpcListener:
             connection.look(loop.time())
         self._look_timer = loop.call_later(self._shared.rules.look_every, self._look)
 
+    def forget(self) -> None:
+        """Look at every head anew, also on connections that are open: what is allowed has changed."""
+        for connection in self._shared.connections:
+            connection.http2.forget_headers()
+
     def stop_accepting(self) -> None:
         """Close the port, and every connection as soon as it has nothing under way."""
         if self._server is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import time
 import zlib
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from nerite.config.options import CompressionLevel, RestrictedKey
+from nerite.config.options import CompressionLevel
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
@@ -26,6 +27,7 @@ from nerite.transports.grpc.infer_request import InferReader
 from nerite.transports.grpc.methods import METHODS, Administration, Handler
 from nerite.transports.grpc.stream import StreamTarget
 from nerite.transports.grpc.stream_service import StreamInference
+from nerite.transports.keys import Lock
 from nerite.wire.schema import methods
 
 if TYPE_CHECKING:
@@ -49,12 +51,12 @@ class GrpcService:
         self,
         server: InferenceServer,
         *,
-        restricted: Mapping[str, RestrictedKey],
+        locks: Mapping[str, Lock],
         forward_pattern: re.Pattern[str] | None = None,
         compression: CompressionLevel = "none",
     ) -> None:
         self._server = server
-        self._restricted = restricted
+        self._locks = locks
         self._forward = forward_pattern
         self._level = _LEVELS.get(compression, 0)
         self._readers: dict[tuple[object, ...], InferReader] = {}
@@ -77,8 +79,8 @@ class GrpcService:
         category = METHODS.get(path)
         if category is None:
             return _Refused(status.trailers_only(status.UNIMPLEMENTED, ""))
-        lock = self._restricted.get(category)
-        if lock is not None and headers.get(lock.header.lower().encode()) != lock.value.encode():
+        lock = self._locks.get(category)
+        if lock is not None and not lock.opens(headers.get(os.fsencode(lock.header.lower()))):
             refusal = Restricted(f"This protocol is restricted, expecting header '{lock.header}'")
             return _Refused(status.of_error(refusal))
         encoding = (headers.get(b"grpc-encoding") or b"identity").decode("latin-1")

@@ -251,6 +251,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             return self._pieces, len(self._chunks.body)
         return self._pieces, -self._discard
 
+    def forget(self) -> None:
+        """Read the next request whole, whatever it begins with: what is allowed has changed."""
+        self._asked = _NEVER
+
     def abort(self) -> None:
         """Close without ceremony."""
         self._transport.abort()

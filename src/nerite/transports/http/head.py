@@ -131,3 +131,7 @@ class HeadCache:
                     self._heads.clear()
                 self._heads[raw] = head
         return head
+
+    def clear(self) -> None:
+        """Forget all heads, and with them what follows from them."""
+        self._heads.clear()

@@ -57,6 +57,12 @@ class HttpListener:
             connection.look(loop.time(), self._upload_seconds)
         self._look_timer = loop.call_later(self._upload_seconds / _LOOKS, self._look)
 
+    def forget(self) -> None:
+        """Look at every head anew, also on connections that are open: what is allowed has changed."""
+        self._shared.heads.clear()
+        for connection in self._shared.connections:
+            connection.forget()
+
     def stop_accepting(self) -> None:
         """Close the port, and every connection as soon as it has nothing under way."""
         if self._server is not None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from nerite.config.options import MetricsOptions
+from nerite.config.options import METRICS_CATEGORY, MetricsOptions
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.observability import exposition, metrics
 from nerite.observability.machine import Machine
-from nerite.transports.http import reply
+from nerite.transports.http import access, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
+from nerite.transports.keys import Lock
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -24,14 +26,16 @@ _TYPE: Final = "text/plain; charset=utf-8"
 class MetricsService:
     """Answers ``GET /metrics``."""
 
-    def __init__(self, server: InferenceServer, options: MetricsOptions) -> None:
+    def __init__(self, server: InferenceServer, options: MetricsOptions, locks: Mapping[str, Lock]) -> None:
+        """``locks`` are those of the HTTP port."""
         self._server = server
         self._options = options
+        self._locks = locks
         self._machine = Machine()
 
     def begin(self, head: RequestHead) -> Reply | None:
-        """Refuse nothing."""
-        return None
+        """Refuse who lacks the key, if there is one."""
+        return access.refusal(self._locks, METRICS_CATEGORY, head)
 
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
         """Offer nothing: no body matters here."""

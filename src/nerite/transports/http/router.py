@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nerite.config.options import RestrictedKey
-from nerite.core.errors import InvalidArgument, NeriteError, Restricted
+from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, Parameter
-from nerite.transports.http import compression, reply, routes, uploads
+from nerite.transports.http import access, compression, reply, routes, uploads
 from nerite.transports.http.administration import Administration
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.dialect import HTTP, Dialect
@@ -22,6 +21,7 @@ from nerite.transports.http.reply import Reply
 from nerite.transports.http.routes import Route
 from nerite.transports.http.target import Target
 from nerite.transports.http.uploads import Uploads
+from nerite.transports.keys import Lock
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -35,14 +35,17 @@ class Router:
         server: InferenceServer,
         *,
         max_input_size: int,
-        restricted: Mapping[str, RestrictedKey],
+        locks: Mapping[str, Lock],
         forward_pattern: re.Pattern[str] | None = None,
         half_precision: bool = False,
     ) -> None:
-        """``restricted`` maps a category to what opens it. ``half_precision``: FP16 and BF16 may stand in JSON."""
+        """``locks`` has what stands before a category of endpoints, for those that need a key.
+
+        ``half_precision``: FP16 and BF16 may stand in JSON.
+        """
         self._server = server
         self._max_input_size = max_input_size
-        self._restricted = restricted
+        self._locks = locks
         self._forward = forward_pattern
         self._half = half_precision
         self._uploads = Uploads(server, max_input_size, half_precision)
@@ -83,11 +86,7 @@ class Router:
 
     def locked(self, category: str, head: RequestHead) -> Reply | None:
         """Return the refusal of a request without the key that its category needs."""
-        lock = self._restricted.get(category)
-        if lock is None or head.headers.get(lock.header.lower()) == lock.value:
-            return None
-        refusal = Restricted(f"This API is restricted, expecting header '{lock.header}'")
-        return reply.error_reply(refusal, reply.PLAIN)
+        return access.refusal(self._locks, category, head)
 
     def inference(self, head: RequestHead, model: str, version: str, dialect: Dialect) -> Target:
         """Return the inference by a model."""

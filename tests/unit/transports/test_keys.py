@@ -1,0 +1,120 @@
+"""Keys: what is in a file, and when it counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nerite.config.options import RestrictedKey
+from nerite.core.errors import InvalidArgument
+from nerite.transports.keys import Finding, KeyFile, Keys, Lock, locks, look, open_files, parse
+
+ONE = Finding((b"one",))
+TWO = Finding((b"one", b"two"))
+GONE = Finding((), "is gone")
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (b"one", (b"one",)),
+        (b"one\n", (b"one",)),
+        (b"one\r\ntwo\r\n", (b"one", b"two")),
+        (b"# last week's\n\n  one \n\t\n#two\nthr#ee\n", (b"one", b"thr#ee")),
+        (b"Bearer a b\n", (b"Bearer a b",)),
+        ("schlüssel".encode(), ("schlüssel".encode(),)),
+    ],
+)
+def test_keys_in_a_text(text: bytes, keys: tuple[bytes, ...]) -> None:
+    assert parse(text) == Finding(keys)
+
+
+@pytest.mark.parametrize("text", [b"", b"\n \n", b"# nothing\n"])
+def test_a_text_without_keys(text: bytes) -> None:
+    assert parse(text) == Finding((), "has no key in it")
+
+
+def test_what_opens_a_lock() -> None:
+    lock = Lock("X-Key", Keys([b"one", b"two"]))
+    assert [lock.opens(given) for given in (b"one", b"two")] == [True, True]
+    assert [lock.opens(given) for given in (None, b"", b"on", b"one ", b"One", b"three")] == [False] * 6
+
+
+def test_a_change_counts_when_it_was_seen_twice() -> None:
+    file = KeyFile("keys", ONE)
+    assert not file.see(ONE)
+    assert not file.see(TWO)
+    assert not file.include(b"two")
+    assert file.see(TWO)
+    assert file.include(b"two")
+    assert file.news() == "the key file 'keys' was read: 2 keys in force"
+    assert not file.see(TWO)
+
+
+def test_half_a_key_never_counts() -> None:
+    file = KeyFile("keys", ONE)
+    for found in (Finding((), "has no key in it"), Finding((b"tw",)), Finding((b"two",))):
+        assert not file.see(found)
+        assert file.include(b"one")
+    assert file.see(Finding((b"two",)))
+    assert not file.include(b"one")
+    assert not file.include(b"tw")
+
+
+def test_the_last_good_keys_stay_while_the_file_is_gone() -> None:
+    file = KeyFile("keys", TWO)
+    assert not file.see(GONE)
+    assert file.see(GONE)
+    assert file.include(b"two")
+    assert file.news() == (
+        "the key file 'keys' is gone. It needs one key a line; empty lines and lines that begin with '#' do not "
+        "count. Its last good content, 2 keys, stays in force"
+    )
+    assert not file.see(GONE)
+    assert not file.see(ONE)
+    assert file.see(ONE)
+    assert (file.problem, file.include(b"two")) == ("", False)
+    assert file.news() == "the key file 'keys' was read: 1 key in force"
+
+
+def test_a_file_that_was_away_between_two_looks_is_no_news() -> None:
+    file = KeyFile("keys", ONE)
+    assert [file.see(found) for found in (GONE, ONE, ONE, GONE, ONE)] == [False] * 5
+
+
+def test_looks_at_files(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    assert look(str(path)).problem == "cannot be read: No such file or directory"
+    assert look(str(tmp_path)).problem == "is not a regular file"
+    path.write_bytes(b"x" * 70_000)
+    assert look(str(path)).problem == "is larger than 65536 bytes"
+    path.write_text("one\n")
+    assert look(str(path)) == ONE
+
+
+@pytest.mark.parametrize(("text", "problem"), [(None, "cannot be read: No such file"), ("# none", "has no key in it")])
+def test_at_the_start_there_must_be_keys(tmp_path: Path, text: str | None, problem: str) -> None:
+    path = tmp_path / "keys"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InvalidArgument) as caught:
+        open_files([RestrictedKey("x-key", f"@{path}")])
+    assert caught.value.message.startswith(f"cannot restrict access: the key file '{path}' {problem}")
+
+
+def test_a_file_is_shared_by_all_that_name_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one")
+    restricted = {
+        "health": RestrictedKey("X-Key", f"@{path}"),
+        "metadata": RestrictedKey("X-Other", f"@{path}"),
+        "inference": RestrictedKey("X-Key", "literal"),
+    }
+    files = open_files(restricted.values())
+    (file,) = files.values()
+    made = locks(restricted, files)
+    assert made["health"] == ("X-Key", file)
+    assert made["metadata"] == ("X-Other", file)
+    assert made["inference"].opens(b"literal")
+    assert not made["inference"].opens(b"one")
