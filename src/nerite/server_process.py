@@ -38,6 +38,7 @@ from nerite.transports import keys
 from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
 from nerite.transports.clouds.sagemaker_models import SagemakerModels
 from nerite.transports.clouds.vertex import VertexRouter, default_model
+from nerite.transports.http.cors import Cors, CorsRouter
 from nerite.transports.http.handler import Handler
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
@@ -202,7 +203,11 @@ class ServerProcess:
             await self._open_grpc(server)
         if http.enabled:
             router = self._router(server, http.header_forward_pattern)
-            service = HttpService(server, router.target, max_input_size=http.max_input_size)
+            target_of = router.target
+            if http.cors_origins:
+                key_headers = [lock.header for lock in self._locks.values()]
+                target_of = CorsRouter(Cors(http.cors_origins, key_headers), target_of).target
+            service = HttpService(server, target_of, max_input_size=http.max_input_size)
             listener = self._listener("HTTP", service, http.max_input_size)
             tls = context_of(http.tls, ["http/1.1"])
             port = await listener.open(http.address, http.port, reuse_port=http.reuse_port, tls=tls)

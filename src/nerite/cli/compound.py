@@ -6,6 +6,7 @@ appended, mappings merged. The messages are Triton's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -176,6 +177,23 @@ HTTP_RESTRICTED, JOIN_HTTP_RESTRICTED = restricted(
 GRPC_RESTRICTED, JOIN_GRPC_RESTRICTED = restricted(
     "grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX, RESTRICTED_CATEGORIES
 )
+
+
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/:?#@,*\[\]]+)(:[0-9]{1,5})?")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+
+
+def cors_origin(text: str) -> tuple[str, ...]:
+    """Read an origin, and write it as browsers do: in lower case, without the port that its scheme has anyway."""
+    if text == "*":
+        return ("*",)
+    match = _ORIGIN.fullmatch(text.lower())
+    if match is None:
+        raise BadValue(
+            f"an origin is <scheme>://<host> or <scheme>://<host>:<port> with nothing behind it, or *. Got {text}"
+        )
+    scheme, host, port = match.groups("")
+    return (f"{scheme}://{host}{'' if port == _USUAL_PORTS.get(scheme) else port}",)
 
 
 def host_policy(text: str) -> tuple[HostPolicy, ...]:

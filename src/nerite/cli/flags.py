@@ -48,6 +48,7 @@ _CACHE_SIZE = (
     "CLI args would be: '--cache-config=local,size={value}'"
 )
 
+_ORIGIN = Kind("origin", parts.cors_origin)
 _PATH = Kind("path", lambda text: (text,))
 _MODEL = Kind("name", lambda text: (text,))
 _FORMAT = choice("log-format", LOG_FORMATS, any_case=False)
@@ -279,6 +280,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("http-upload-timeout", "Nerite", _UPLOAD_TIMEOUT,
          "Seconds that an HTTP request may arrive without coming on by 16 KiB or being complete; 0 is no limit.",
          "http.upload_seconds"),
+    Flag("http-cors-origin", "Nerite", _ORIGIN,
+         "Let web pages of this origin, such as https://app.example.com, use the HTTP port (CORS); '*' is any page. "
+         "May be repeated.", "http.cors_origins", parts.union),
     Flag("http-use-ssl", "Nerite", BOOLEAN, "Serve HTTP over TLS.", "http.tls.enabled"),
     Flag("http-use-ssl-mutual", "Nerite", BOOLEAN,
          "Serve HTTP over TLS, and ask clients for a certificate.", "http.tls.mutual"),

@@ -116,6 +116,13 @@ LATE = {
         "--<pair option> argument requires format <first>-<second>. Found: 9",
     ),
     "--host-policy=a": bad("--host-policy", "--host-policy option format is '<policy name>,<setting>=<value>'. Got a"),
+    **{
+        f"--http-cors-origin={text}": bad(
+            "--http-cors-origin",
+            "an origin is <scheme>://<host> or <scheme>://<host>:<port> with nothing behind it, or *. Got " + text,
+        )
+        for text in ("a.example", "https://a.example/", "https://a,https://b", "https://*.a", "null", "https://a:b")
+    },
     "--http-restricted-api=foo:k=v": bad("--http-restricted-api", "unknown restricted api 'foo' "),
     "--http-restricted-api=health": bad(
         "--http-restricted-api",

@@ -134,6 +134,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "repository-cache-directory",
         "http-json-half-precision",
         "http-upload-timeout",
+        "http-cors-origin",
         "http-use-ssl",
         "http-use-ssl-mutual",
         "http-server-cert",
@@ -141,6 +142,23 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "http-root-cert",
     }
     assert len(BY_NAME) == len(FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("*", "*"),
+        ("https://App.Example", "https://app.example"),
+        ("https://a.example:443", "https://a.example"),
+        ("http://a.example:443", "http://a.example:443"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("chrome-extension://abc", "chrome-extension://abc"),
+    ],
+)
+def test_origins(text: str, origin: str) -> None:
+    assert options(f"--http-cors-origin={text}").http.cors_origins == (origin,)
+    both = options("--http-cors-origin=b://c", f"--http-cors-origin={text}").http.cors_origins
+    assert set(both) == {"b://c", origin}
 
 
 def test_groups_stand_in_tritons_order() -> None:

@@ -16,6 +16,10 @@ def test_a_reply() -> None:
     )
 
 
+def test_a_reply_without_content_says_nothing_of_it() -> None:
+    assert Reply(204, headers=b"A: b\r\n").encode() == b"HTTP/1.1 204 No Content\r\nA: b\r\n\r\n"
+
+
 def test_json() -> None:
     assert reply.json_reply({"a": 1}).encode() == (
         b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"a":1}'

@@ -176,11 +176,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._closing or head is None:
             return
         last = self._last or not head.keep_alive
-        if last:
+        if last or head.special:
             first = bytes(parts[0])
-            parts = [reply.with_header(first, b"Connection: close") if head.version == "1.1" else first, *parts[1:]]
-        if head.method == "HEAD":
-            parts = [bytes(parts[0]).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"]
+            if last and head.version == "1.1":
+                first = reply.with_header(first, b"Connection: close")
+            if head.reply_lines:
+                first = reply.with_header(first, head.reply_lines)
+            parts = [first, *parts[1:]]
+            if head.method == "HEAD":
+                parts = [first.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"]
         if len(parts) == 1:
             self._transport.write(parts[0])
         else:
@@ -199,6 +203,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             first = first.replace(b"Transfer-Encoding: chunked\r\n", b"")
         elif self._last or not self.head.keep_alive:
             first = reply.with_header(first, b"Connection: close")
+        if self.head.reply_lines:
+            first = reply.with_header(first, self.head.reply_lines)
         self._transport.write(first + self._chunk(data) if data else first)
 
     def send_chunk(self, data: bytes) -> None:

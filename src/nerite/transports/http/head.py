@@ -31,7 +31,9 @@ class RequestHead:
         "keep_alive",
         "method",
         "path",
+        "reply_lines",
         "route",
+        "special",
         "version",
     )
 
@@ -49,6 +51,10 @@ class RequestHead:
         self.expects_continue = False
         self.route: Any = None
         """The router's memo."""
+        self.reply_lines = b""
+        """Header lines that every reply has besides its own, as the router found; no line end behind them."""
+        self.special = False
+        """Replies are not sent as they are: they get ``reply_lines``, or the method is HEAD and they lose the body."""
 
 
 class _Parser:
@@ -92,6 +98,7 @@ def parse(raw: bytes) -> RequestHead:
         raise BadHead("incomplete")
     head = collected.head
     head.method = parser.get_method().decode("latin-1")
+    head.special = head.method == "HEAD"
     head.version = parser.get_http_version()
     head.path = _origin(head.path).partition("?")[0]
     head.expects_continue = head.headers.get("expect", "").lower() == "100-continue"

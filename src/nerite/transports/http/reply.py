@@ -10,6 +10,7 @@ from nerite.core.errors import NeriteError
 
 REASONS: Final = {
     200: b"OK",
+    204: b"No Content",
     400: b"Bad Request",
     403: b"Forbidden",
     404: b"Not Found",
@@ -36,6 +37,8 @@ class Reply(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the reply as bytes."""
+        if self.status == 204:  # which has no body, and may not say so
+            return b"HTTP/1.1 204 %b\r\n%b\r\n" % (REASONS[204], self.headers)
         return head(self.status, self.content_type, len(self.body), self.headers) + self.body
 
 
