@@ -19,6 +19,8 @@ VERSION = {"model": "m", "version": "3"}
         ("/v2/models/m/ready", "model_ready", "GET", "health", MODEL),
         ("/v2/models/m/versions/3/ready", "model_ready", "GET", "health", VERSION),
         ("/v2", "server_metadata", "GET", "metadata", {}),
+        ("/v2/docs", "docs", "GET", "metadata", {}),
+        ("/v2/docs/openapi.json", "openapi", "GET", "metadata", {}),
         ("/v2/models/m", "model_metadata", "GET", "metadata", MODEL),
         ("/v2/models/m/versions/3", "model_metadata", "GET", "metadata", VERSION),
         ("/v2/models/m/infer", "infer", "POST", "inference", MODEL),
@@ -98,12 +100,28 @@ def test_what_is_told_and_changed_on_one_path(path: str, name: str, arguments: d
         "/v2/repository/models//load",
         "x/v2",
         "/v2/health/live\n",
+        "/v2/docs/",
+        "/v2/docs/openapiXjson",
         "/v2/models/m/versions/3/trace/setting",
         "/v2/sharedmemory/status",
     ],
 )
 def test_paths_that_lead_nowhere(path: str) -> None:
     assert find(path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [
+        ("live", ("/v2/health/live",)),
+        ("infer", ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")),
+        ("load", ("/v2/repository/models/{model}/load", "/v2/repository/{repository}/models/{model}/load")),
+        ("openapi", ("/v2/docs/openapi.json",)),
+    ],
+)
+def test_paths_of_an_endpoint(name: str, paths: tuple[str, ...]) -> None:
+    (endpoint,) = [endpoint for endpoint in ENDPOINTS if endpoint.name == name]
+    assert endpoint.paths == paths
 
 
 def test_an_endpoint_is_in_the_table_once() -> None:

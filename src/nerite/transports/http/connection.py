@@ -146,6 +146,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         return False
 
     @property
+    def secure(self) -> bool:
+        """Whether the client came over TLS."""
+        return self._transport.get_extra_info("sslcontext") is not None
+
+    @property
     def writable(self) -> bool:
         """Whether the client takes what is written."""
         return self._writable

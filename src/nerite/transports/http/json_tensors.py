@@ -15,7 +15,8 @@ from nerite.core.signature import Input
 from nerite.core.tensor import Array, Buffer, TensorSpec
 from nerite.transports.http import half_precision, json_strings
 
-_HALVES = (dtypes.FP16, dtypes.BF16)
+HALVES = (dtypes.FP16, dtypes.BF16)
+"""Types that JSON has nothing for, as far as Triton is concerned."""
 _REMEDY = "or start the server with --http-json-half-precision=true"
 _INTEGERS = frozenset(
     (
@@ -57,7 +58,7 @@ def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
     datatype = spec.datatype
     if value == [] and not spec.elements:
         return b""
-    if datatype in _HALVES and not half:
+    if datatype in HALVES and not half:
         raise InvalidArgument(
             f"receiving {datatype.name} data via JSON is not supported. "
             f"Please use the binary data format for input {spec.name} {_REMEDY}"
@@ -81,7 +82,7 @@ def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
     else:
         doubles = np.array(elements, dtype=np.float64)
         with np.errstate(over="ignore"):  # what is too large for the type is infinite
-            array = half_precision.read(datatype, doubles) if datatype in _HALVES else doubles.astype(datatype.numpy)
+            array = half_precision.read(datatype, doubles) if datatype in HALVES else doubles.astype(datatype.numpy)
     return array.data.cast("B") if array.size else b""
 
 
@@ -116,7 +117,7 @@ def write(spec: TensorSpec, data: Buffer, half: bool = False, base64: bool = Fal
     ``half``: FP16 and BF16 are given. ``base64``: elements of BYTES are in base64.
     """
     datatype = spec.datatype
-    if datatype in _HALVES:
+    if datatype in HALVES:
         if half:
             return half_precision.write(datatype, data)
         raise InvalidArgument(

@@ -13,6 +13,7 @@ from nerite.transports.http import access, compression, reply, routes, uploads
 from nerite.transports.http.administration import Administration
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.dialect import HTTP, Dialect
+from nerite.transports.http.documentation import Documentation
 from nerite.transports.http.generate_form import Form
 from nerite.transports.http.generation import Generation
 from nerite.transports.http.head import RequestHead
@@ -50,6 +51,7 @@ class Router:
         self._half = half_precision
         self._uploads = Uploads(server, max_input_size, half_precision)
         self._administration = Administration(server)
+        self._documentation = Documentation(server, locks)
 
     def target(self, head: RequestHead) -> Target:
         """Return what a head asks for on the HTTP port."""
@@ -77,6 +79,8 @@ class Router:
         refusal = self.locked(endpoint.category, head)
         if endpoint.name in ("generate", "generate_stream"):
             return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
+        if endpoint.name in ("docs", "openapi"):
+            return Target(refusal=refusal, call=getattr(self._documentation, endpoint.name))
         change = head.method == "POST" and len(endpoint.methods) > 1
         call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
         return Target(

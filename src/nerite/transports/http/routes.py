@@ -12,7 +12,17 @@ class Endpoint(NamedTuple):
     name: str
     methods: tuple[str, ...]
     category: str
+    path: str
+    """With ``{argument}`` for what the client fills in, and ``[…]`` around a part that may be missing."""
     pattern: re.Pattern[str]
+    """The same as an expression."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path without the part that may be missing and, if there is one, with it."""
+        shortest = _OPTIONAL.sub("", self.path)
+        longest = _OPTIONAL.sub(r"\1", self.path)
+        return (shortest,) if shortest == longest else (shortest, longest)
 
 
 class Route(NamedTuple):
@@ -22,16 +32,23 @@ class Route(NamedTuple):
     arguments: dict[str, str]
 
 
-_MODEL = r"/v2/models/(?P<model>[^/]+)"
-_VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
-_REPOSITORY = r"/v2/repository(?:/(?P<repository>[^/]+))?"
-_SYSTEM = "/v2/systemsharedmemory"
-_CUDA = "/v2/cudasharedmemory"
-_REGION = "(?:/region/(?P<region>[^/]+))?"
+_OPTIONAL: Final = re.compile(r"\[(.*?)\]")
+_ARGUMENT: Final = re.compile(r"\{(\w+)\}")
+_MODEL: Final = "/v2/models/{model}"
+_VERSION: Final = "[/versions/{version}]"
+_REPOSITORY: Final = "/v2/repository[/{repository}]"
+_SYSTEM: Final = "/v2/systemsharedmemory"
+_CUDA: Final = "/v2/cudasharedmemory"
+_REGION: Final = "[/region/{region}]"
 
 
-def _endpoint(name: str, methods: str, category: str, pattern: str) -> Endpoint:
-    return Endpoint(name, tuple(methods.split()), category, re.compile(pattern))
+def _argument(match: re.Match[str]) -> str:
+    return f"(?P<{match[1]}>{'[0-9]+' if match[1] == 'version' else '[^/]+'})"
+
+
+def _endpoint(name: str, methods: str, category: str, path: str) -> Endpoint:
+    expression = _ARGUMENT.sub(_argument, _OPTIONAL.sub(r"(?:\1)?", path.replace(".", r"\.")))
+    return Endpoint(name, tuple(methods.split()), category, path, re.compile(expression))
 
 
 ENDPOINTS: Final = (
@@ -42,21 +59,23 @@ ENDPOINTS: Final = (
     _endpoint("ready", "GET", "health", "/v2/health/ready"),
     _endpoint("model_ready", "GET", "health", _MODEL + _VERSION + "/ready"),
     _endpoint("server_metadata", "GET", "metadata", "/v2"),
+    _endpoint("docs", "GET", "metadata", "/v2/docs"),
+    _endpoint("openapi", "GET", "metadata", "/v2/docs/openapi.json"),
     _endpoint("model_metadata", "GET", "metadata", _MODEL + _VERSION),
     _endpoint("config", "GET", "model-config", _MODEL + _VERSION + "/config"),
     _endpoint("statistics", "GET", "statistics", _MODEL + _VERSION + "/stats"),
     _endpoint("all_statistics", "GET", "statistics", "/v2/models/stats"),
     _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
-    _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/load"),
+    _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/{model}/load"),
     _endpoint("logging", "GET POST", "logging", "/v2/logging"),
-    _endpoint("trace", "GET POST", "trace", "/v2(?:/models/(?P<model>[^/]+))?/trace/setting"),
+    _endpoint("trace", "GET POST", "trace", "/v2[/models/{model}]/trace/setting"),
     _endpoint("regions", "GET", "shared-memory", _SYSTEM + _REGION + "/status"),
     _endpoint("register", "POST", "shared-memory", _SYSTEM + _REGION + "/register"),
     _endpoint("unregister", "POST", "shared-memory", _SYSTEM + _REGION + "/unregister"),
     _endpoint("cuda_regions", "GET", "shared-memory", _CUDA + _REGION + "/status"),
     _endpoint("register_cuda", "POST", "shared-memory", _CUDA + _REGION + "/register"),
     _endpoint("unregister_cuda", "POST", "shared-memory", _CUDA + _REGION + "/unregister"),
-    _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/(?P<model>[^/]+)/unload"),
+    _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/{model}/unload"),
 )
 _FIRST: Final = {"/v2/models/stats": "all_statistics"}
 

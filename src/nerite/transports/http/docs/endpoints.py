@@ -1,0 +1,64 @@
+"""What each endpoint is for, takes and gives, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+_JSON: Final = "application/json"
+_BINARY: Final = "application/octet-stream"
+
+
+class Told(NamedTuple):
+    """What is told of an endpoint. Schemas are named as in ``schemas.COMMON``."""
+
+    summary: str
+    takes: str = ""
+    """The schema of the body; empty for none."""
+    gives: str = ""
+    """The schema of the answer; empty if the status says it all."""
+    kinds: tuple[str, ...] = (_JSON,)
+    """The content types of the answer."""
+    tensors: bool = False
+    """Tensors may stand behind the JSON, in both directions."""
+
+
+ENDPOINTS: Final[Mapping[str, Told]] = {
+    "infer": Told("Infer", "InferRequest", "InferResponse", (_JSON, _BINARY), tensors=True),
+    "generate": Told("Infer, with inputs as the keys of one object", "GenerateRequest", "GenerateResponse"),
+    "generate_stream": Told(
+        "The same, with any number of responses as server-sent events",
+        "GenerateRequest",
+        "GenerateResponse",
+        ("text/event-stream",),
+    ),
+    "live": Told("Whether the server runs"),
+    "ready": Told("Whether the server can serve requests"),
+    "model_ready": Told("Whether a model can serve requests"),
+    "server_metadata": Told("Describe the server", gives="ServerMetadata"),
+    "docs": Told("Show the models and endpoints on a page", gives="Page", kinds=("text/html",)),
+    "openapi": Told("Return this document", gives="OpenApi"),
+    "model_metadata": Told("Describe a model", gives="ModelMetadata"),
+    "config": Told("Return the configuration of a model", gives="ModelConfig"),
+    "statistics": Told("Return the statistics of a model", gives="Statistics"),
+    "all_statistics": Told("Return the statistics of all models", gives="Statistics"),
+    "index": Told("List the models of the repositories, and their states", "IndexRequest", "Index"),
+    "load": Told("Load a model, or load it again", "LoadRequest"),
+    "unload": Told("Unload a model", "UnloadRequest"),
+    "logging": Told("Return what is logged, or change it", "LogSettings", "LogSettings"),
+    "regions": Told("List the regions of shared memory", gives="Regions"),
+    "register": Told("Register a region of shared memory", "RegisterRequest"),
+    "unregister": Told("Forget a region of shared memory, or all"),
+    "cuda_regions": Told("List the regions of CUDA memory", gives="Regions"),
+    "register_cuda": Told("Register a region of CUDA memory", "RegisterCudaRequest"),
+    "unregister_cuda": Told("Forget a region of CUDA memory, or all"),
+}
+"""By the names of ``routes.ENDPOINTS``."""
+
+ARGUMENTS: Final[Mapping[str, str]] = {
+    "model": "Name of the model",
+    "version": "Version of the model",
+    "repository": "Name of the repository",
+    "region": "Name of the region",
+}
+"""What stands in a path."""

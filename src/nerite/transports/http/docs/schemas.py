@@ -1,0 +1,175 @@
+"""JSON schemas: of the tensors that a model takes and gives, and of what all models have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+from nerite.core import dtype as dtypes
+from nerite.core.dtype import DataType
+from nerite.core.signature import Input, Output, Signature
+from nerite.transports.http.json_tensors import HALVES
+
+Schema: TypeAlias = dict[str, Any]
+"""A JSON schema of the dialect of OpenAPI 3.1, or a part of such a document."""
+
+_SCALAR: Final[Schema] = {"type": ["boolean", "number", "string"]}
+_PARAMETERS: Final[Schema] = {"type": "object", "additionalProperties": _SCALAR}
+
+
+def reference(name: str) -> Schema:
+    """Return a reference to one of ``common``."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def infer_request(signature: Signature) -> Schema:
+    """Return what the body of an inference must be."""
+    batch = signature.max_batch_size
+    inputs = [_tensor(declared, batch) for declared in signature.inputs.values()]
+    listed: Schema = {"type": "array", "minItems": len(signature.required), "maxItems": len(inputs)}
+    if inputs:
+        listed["items"] = {"anyOf": inputs}
+    return {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "inputs": listed,
+            "outputs": {"type": "array", "items": _wanted(list(signature.outputs))},
+            "parameters": _PARAMETERS,
+        },
+    }
+
+
+def infer_response(signature: Signature) -> Schema:
+    """Return what the answer of an inference is."""
+    outputs = [_tensor(declared, signature.max_batch_size) for declared in signature.outputs.values()]
+    return {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            "model_name": {"type": "string"},
+            "model_version": {"type": "string"},
+            "parameters": _PARAMETERS,
+            "outputs": {"type": "array", "items": {"anyOf": outputs}} if outputs else {"type": "array"},
+        },
+    }
+
+
+def generate_request(signature: Signature) -> Schema:
+    """Return what the body of the generate extension must be: inputs are keys, and all others are parameters."""
+    return {
+        "type": "object",
+        "required": sorted(signature.required),
+        "properties": {
+            name: {"anyOf": [_element(declared.datatype), reference(declared.datatype.name)]}
+            for name, declared in signature.inputs.items()
+            if declared.datatype not in HALVES
+        },
+        "additionalProperties": {"type": ["boolean", "number", "string", "object"]},
+    }
+
+
+def _tensor(declared: Input | Output, max_batch_size: int) -> Schema:
+    """Return the form of one tensor."""
+    batch = [{"type": "integer", "minimum": 1, "maximum": max_batch_size, "title": "batch"}] if max_batch_size else []
+    sizes = [*batch, *({"type": "integer", "minimum": 0} if size == -1 else {"const": size} for size in declared.dims)]
+    shape: Schema = {"type": "array", "minItems": len(sizes), "maxItems": len(sizes)}
+    if sizes:
+        shape["prefixItems"] = sizes
+    form: Schema = {
+        "title": declared.name,
+        "type": "object",
+        "required": ["name", "datatype", "shape"],
+        "properties": {
+            "name": {"const": declared.name},
+            "datatype": {"const": declared.datatype.name},
+            "shape": shape,
+            "parameters": _PARAMETERS,
+        },
+    }
+    if declared.datatype not in HALVES:
+        form["properties"]["data"] = reference(declared.datatype.name)
+    return form
+
+
+def _wanted(names: Sequence[str]) -> Schema:
+    return {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {"enum": names} if names else {"type": "string"}, "parameters": _PARAMETERS},
+    }
+
+
+def _element(datatype: DataType) -> Schema:
+    if datatype is dtypes.BYTES:
+        return {"type": "string", "description": "An element of BYTES, as UTF-8 text."}
+    if datatype is dtypes.BOOL:
+        return {"type": "boolean"}
+    if datatype.numpy.kind == "f":
+        return {"type": "number"}
+    bits = datatype.size * 8
+    lowest, highest = (0, 2**bits - 1) if datatype.numpy.kind == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return {"type": "integer", "minimum": lowest, "maximum": highest}
+
+
+def _data(datatype: DataType) -> Schema:
+    return {
+        "type": "array",
+        "description": f"Elements of {datatype.name}, in one flat list or nested as the shape is.",
+        "items": {"anyOf": [_element(datatype), reference(datatype.name)]},
+    }
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties}
+
+
+_TEXT: Final[Schema] = {"type": "string"}
+_FLAG: Final[Schema] = {"type": "boolean"}
+_NUMBER: Final[Schema] = {"type": "integer", "minimum": 0}
+_ANY_TENSOR: Final = _object(
+    name=_TEXT,
+    datatype={"enum": [datatype.name for datatype in dtypes.ALL]},
+    shape={"type": "array", "items": _NUMBER},
+    parameters=_PARAMETERS,
+    data={"type": "array"},
+)
+_DECLARED: Final = _object(name=_TEXT, datatype=_TEXT, shape={"type": "array", "items": {"type": "integer"}})
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+COMMON: Final[dict[str, Schema]] = {
+    **{datatype.name: _data(datatype) for datatype in dtypes.ALL if datatype not in HALVES},
+    "Error": _object(error=_TEXT) | {"required": ["error"]},
+    "InferRequest": _object(id=_TEXT, inputs=_list(_ANY_TENSOR), outputs=_list(_wanted([])), parameters=_PARAMETERS)
+    | {"required": ["inputs"]},
+    "InferResponse": _object(
+        id=_TEXT, model_name=_TEXT, model_version=_TEXT, parameters=_PARAMETERS, outputs=_list(_ANY_TENSOR)
+    ),
+    "GenerateRequest": {"type": "object", "description": "Inputs and parameters, by name."},
+    "GenerateResponse": _object(id=_TEXT, model_name=_TEXT, model_version=_TEXT)
+    | {"description": "Besides these: outputs and parameters, by name."},
+    "ServerMetadata": _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
+    "ModelMetadata": _object(
+        name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_DECLARED), outputs=_list(_DECLARED)
+    ),
+    "ModelConfig": {"type": "object", "description": "config.pbtxt as JSON, complete."},
+    "Statistics": _object(model_stats=_list({"type": "object"})),
+    "IndexRequest": _object(ready=_FLAG),
+    "Index": _list(_object(name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT, content_hash=_TEXT)),
+    "LoadRequest": _object(parameters={"type": "object", "additionalProperties": _TEXT}),
+    "UnloadRequest": _object(parameters=_object(unload_dependents=_FLAG)),
+    "LogSettings": _object(
+        log_file=_TEXT, log_info=_FLAG, log_warning=_FLAG, log_error=_FLAG, log_verbose_level=_NUMBER, log_format=_TEXT
+    ),
+    "RegisterRequest": _object(key=_TEXT, offset=_NUMBER, byte_size=_NUMBER) | {"required": ["key", "byte_size"]},
+    "RegisterCudaRequest": _object(raw_handle=_object(b64=_TEXT), device_id=_NUMBER, byte_size=_NUMBER),
+    "Regions": _list(_object(name=_TEXT, key=_TEXT, offset=_NUMBER, byte_size=_NUMBER)),
+    "Page": _TEXT,
+    "OpenApi": {"type": "object", "description": "This document."},
+}
+"""Schemas by name: of the data of each type, and of what every server takes and says."""
