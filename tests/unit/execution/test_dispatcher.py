@@ -688,9 +688,9 @@ def test_traces_are_told_how_requests_ran(bench: Bench) -> None:
     for each in asked:
         of.submit(each)
         bench.loop.settle()
-    first.part(asked[0], OK, False)
+    first.part(asked[0], OK, False, None)
     first.finish([None])
-    first.part(asked[0], EMPTY, True)
+    first.part(asked[0], EMPTY, True, None)
     added.finish()
     bench.loop.settle()
     first.die()

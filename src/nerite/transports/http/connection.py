@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.errors import InvalidArgument
 from nerite.core.tensor import Buffer
 from nerite.transports.http import reply
 from nerite.transports.http.chunks import BadChunk, ChunkDecoder
@@ -182,11 +182,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         last = self._last or not head.keep_alive
         if last or head.special:
-            first = bytes(parts[0])
-            if last and head.version == "1.1":
-                first = reply.with_header(first, b"Connection: close")
-            if head.reply_lines:
-                first = reply.with_header(first, head.reply_lines)
+            first = reply.addressed(bytes(parts[0]), head, last=last)
             parts = [first, *parts[1:]]
             if head.method == "HEAD":
                 parts = [first.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"]
@@ -206,10 +202,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.head.version == "1.0":
             self._last = True
             first = first.replace(b"Transfer-Encoding: chunked\r\n", b"")
-        elif self._last or not self.head.keep_alive:
-            first = reply.with_header(first, b"Connection: close")
-        if self.head.reply_lines:
-            first = reply.with_header(first, self.head.reply_lines)
+        first = reply.addressed(first, self.head, last=self._last or not self.head.keep_alive)
         self._transport.write(first + self._chunk(data) if data else first)
 
     def send_chunk(self, data: bytes) -> None:
@@ -342,7 +335,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             stop = end + head.content_length
             refusal = self._shared.handler.begin(head)
             if refusal is None and head.content_length > self._shared.max_body:
-                refusal = reply.error_reply(too_large(head.content_length, self._shared.max_body), reply.PLAIN)
+                refusal = reply.error_reply(reply.too_large(head.content_length, self._shared.max_body), reply.PLAIN)
             if refusal is not None:
                 self._refuse(refusal, head, view[end:size])
                 return
@@ -400,7 +393,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._stash = rest
             if len(body) > self._shared.max_body:
                 self._state = _BUSY
-                self.send([reply.error_reply(too_large(len(body), self._shared.max_body)).encode()])
+                self.send([reply.error_reply(reply.too_large(len(body), self._shared.max_body)).encode()])
             else:
                 self._complete(memoryview(body))
 
@@ -450,11 +443,3 @@ class HttpConnection(asyncio.BufferedProtocol):
         refusal = reply.json_reply({"error": reason}, status)
         self._transport.write(refusal._replace(headers=b"Connection: close\r\n").encode())
         self._close()
-
-
-def too_large(size: int, limit: int) -> NeriteError:
-    """Return the refusal of a body that is larger than the server takes."""
-    return InvalidArgument(
-        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. "
-        "Use --http-max-input-size to increase the limit."
-    )

@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from nerite.core.errors import NeriteError
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.transports.http.head import RequestHead
 
 REASONS: Final = {
     200: b"OK",
@@ -67,6 +68,15 @@ def with_header(encoded: bytes, line: bytes) -> bytes:
     return encoded[:at] + b"\r\n" + line + encoded[at:]
 
 
+def addressed(first: bytes, to: RequestHead, *, last: bool) -> bytes:
+    """Return the beginning of a reply with the header lines that its request and its connection add."""
+    if last and to.version == "1.1":
+        first = with_header(first, b"Connection: close")
+    if to.reply_lines:
+        first = with_header(first, to.reply_lines)
+    return first
+
+
 def json_reply(value: object, status: int = 200) -> Reply:
     """Return a reply that is JSON."""
     return Reply(status, orjson.dumps(value))
@@ -80,6 +90,16 @@ def error_reply(error: NeriteError, content_type: str = "application/json") -> R
 
 
 PLAIN: Final = "text/plain"
+
+
+def too_large(size: int, limit: int) -> NeriteError:
+    """Return the refusal of a body that is larger than the server takes."""
+    return InvalidArgument(
+        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
 EMPTY: Final = Reply(200, b"", PLAIN)
 BAD_REQUEST: Final = Reply(400, b"", PLAIN)
 """What the ports of clouds say of a path that they do not have."""

@@ -12,7 +12,7 @@ from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.transports import refusals
 from nerite.transports.http import compression, infer_response, reply
-from nerite.transports.http.connection import HttpConnection, too_large
+from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import Reader
@@ -138,7 +138,7 @@ class HttpService:
         elif json_size < 0 and size:
             json_size = size
             if size > self._max_input_size:
-                raise too_large(size, self._max_input_size)
+                raise reply.too_large(size, self._max_input_size)
             plan = reader.plan(bytes(body))
         else:
             json_size = 0

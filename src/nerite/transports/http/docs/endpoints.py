@@ -46,6 +46,7 @@ ENDPOINTS: Final[Mapping[str, Told]] = {
     "load": Told("Load a model, or load it again", "LoadRequest"),
     "unload": Told("Unload a model", "UnloadRequest"),
     "logging": Told("Return what is logged, or change it", "LogSettings", "LogSettings"),
+    "trace": Told("Return what is traced, or change it; null undoes a change", "TraceSettings", "TraceSettings"),
     "regions": Told("List the regions of shared memory", gives="Regions"),
     "register": Told("Register a region of shared memory", "RegisterRequest"),
     "unregister": Told("Forget a region of shared memory, or all"),

@@ -166,6 +166,14 @@ COMMON: Final[dict[str, Schema]] = {
     "LogSettings": _object(
         log_file=_TEXT, log_info=_FLAG, log_warning=_FLAG, log_error=_FLAG, log_verbose_level=_NUMBER, log_format=_TEXT
     ),
+    "TraceSettings": _object(
+        trace_level=_list(_TEXT),
+        trace_rate=_TEXT,
+        trace_count=_TEXT,
+        log_frequency=_TEXT,
+        trace_file=_TEXT,
+        trace_mode=_TEXT,
+    ),
     "RegisterRequest": _object(key=_TEXT, offset=_NUMBER, byte_size=_NUMBER) | {"required": ["key", "byte_size"]},
     "RegisterCudaRequest": _object(raw_handle=_object(b64=_TEXT), device_id=_NUMBER, byte_size=_NUMBER),
     "Regions": _list(_object(name=_TEXT, key=_TEXT, offset=_NUMBER, byte_size=_NUMBER)),
