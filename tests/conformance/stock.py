@@ -104,25 +104,22 @@ class StockClient:
 
 @dataclass(frozen=True)
 class Exercise:
-    """A use of one method by some kinds of client. ``awaits`` says what the server lacks for it to succeed."""
+    """A use of one method by some kinds of client."""
 
     method: str
     kinds: tuple[str, ...]
     play: Callable[[StockClient], None]
-    awaits: str
 
 
 EXERCISES: list[Exercise] = []
 
 
-def exercise(
-    method: str, *kinds: str, awaits: str = ""
-) -> Callable[[Callable[[StockClient], None]], Callable[[StockClient], None]]:
+def exercise(method: str, *kinds: str) -> Callable[[Callable[[StockClient], None]], Callable[[StockClient], None]]:
     """Mark a function as a use of ``method``, for the clients of some kinds, or of all that have it."""
 
     def mark(play: Callable[[StockClient], None]) -> Callable[[StockClient], None]:
         having = tuple(kind for kind in kinds or KINDS if method in public_methods(kind))
-        EXERCISES.append(Exercise(method, having, play, awaits))
+        EXERCISES.append(Exercise(method, having, play))
         return play
 
     return mark

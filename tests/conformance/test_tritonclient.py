@@ -63,12 +63,7 @@ def clients(server: Serving) -> Iterator[dict[str, StockClient]]:
 
 
 CASES = [
-    pytest.param(
-        kind,
-        exercise,
-        id=f"{kind}-{exercise.method}-{exercise.play.__name__}",
-        marks=[pytest.mark.xfail(reason=exercise.awaits)] if exercise.awaits else [],
-    )
+    pytest.param(kind, exercise, id=f"{kind}-{exercise.method}-{exercise.play.__name__}")
     for exercise in exercises()
     for kind in exercise.kinds
 ]

@@ -60,7 +60,7 @@ ASKED = {
     "not found": ("GET", "/v2/nothing", b"", {}, 404),
     "not allowed": ("GET", "/v2/models/identity/infer", b"", {}, 405),
     "restricted": ("GET", "/v2/models/stats", b"", {}, 403),
-    "not offered": ("GET", "/v2/trace/setting", b"", {}, 501),
+    "not implemented": ("POST", "/v2/repository/other/models/identity/load", b"", {}, 501),
     "a body that is too large": ("POST", "/v2/models/identity/infer", b"x" * 1_000_001, {}, 400),
     "the last of a connection": ("GET", "/v2/health/live", b"", {"Connection": "close"}, 200),
 }

@@ -167,11 +167,6 @@ DIFFERENCES = (
                 "404 Unable to find system shared memory region: 'r'",
                 '200 [{"name": "r", "key": "exam_shm", "offset": 32, "byte_size": 32}]',
             ),
-            "shared_memory/two regions#3": ("500 Invalid shared memory region: 'exam_shm'", "200"),
-            "shared_memory/two regions#4": (
-                '200 [{"name": "r", "key": "exam_shm", "offset": 0, "byte_size": 32}]',
-                '200 [{"name": "q", "key": "exam_shm", "offset": 32, "byte_size": 32}, {"name": "r"',
-            ),
         },
     ),
     Difference(

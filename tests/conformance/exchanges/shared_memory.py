@@ -77,6 +77,7 @@ def grpc_shared(region, byte_size, **more):
 
 CLEAN = unregister()
 FILE = file("exam_shm", ONES + bytes(64))
+OTHER = file("exam_other")
 READY = [FILE, CLEAN, register("r", byte_size=96)]
 INPUT = tensor("IN", "INT32", [8], list(range(8)))
 
@@ -85,7 +86,7 @@ EXCHANGES = {
     "a region": [FILE, CLEAN, register("r"), status(), status("r"), unregister("r"), status()],
     "a region with an offset": [FILE, CLEAN, register("r", offset=32), status("r")],
     "a slash before the key": [FILE, CLEAN, register("r", key="/exam_shm"), status("r")],
-    "two regions": [FILE, CLEAN, register("r"), register("q", offset=32), status(), CLEAN, status()],
+    "two regions": [FILE, OTHER, CLEAN, register("r"), register("q", key="exam_other"), status(), CLEAN, status()],
     "one region twice": [FILE, CLEAN, register("r"), register("r"), register("r", offset=32)],
     "a key that there is not": [CLEAN, register("r", key="exam_none"), status()],
     "an empty key": [CLEAN, register("r", key="")],

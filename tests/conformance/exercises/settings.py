@@ -4,8 +4,6 @@ from typing import Any
 
 from conformance.stock import GRPC, StockClient, exercise
 
-TRACES = "the trace extension"
-
 
 def trace(client: StockClient, answer: Any) -> dict[str, list[str]]:
     """Return trace settings in one form: gRPC's are lists in messages, of which HTTP has the one value."""
@@ -21,24 +19,24 @@ def log(client: StockClient, answer: Any) -> dict[str, Any]:
     return answer
 
 
-@exercise("get_trace_settings", awaits=TRACES)
+@exercise("get_trace_settings")
 def trace_settings(client: StockClient) -> None:
     settings = trace(client, client.told("get_trace_settings"))
     assert settings["trace_level"] == ["OFF"]
     assert settings["trace_rate"] == ["1000"]
 
 
-@exercise("get_trace_settings", awaits=TRACES)
+@exercise("get_trace_settings")
 def trace_settings_of_a_model(client: StockClient) -> None:
     assert trace(client, client.told("get_trace_settings", "echo"))["trace_level"] == ["OFF"]
 
 
-@exercise("get_trace_settings", *GRPC, awaits=TRACES)
+@exercise("get_trace_settings", *GRPC)
 def trace_settings_as_a_message(client: StockClient) -> None:
     assert list(client.get_trace_settings().settings["trace_level"].value) == ["OFF"]
 
 
-@exercise("update_trace_settings", awaits=TRACES)
+@exercise("update_trace_settings")
 def change_trace_settings(client: StockClient) -> None:
     changed = client.told("update_trace_settings", settings={"trace_rate": "7", "log_frequency": "3"})
     assert trace(client, changed)["trace_rate"] == ["7"]
@@ -46,7 +44,7 @@ def change_trace_settings(client: StockClient) -> None:
     assert trace(client, cleared)["trace_rate"] == ["1000"]
 
 
-@exercise("update_trace_settings", awaits=TRACES)
+@exercise("update_trace_settings")
 def change_trace_settings_of_a_model(client: StockClient) -> None:
     changed = client.told("update_trace_settings", "echo", {"trace_rate": "9"})
     assert trace(client, changed)["trace_rate"] == ["9"]
@@ -55,7 +53,7 @@ def change_trace_settings_of_a_model(client: StockClient) -> None:
     assert trace(client, client.told("get_trace_settings", "echo"))["trace_rate"] == ["1000"]
 
 
-@exercise("update_trace_settings", awaits=TRACES)
+@exercise("update_trace_settings")
 def change_trace_settings_to_nonsense(client: StockClient) -> None:
     status, text = client.refused("update_trace_settings", settings={"trace_rate": "often"})
     assert status == ("INVALID_ARGUMENT" if client.is_grpc else "400")
