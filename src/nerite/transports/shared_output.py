@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest, PlacedRequest
+from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
 
 
@@ -18,3 +21,15 @@ def write(request: InferenceRequest, spec: TensorSpec, data: Buffer) -> None:
             f"least {size} bytes to hold the results"
         )
     place[:size] = data
+
+
+def write_all(request: InferenceRequest, response: InferenceResponse, placed: Sequence[bool]) -> list[Buffer]:
+    """Write the outputs that are ``placed`` where the caller wants them, and return the others. Raises as ``write``."""
+    assert response.header is not None
+    rest: list[Buffer] = []
+    for spec, data, elsewhere in zip(response.header.outputs, response.data, placed, strict=True):
+        if elsewhere:
+            write(request, spec, data)
+        else:
+            rest.append(data)
+    return rest

@@ -33,26 +33,29 @@ def write(
     """Return the whole HTTP reply to a request that succeeded. Raises Triton's errors of formatting.
 
     ``half``: FP16 and BF16 are given in the JSON.
-    Where everything is binary and of known size, the text part depends only on the two headers, and is remembered.
+    Where everything is binary and of known size, or in shared memory, the text part depends only on the two headers,
+    and is remembered.
     """
     header = response.header
     assert header is not None
     replies = request.header.replies
     known = replies.get(header)
     if known is not None and not request.id:
-        beginning, small = known
-        return [b"".join((beginning, *response.data))] if small else [beginning, *response.data]
+        beginning, small, elsewhere = known
+        rest = shared_output.write_all(request, response, elsewhere) if elsewhere else response.data
+        return [b"".join((beginning, *rest))] if small else [beginning, *rest]
     wanted = {output.name: output for output in request.header.outputs}
     default = _BINARY if request.header.binary_by_default else _BASE64 if request.header.base64_by_default else _PLAIN
     entries: list[bytes] = []
     binary: list[Buffer] = []
+    placed: list[bool] = []
     fixed = not request.id
     for spec, data in zip(header.outputs, response.data, strict=True):
         how = wanted.get(spec.name, default)
+        placed.append(how.place is not None)
         if how.place is not None:
             shared_output.write(request, spec, data)
             entries.append(_entry(spec))
-            fixed = False
             continue
         if how.classification:
             signature = signature_of(request)
@@ -74,10 +77,10 @@ def write(
     text = b"{" + b",".join(parts) + b"}"
     size = sum(map(len, binary))
     start = dialect.binary_head(len(text), len(text) + size) if size else head(200, "application/json", len(text))
-    if fixed and len(binary) == len(response.data):
+    if fixed:
         if len(replies) >= _MAX_REPLIES:
             replies.clear()
-        replies[header] = (start + text, len(text) + size <= JOINED)
+        replies[header] = (start + text, len(text) + size <= JOINED, placed if any(placed) else None)
     return [start + text, *binary]
 
 

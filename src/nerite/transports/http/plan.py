@@ -15,7 +15,7 @@ Place: TypeAlias = tuple[int, int] | SharedPlace | Buffer
 class Plan:
     """A request header, the id, and for each input its place behind the JSON part or its bytes."""
 
-    __slots__ = ("again", "header", "id", "places", "repeats", "size", "whole")
+    __slots__ = ("header", "id", "places", "repeats", "size", "whole")
 
     def __init__(
         self,
@@ -34,8 +34,6 @@ class Plan:
         """Bytes behind the JSON part."""
         self.repeats = not raw and not id and all(isinstance(place, (tuple, SharedPlace)) for place in places)
         """The same JSON part always means this plan, and holds no data."""
-        self.again = self.repeats and not header.shared
-        """All data is behind the JSON part."""
         self.whole = list(places) == [(0, size)]
         """There is one input, and it is everything behind the JSON part."""
 

@@ -82,9 +82,15 @@ class HttpService:
 
     def handle_again(self, connection: HttpConnection, plan: Plan, data: bytearray) -> None:
         """Answer an inference whose JSON part was seen before on this connection."""
-        request = InferenceRequest(
-            plan.header, [data] if plan.whole else plan.data(memoryview(data), 0), connection, _now(), ""
-        )
+        given = [data] if plan.whole else plan.data(memoryview(data), 0)
+        if plan.header.shared:
+            try:
+                request = self._server.request(plan.header, given, connection, _now(), "")
+            except NeriteError as error:
+                self._refuse(connection, connection.head.route, error)
+                return
+        else:
+            request = InferenceRequest(plan.header, given, connection, _now(), "")
         connection.request = request
         self._accepting = True
         try:
@@ -113,7 +119,7 @@ class HttpService:
             self._server.infer(request)
         finally:
             self._accepting = False
-        return Question(start, plan) if plan.again and not target.encoding else None
+        return Question(start, plan) if plan.repeats and not target.encoding else None
 
     def _refuse(
         self, connection: HttpConnection, target: Target, error: NeriteError, content_type: str = "application/json"
