@@ -211,6 +211,19 @@ def execute(self, requests):
 """
 
 
+def adds(amount: int) -> str:
+    """Return the body of a Python model that adds a number."""
+    return f"""
+def execute(self, requests):
+    return [
+        pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() + {amount})]
+        )
+        for request in requests
+    ]
+"""
+
+
 def binary_request(
     array: np.ndarray[Any, Any], name: str = "INPUT0", datatype: str = "FP32"
 ) -> tuple[bytes, dict[str, str]]:

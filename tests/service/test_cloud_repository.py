@@ -13,19 +13,7 @@ from pathlib import Path
 import pytest
 
 from object_store import BUCKET, KEYS, Application, Environ, ObjectStore, Respond, breaking, is_read, object_store
-from serving import NERITE, Serving, eventually, pbtxt, python_model, serving
-
-
-def adds(amount: int) -> str:
-    return f"""
-def execute(self, requests):
-    return [
-        pb_utils.InferenceResponse(
-            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() + {amount})]
-        )
-        for request in requests
-    ]
-"""
+from serving import NERITE, Serving, adds, eventually, pbtxt, python_model, serving
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import IDENTITY, eventually, pbtxt, python_model, serving
-
-
-def adds(amount: int) -> str:
-    return f"""
-def execute(self, requests):
-    return [
-        pb_utils.InferenceResponse(
-            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() + {amount})]
-        )
-        for request in requests
-    ]
-"""
+from serving import IDENTITY, adds, eventually, pbtxt, python_model, serving
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
+from regions import region
 from serving import IN_PROCESS, Serving, eventually, pbtxt, python_model, serving
 
 DOUBLE = """
@@ -46,19 +47,6 @@ def server(tmp_path: Path) -> Iterator[Serving]:
     python_model(models, "slow", SLOW)
     with serving(models, tmp_path / "log", "--allow-client-shm=true") as running:
         yield running
-
-
-@contextmanager
-def region(client: Any, name: str, size: int) -> Iterator[Any]:
-    """A region of the client's, registered with the server."""
-    key = f"/nerite_{os.getpid()}_{name}"
-    handle = shm.create_shared_memory_region(name, key, size)
-    client.register_system_shared_memory(name, key, size)
-    try:
-        yield handle
-    finally:
-        client.unregister_system_shared_memory(name)
-        shm.destroy_shared_memory_region(handle)
 
 
 def four_there_and_back() -> tuple[Any, Any]:

@@ -3,27 +3,13 @@
 import base64
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tritonclient.utils.shared_memory as shm
 
 from conformance.stock import GRPC, StockClient, exercise
-
-
-@contextmanager
-def region(client: StockClient, name: str, size: int = 64) -> Iterator[Any]:
-    """Yield a region that the server knows under the name of its own."""
-    key = f"/nerite_{os.getpid()}_{name}"
-    handle = shm.create_shared_memory_region(name, key, size)
-    client.register_system_shared_memory(name, key, size)
-    try:
-        yield handle
-    finally:
-        client.unregister_system_shared_memory(name)
-        shm.destroy_shared_memory_region(handle)
+from regions import region
 
 
 def regions(client: StockClient, which: str = "system", name: str = "") -> dict[str, dict[str, Any]]:

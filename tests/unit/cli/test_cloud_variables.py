@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from nerite.cli.command_line import CommandLine, parse
-from nerite.cli.usage_error import UsageError
+from command_lines import run, wrong
 
 ROUTES = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health"}
-
-
-def run(*arguments: str, **environment: str) -> CommandLine:
-    return parse(arguments, environment, "x", repositories=True)
-
-
-def wrong(*arguments: str, **environment: str) -> UsageError:
-    with pytest.raises(UsageError) as caught:
-        run("/m", *arguments, **environment)
-    return caught.value
 
 
 def test_vertex() -> None:

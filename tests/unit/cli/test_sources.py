@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from nerite.cli.command_line import CommandLine, parse
-from nerite.cli.usage_error import UsageError
+from command_lines import run, wrong
 
 
 @pytest.fixture
@@ -15,16 +13,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "options.toml"
     path.write_text('model-repository = "/from-file"\nhttp-port = 3\ngrpc-port = 3001\nid = "file"\n')
     return path
-
-
-def run(*arguments: str, **environment: str) -> CommandLine:
-    return parse(arguments, environment, "x", repositories=True)
-
-
-def wrong(*arguments: str, **environment: str) -> UsageError:
-    with pytest.raises(UsageError) as caught:
-        run("/m", *arguments, **environment)
-    return caught.value
 
 
 def test_precedence(file: Path) -> None:

@@ -1,0 +1,20 @@
+"""Command lines as tests write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from nerite.cli.command_line import CommandLine, parse
+from nerite.cli.usage_error import UsageError
+
+
+def run(*arguments: str, **environment: str) -> CommandLine:
+    """Read a command line of ``nerite serve``."""
+    return parse(arguments, environment, "x", repositories=True)
+
+
+def wrong(*arguments: str, **environment: str) -> UsageError:
+    """Return what is wrong with one."""
+    with pytest.raises(UsageError) as caught:
+        run("/m", *arguments, **environment)
+    return caught.value
