@@ -281,7 +281,7 @@ class ServerProcess:
         """Say what is served and how to try it: to a person as it is, so that it can be pasted; else as log lines."""
         lines = welcome.lines(server, self._ports, self._options.http.address)
         if sys.stdout.isatty() and not log.file and log.format != "json":
-            print("", *lines, "", sep="\n", flush=True)
+            print("", *lines, "", sep="\n", file=sys.__stdout__, flush=True)
         else:
             for line in lines:
                 log.info(line)

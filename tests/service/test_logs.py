@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, IN_PROCESS, Serving, eventually, pbtxt, python_model, serving
 
 TALKS = """
 def execute(self, requests):
@@ -29,6 +29,7 @@ def execute(self, requests):
     print("to stderr", file=__import__("sys").stderr)
     os.write(1, b"past Python\\n")
     logging.getLogger("mine").warning("by logging")
+    logging.getLogger("mine").info("for information")
     logging.warning("a number: %d", "none")
     pb_utils.Logger.log_error("by the logger")
     return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
@@ -65,7 +66,12 @@ def lines(server: Serving) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    for name, source, config in (("talks", TALKS, ""), ("turns", TURNS, DECOUPLED), ("identity", IDENTITY, "")):
+    for name, source, config in (
+        ("talks", TALKS, ""),
+        ("talks_inside", TALKS, pbtxt(parameters=IN_PROCESS)),
+        ("turns", TURNS, DECOUPLED),
+        ("identity", IDENTITY, ""),
+    ):
         python_model(tmp_path / "models", name, source, config)
     return tmp_path / "models"
 
@@ -92,6 +98,17 @@ def test_what_a_model_says_has_the_id_of_the_request(server: Serving) -> None:
     assert ("by logging", "model.py") in with_id and ("by the logger", "model.py") in with_id
     without = [message for message, _, id in said if id is None]
     assert {"a print, in two pieces", "to stderr", "by logging", "by the logger", "past Python"} <= set(without)
+
+
+def test_what_a_model_in_the_server_says(server: Serving) -> None:
+    assert ask(server, 1.0, "first", "talks_inside") == 200
+    assert ask(server, 1.0, model="talks_inside") == 200
+    documents = [json.loads(line) for line in server.text.splitlines() if line != "past Python"]
+    for id in ("first", None):
+        said = {(line["message"], line["file"]) for line in documents if line.get("request_id") == id}
+        assert {("a print, in two pieces", "stdout"), ("to stderr", "stderr")} <= said
+        assert {("mine: by logging", "model.py"), ("mine: for information", "model.py")} <= said
+        assert ("by the logger", "model.py") in said
 
 
 def test_what_the_server_says_of_a_failure_has_the_id(server: Serving) -> None:

@@ -47,8 +47,8 @@ def run(arguments: Sequence[str], manner: Manner = NERITE) -> int:
     except OSError as error:
         print(f"error: cannot write the log file '{error.filename}': {error.strerror}", file=sys.stderr)
         return 1
-    bridge.install(log)
     _mention(command)
+    bridge.install(log)
     # Not earlier: a wrong flag, or help, is answered without loading the server.
     from nerite.server_process import run as run_server
 

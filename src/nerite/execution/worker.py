@@ -28,9 +28,9 @@ from nerite.core.tensor import Buffer
 from nerite.execution import guard, header_form, messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
 from nerite.execution.inbox import Inbox
-from nerite.execution.printed import PrintedLines
 from nerite.execution.vigil import Vigil
 from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
+from nerite.observability.printed import PrintedLines
 
 _CONTROL = frozenset((messages.HEADER, messages.RETURN, messages.SEGMENT, messages.FORGET, *messages.OF_REQUEST))
 

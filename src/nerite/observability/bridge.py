@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 
-from nerite.core.at_hand import ids_at_hand
+from nerite.core.at_hand import at_hand, ids_at_hand
 from nerite.observability.log import Log
+from nerite.observability.printed import PrintedLines
 from nerite.observability.record import Level, Record
 
-_OURS = "nerite"
+_OURS = ("nerite", "triton_python_backend_utils")
+"""What our own rooms say, and models through ``pb_utils.Logger``."""
 
 
 class LogHandler(logging.Handler):
@@ -31,13 +34,15 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write ``record``, as it was given where it cannot be formatted."""
         level = level_of(record.levelno)
-        if not self._log.wants(level):
+        ours = record.name.partition(".")[0] in _OURS
+        # What libraries chat about is not for the log, unless a model has them do it.
+        if not self._log.wants(level) or not (ours or record.levelno >= logging.WARNING or at_hand.get()):
             return
         try:
             message = self.format(record)
         except Exception:  # the arguments of a library's message are anybody's
             message = f"{record.msg} (not formatted: {record.args!r})"
-        if record.name.partition(".")[0] != _OURS:
+        if not ours:
             message = f"{record.name}: {message}"
         pid, time_ns = record.process or os.getpid(), int(record.created * 1e9)
         extras = about(getattr(record, "request_id", "") or ids_at_hand())
@@ -50,13 +55,22 @@ def about(request_id: str) -> dict[str, object]:
 
 
 def install(log: Log) -> None:
-    """Make ``log`` the one destination of the standard ``logging`` module and of warnings in this process.
+    """Make ``log`` the one destination of ``logging``, of warnings, and of what is printed in this process.
 
-    Of libraries only warnings and errors are taken; of our own rooms what the settings of ``log`` let through.
+    Of libraries only warnings and errors are taken, but for what they say while a model is executed here; of our own
+    rooms what the settings of ``log`` let through.
     """
-    logging.basicConfig(handlers=[LogHandler(log)], level=logging.WARNING, force=True)
-    logging.getLogger(_OURS).setLevel(logging.DEBUG)
+    logging.basicConfig(handlers=[LogHandler(log)], level=logging.INFO, force=True)
+    for name in _OURS:
+        logging.getLogger(name).setLevel(logging.DEBUG)
     logging.captureWarnings(True)
+
+    def printed(level: str, text: str, file: str, line: int) -> None:
+        now, extras = time.time_ns(), about(ids_at_hand())
+        log.relay(Record(Level[level], text, file, line, os.getpid(), now, extras=extras))
+
+    sys.stdout = PrintedLines(1, "stdout", printed, always=True)
+    sys.stderr = PrintedLines(2, "stderr", printed, always=True)
 
 
 def level_of(number: int) -> Level:

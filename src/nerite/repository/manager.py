@@ -75,26 +75,23 @@ class ModelManager:
 
         A model whose files cannot be had now looks as it did.
         """
-        seen = {(record.namespace, record.name): record.seen for record in self._catalogue}
+        found: dict[tuple[str, str], fingerprint.ModelFingerprint] = {}
 
-        def look() -> dict[tuple[str, str], fingerprint.ModelFingerprint]:
-            found = {}
-            for repository in self._repositories:
-                for name in repository.models():
-                    model = self._namespace(repository), name
-                    try:
-                        folder = repository.fetch(name)
-                    except NeriteError as error:
-                        _log.error("failed to poll model '%s': %s", name, error.message)
-                        if (before := seen.get(model)) is not None:
-                            found[model] = before
-                        continue
-                    if folder is not None:
-                        found[model] = fingerprint.of_model(folder)
-                        repository.release(folder)
-            return found
+        async def look(repository: Repository, name: str) -> None:
+            namespace = self._namespace(repository)
+            try:
+                seen = await self._in_loader(_look, repository, name)
+            except NeriteError as error:
+                _log.error("failed to poll model '%s': %s", name, error.message)
+                record = self._catalogue.record(namespace, name)
+                seen = record.seen if record is not None else None
+            if seen is not None:
+                found[namespace, name] = seen
 
-        return await self._in_loader(look)
+        for repository in self._repositories:
+            # Side by side, because a distant store takes its time to answer.
+            await asyncio.gather(*(look(repository, name) for name in await self._in_loader(repository.models)))
+        return dict(sorted(found.items()))
 
     def meant(self, name: str) -> ModelRecord:
         """Return the model that a request means by ``name``. Raises Triton's refusals."""
@@ -342,3 +339,14 @@ class ModelManager:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _look(repository: Repository, name: str) -> fingerprint.ModelFingerprint | None:
+    """Return how the files of a model look; None if there is no such model. Blocks, and raises as ``fetch`` does."""
+    folder = repository.fetch(name)
+    if folder is None:
+        return None
+    try:
+        return fingerprint.of_model(folder)
+    finally:
+        repository.release(folder)

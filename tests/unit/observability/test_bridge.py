@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from doubles import request
+from nerite.core.at_hand import at_hand
 from nerite.observability import bridge
 from nerite.observability.log import Log
 from nerite.observability.sink import Sink
@@ -52,6 +55,29 @@ def test_our_own_rooms(installed: Log, path: Path) -> None:
     assert lines[0].endswith('] "loading: m:1"')
     assert " test_bridge.py:" in lines[0]
     assert lines[1].endswith('] "a wanted detail"')
+
+
+def test_what_is_printed(installed: Log, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Once more: pytest has streams of its own for each phase of a test.
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, getattr(sys, stream))
+    bridge.install(installed)
+    print("from somewhere")
+    print("wrong", file=sys.stderr)
+    first, second = path.read_text().splitlines()
+    assert first.endswith(' stdout:0] "from somewhere"')
+    assert second.endswith(' stderr:0] "wrong"')
+
+
+def test_what_models_in_this_process_say(installed: Log, path: Path) -> None:
+    logging.getLogger("triton_python_backend_utils").info("by the logger")
+    logging.getLogger("mine").info("before")
+    before = at_hand.set([request(1, id="me")])
+    logging.getLogger("mine").info("meanwhile")
+    at_hand.reset(before)
+    first, second = path.read_text().splitlines()
+    assert first.endswith('] "by the logger"')
+    assert second.endswith('] "[request id: me] mine: meanwhile"')
 
 
 def test_libraries(installed: Log, path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from doubles import request
 from nerite.core.at_hand import at_hand
-from nerite.execution.printed import PrintedLines
+from nerite.observability.printed import PrintedLines
 
 Line = tuple[str, str, str, int]
 

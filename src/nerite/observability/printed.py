@@ -1,4 +1,4 @@
-"""stdout and stderr of a worker, as Python sees them."""
+"""stdout and stderr of a worker, or of a server with models in it, as Python sees them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ class PrintedLines(io.TextIOWrapper):
     All else goes where it would have gone without: to the file descriptor, which the server reads too.
     """
 
-    def __init__(self, descriptor: int, name: str, log: Callable[[str, str, str, int], None]) -> None:
-        """``log`` takes level, text, file and line."""
+    def __init__(
+        self, descriptor: int, name: str, log: Callable[[str, str, str, int], None], *, always: bool = False
+    ) -> None:
+        """``log`` takes level, text, file and line. ``always``: everything goes there."""
         super().__init__(
             io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)),
             encoding="utf-8",
@@ -24,6 +26,7 @@ class PrintedLines(io.TextIOWrapper):
         )
         self._name = name
         self._log = log
+        self._always = always
         self._rest = ""
         self._ids = ""
         """Of the requests that the unfinished line belongs to."""
@@ -36,7 +39,7 @@ class PrintedLines(io.TextIOWrapper):
             if rest:
                 self._log("INFO", rest, self._name, 0)
             self._ids = ids
-        if not ids:
+        if not ids and not self._always:
             return super().write(text)
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
