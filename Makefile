@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
 
-.PHONY: help setup serve check test bench lock clean
+.PHONY: help setup serve check test bench soak lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -24,10 +24,14 @@ check: $(VENV)/dev  ## lint, formatting, types
 test: $(VENV)/dev  ## every test
 	$(BIN)/pytest
 
-bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, and the curves
+bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, shared memory, and the curves
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/onnx_served.py
+	$(BIN)/python benchmarks/shared_memory.py
 	$(BIN)/python benchmarks/curves.py
+
+soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them (5 minutes)
+	$(BIN)/python benchmarks/churn.py
 
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
