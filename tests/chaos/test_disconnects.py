@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -105,10 +106,9 @@ class Http:
 
     def ask(self, model: str, value: float, part: float = 1.0, padding: int = 0) -> None:
         """Send that part of a request."""
+        body: dict[str, Any] = {"INPUT0": value}
         if self._path == "infer":
             body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [value]}]}
-        else:
-            body = {"INPUT0": value}  # type: ignore[dict-item]
         raw = b" " * padding + json.dumps(body).encode()
         head = b"POST /v2/models/%b/%b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
         whole = head % (model.encode(), self._path.encode(), len(raw)) + raw
@@ -297,7 +297,7 @@ class Recorded(Grpc):
     """Makes the bytes of a request, and sends none."""
 
     def __init__(self) -> None:
-        self.socket = self  # type: ignore[assignment]
+        self.socket: Any = self
         self.bytes = b""
         self._method = "ModelStreamInfer"
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))

@@ -197,7 +197,9 @@ def test_a_fixed_size(server: Serving) -> None:
 
 
 def test_what_cannot_be(server: Serving) -> None:
-    ask = lambda model, **headers: refusal(server.ask("POST", f"/v2/models/{model}/infer", b"no", **headers))  # noqa: E731
+    def ask(model: str, **headers: str) -> tuple[int, str]:
+        return refusal(server.ask("POST", f"/v2/models/{model}/infer", b"no", **headers))
+
     assert ask("none", Content_Type="image/png") == (404, "Request for unknown model: 'none' is not found")
     assert ask("picture", Content_Type="image/png")[1].startswith("the image for input 'IMAGE' can not be read")
     assert ask("picture", Content_Type="audio/wav")[1].startswith(
