@@ -119,9 +119,8 @@ class Arena:
         for segment in self.segments:
             segment.memory.madvise(mmap.MADV_REMOVE)
 
-    def place(self, view: memoryview) -> tuple[int, int] | None:
-        """Return segment number and offset of a view on this arena, None for a view on other memory."""
-        address = address_of(view)
+    def place(self, address: int) -> tuple[int, int] | None:
+        """Return segment number and offset of an address in this arena, None for one in other memory."""
         for number, segment in enumerate(self.segments):
             if 0 <= address - segment.base < segment.size:
                 return number, address - segment.base
@@ -199,13 +198,10 @@ class Borrower:
         del released[: len(tokens)]
         return tokens
 
-    def find(self, view: memoryview) -> tuple[int, int, int] | None:
-        """Return segment, offset and token if ``view`` lies within something borrowed just now, else None."""
-        if not self._live:
-            return None
-        address = address_of(view)
+    def find(self, address: int, size: int) -> tuple[int, int, int] | None:
+        """Return segment, offset and token if so many bytes lie within something borrowed just now, else None."""
         # Of a copy: a view may end in another thread meanwhile.
-        for token, (_, start, size, segment, offset) in self._live.copy().items():
-            if start <= address and address + len(view) <= start + size:
+        for token, (_, start, whole, segment, offset) in self._live.copy().items():
+            if start <= address and address + size <= start + whole:
                 return segment, offset + address - start, token
         return None

@@ -227,9 +227,9 @@ class Channel:
         socket.send_fds(self._process.descriptors, [b"."], [segment.descriptor])
         self._send(messages.segment_frame(self._arena.segments.index(segment), segment.size))
 
-    def _in_guest(self, view: memoryview) -> tuple[int, int] | None:
-        """Return the place of a view that lies in a client's memory, and have the worker map that. Never to write."""
-        found = self._guests.find(view)
+    def _in_guest(self, address: int, size: int) -> tuple[int, int] | None:
+        """Return the place of bytes that lie in a client's memory, and have the worker map that. Never to write."""
+        found = self._guests.find(address, size)
         if found is None:
             return None
         guest, place = found

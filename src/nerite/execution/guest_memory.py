@@ -47,12 +47,9 @@ class GuestMemory:
         for tell in tuple(self.on_gone):
             tell(number)
 
-    def find(self, view: memoryview) -> tuple[Guest, int] | None:
-        """Return the guest that a view lies in and the view's place in it, None for a view on other memory."""
-        if not self._guests:
-            return None
-        address = address_of(view)
+    def find(self, address: int, size: int) -> tuple[Guest, int] | None:
+        """Return the guest that so many bytes lie in, and their place in it; None for other memory."""
         for guest in self._guests.values():
-            if guest.base <= address and address + len(view) <= guest.base + guest.size:
+            if guest.base <= address and address + size <= guest.base + guest.size:
                 return guest, address - guest.base
         return None

@@ -24,7 +24,7 @@ from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.execution import header_form, messages
-from nerite.execution.arena import Arena, Borrower, Loans
+from nerite.execution.arena import Arena, Borrower, Loans, address_of
 from nerite.execution.messages import PADDING
 
 _RECORD: Final = struct.Struct("<II")
@@ -74,9 +74,9 @@ class Packer(Generic[Header]):
         arena: Arena,
         loans: Loans,
         borrower: Borrower,
-        elsewhere: Callable[[memoryview], tuple[int, int] | None] = lambda _: None,
+        elsewhere: Callable[[int, int], tuple[int, int] | None] = lambda _address, _size: None,
     ) -> None:
-        """``elsewhere`` gives segment and offset of views on other memory that the receiver maps."""
+        """``elsewhere`` gives segment and offset of an address in other memory that the receiver maps, up to a size."""
         self._elsewhere = elsewhere
         self._arena = arena
         self._loans = loans
@@ -128,18 +128,19 @@ class Packer(Generic[Header]):
 
     def _lend(self, view: memoryview) -> bytes | None:
         size = len(view)
-        borrowed = self._borrower.find(view)
+        address = address_of(view)
+        borrowed = self._borrower.find(address, size)
         if borrowed is not None:
             segment, offset, token = borrowed
             return _PLACE.pack(size, offset, (segment + 1) | _YOURS, token)
-        place = self._arena.place(view) or self._elsewhere(view)
+        place = self._arena.place(address) or self._elsewhere(address, size)
         if place is None:
             copy = self._arena.allocate(size)
             if copy is None:
                 return None
             copy[:] = view
             view = copy
-            place = self._arena.place(view)
+            place = self._arena.place(address_of(view))
             assert place is not None
         segment, offset = place
         return _PLACE.pack(size, offset, segment + 1, self._loans.lend(view, offset))

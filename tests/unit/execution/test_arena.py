@@ -13,10 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerite.execution import arena as module
-from nerite.execution.arena import Arena, Borrower, Loans, Segment, anonymous_file
+from nerite.execution.arena import Arena, Borrower, Loans, Segment, address_of, anonymous_file
 
 KB = 1024
 MB = 1024 * KB
+
+
+def span(view: memoryview) -> tuple[int, int]:
+    """Where a view is, and how long."""
+    return address_of(view), len(view)
 
 
 @pytest.fixture
@@ -51,13 +56,13 @@ def test_views_that_live_do_not_overlap(arena: Arena) -> None:
 
 def test_memory_comes_back_with_the_last_view_on_it(arena: Arena) -> None:
     view = taken(arena, 64 * KB)
-    place = arena.place(view)
+    place = arena.place(address_of(view))
     part = np.frombuffer(view[100:200], np.uint8)[::2]
     del view
     other = taken(arena, 64 * KB)
-    assert arena.place(other) != place
+    assert arena.place(address_of(other)) != place
     del part
-    assert arena.place(taken(arena, 40 * KB)) == place
+    assert arena.place(address_of(taken(arena, 40 * KB))) == place
 
 
 def test_there_is_nothing_beyond_the_budget(arena: Arena) -> None:
@@ -82,12 +87,12 @@ def test_what_is_larger_than_a_segment_gets_one_of_its_own() -> None:
 
 def test_place_of_a_view(arena: Arena) -> None:
     first, second = taken(arena, MB), taken(arena, MB)
-    assert arena.place(first) == (0, 0)
-    assert arena.place(second) == (1, 0)
-    assert arena.place(first[12345:12346]) == (0, 12345)
-    assert arena.place(second[MB - 1 :]) == (1, MB - 1)
-    assert arena.place(memoryview(bytearray(100))) is None
-    assert arena.place(memoryview(bytes(100))) is None
+    assert arena.place(address_of(first)) == (0, 0)
+    assert arena.place(address_of(second)) == (1, 0)
+    assert arena.place(address_of(first[12345:12346])) == (0, 12345)
+    assert arena.place(address_of(second[MB - 1 :])) == (1, MB - 1)
+    assert arena.place(address_of(memoryview(bytearray(100)))) is None
+    assert arena.place(address_of(memoryview(bytes(100)))) is None
 
 
 def test_segments_are_announced_before_anything_in_them_is_handed_out(arena: Arena) -> None:
@@ -189,7 +194,7 @@ def borrower(arena: Arena) -> Borrower:
 def test_both_sides_see_the_same_bytes(arena: Arena, borrower: Borrower) -> None:
     mine = taken(arena, 64 * KB)
     mine[:5] = b"hello"
-    segment, offset = arena.place(mine) or (-1, -1)
+    segment, offset = arena.place(address_of(mine)) or (-1, -1)
     yours = borrower.view(segment, offset, 64 * KB, 7)
     assert yours[:5] == b"hello"
     assert (len(yours), yours.readonly) == (64 * KB, False)
@@ -230,16 +235,16 @@ def test_what_is_taken_out_to_be_reported_is_no_longer_there(arena: Arena, borro
 def test_a_borrowed_view_is_found_again(arena: Arena, borrower: Borrower) -> None:
     taken(arena, 1)
     view = borrower.view(0, 4096, 1000, 3)
-    assert borrower.find(view) == (0, 4096, 3)
-    assert borrower.find(view[10:20]) == (0, 4106, 3)
-    assert borrower.find(memoryview(np.frombuffer(view, np.uint8)[999:])) == (0, 5095, 3)
-    assert borrower.find(memoryview(bytearray(10))) is None
+    assert borrower.find(*span(view)) == (0, 4096, 3)
+    assert borrower.find(*span(view[10:20])) == (0, 4106, 3)
+    assert borrower.find(*span(memoryview(np.frombuffer(view, np.uint8)[999:]))) == (0, 5095, 3)
+    assert borrower.find(*span(memoryview(bytearray(10)))) is None
     beyond = borrower.view(0, 4096, 1001, 4)
-    assert borrower.find(beyond) == (0, 4096, 4)
+    assert borrower.find(*span(beyond)) == (0, 4096, 4)
     del beyond
-    assert borrower.find(view[5:]) == (0, 4101, 3)
+    assert borrower.find(*span(view[5:])) == (0, 4101, 3)
     del view
-    assert borrower.find(memoryview(bytearray(10))) is None
+    assert borrower.find(*span(memoryview(bytearray(10)))) is None
 
 
 def test_views_may_end_while_another_is_looked_for(arena: Arena, borrower: Borrower) -> None:
@@ -259,7 +264,7 @@ def test_views_may_end_while_another_is_looked_for(arena: Arena, borrower: Borro
     thread.start()
     try:
         while thread.is_alive():
-            assert borrower.find(wanted) == (0, 64 * 3000, 3000)
+            assert borrower.find(*span(wanted)) == (0, 64 * 3000, 3000)
     finally:
         stop.set()
         thread.join()
@@ -271,13 +276,13 @@ def test_lent_views_live_until_they_are_returned(arena: Arena) -> None:
     loans = Loans()
     view = taken(arena, 64 * KB)
     view[:5] = b"hello"
-    segment, offset = arena.place(view) or (-1, -1)
+    segment, offset = arena.place(address_of(view)) or (-1, -1)
     token = loans.lend(view, offset)
     del view
-    assert arena.place(taken(arena, 64 * KB)) != (segment, offset)
+    assert arena.place(address_of(taken(arena, 64 * KB))) != (segment, offset)
     assert loans.part(token, offset + 1, 3) == b"ell"
     loans.returned(token)
-    assert arena.place(taken(arena, 64 * KB)) == (segment, offset)
+    assert arena.place(address_of(taken(arena, 64 * KB))) == (segment, offset)
     loans.returned(token)
 
 
@@ -299,7 +304,7 @@ def test_a_part_of_a_file_to_read_only() -> None:
     assert view.readonly
     os.pwrite(descriptor, b"j", 5000)
     assert bytes(view) == b"jello"
-    assert borrower.find(view[1:3]) == (7, 1, 1)
+    assert borrower.find(*span(view[1:3])) == (7, 1, 1)
     borrower.forget(7)
     borrower.forget(7)
     assert bytes(view) == b"jello"

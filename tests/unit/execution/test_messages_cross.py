@@ -27,7 +27,7 @@ from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.execution import arena as arena_module
 from nerite.execution import header_form, messages, records
-from nerite.execution.arena import Arena, Borrower, Loans
+from nerite.execution.arena import Arena, Borrower, Loans, address_of
 
 KB = 1024
 INLINE_LIMIT = records.INLINE_LIMIT
@@ -355,7 +355,7 @@ def test_a_tensor_in_the_arena_is_not_copied() -> None:
     header = RequestHeader("m", "", [TensorSpec("IN", dtypes.UINT8, (INLINE_LIMIT,))])
     server.packer.record(server.packer.entry(header, []), "", [body[64:]], [])
     (lent, offset) = server.loans._out[1]
-    assert (server.arena.place(lent), offset) == ((0, 64), 64)
+    assert (server.arena.place(address_of(lent)), offset) == ((0, 64), 64)
     server.close()
 
 
@@ -375,7 +375,7 @@ def test_what_the_worker_hands_back_does_not_enter_its_arena() -> None:
     server.unpacker.introduce(header)
     _, _, (output,), _ = server.unpacker.record(memoryview(b"".join(parts)), 0)
     assert (output[0], len(output)) == (0xAA, 50 * KB)
-    assert server.arena.place(memoryview(output)) == (0, 10 * KB)
+    assert server.arena.place(address_of(memoryview(output))) == (0, 10 * KB)
     for released in worker.borrower.take_released():
         server.loans.returned(released)
     del view
