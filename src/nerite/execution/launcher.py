@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -26,12 +27,16 @@ from nerite.execution.nursery import Nursery
 from nerite.execution.runner_makers import NativeMaker, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
 from nerite.execution.sentry import Sentry
+from nerite.execution.warm_up import WarmMaker
+from nerite.execution.warm_up_data import samples
 from nerite.execution.worker import write_context
 from nerite.execution.worker_runner import WorkerPlan
 from nerite.scheduling.decider import Decider
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.one_by_one import OneByOne
 from nerite.scheduling.policy import BatchingRules, QueuePolicy
+
+_log = logging.getLogger("nerite.execution")
 
 IN_WORKERS = frozenset(("python",))
 """Backends whose instances get a process each, unless the model asks for ``EXECUTION_MODE: in_process``."""
@@ -78,7 +83,12 @@ class Launcher:
         decider = _decider(config)
         instances = _instances(config)
         arena = Arena()
+        warm_up = await self._loop.run_in_executor(
+            self._loader, samples, config, signature, context.directory, _skipped
+        )
         maker = await self._maker(config, context, arena)
+        if warm_up:
+            maker = WarmMaker(maker, context.name, warm_up)
         config_json = to_json(config)
         try:
             runners = await maker.make(instances, config_json)
@@ -130,6 +140,10 @@ class Launcher:
         return WorkerPlan(
             backend, context, instance, interpreter, {}, self._nursery, arena, self._guests, self._log, self._stay_awake
         )
+
+
+def _skipped(name: str) -> None:
+    _log.debug("Skipping batch 0 warmup sample '%s'", name)
 
 
 def _in_process(context: ModelContext) -> bool:

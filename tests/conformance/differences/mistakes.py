@@ -331,6 +331,18 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Samples for warming up in the statistics",
+        "Triton counts them as requests. Nobody has sent them.",
+        {
+            "warm_up/statistics": (
+                '200 {"model_stats": [{"name": "rows", "version": "1", "last_inference": "<last_inference>", '
+                '"inference_count": 3,',
+                '200 {"model_stats": [{"name": "rows", "version": "1", "last_inference": "<last_inference>", '
+                '"inference_count": 0,',
+            )
+        },
+    ),
+    Difference(
         "Statistics of all models, with namespaces",
         "Triton looks for models that have the namespace in their name.",
         {

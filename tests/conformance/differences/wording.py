@@ -6,6 +6,41 @@ from conformance.differences.difference import Difference
 
 DIFFERENCES = (
     Difference(
+        "Samples for warming up that cannot be made",
+        "Nerite goes on to say which sample it is. (One that the model fails may end Triton's process; here it fails "
+        "the load.)",
+        {
+            f"warm_up/{model}#1": (
+                f"400 load failed for model '{model}': version 1 is at UNAVAILABLE state: {why}",
+                f"400 load failed for model '{model}': version 1 is at UNAVAILABLE state: {why}",
+            )
+            for model, why in (
+                (
+                    "missingfile",
+                    "Internal: failed to open text file for read <models>/missingfile/warmup/none: No such",
+                ),
+                (
+                    "nodata",
+                    "Invalid argument: [request id: <id_unknown>] warmup setting expects input 'IN' to have input",
+                ),
+                (
+                    "noinputs",
+                    "Invalid argument: [request id: <id_unknown>] expected 1 inputs but got 0 inputs for model",
+                ),
+                ("otherdims", "Invalid argument: [request id: <id_unknown>] unexpected shape for input 'IN' for model"),
+                (
+                    "othertype",
+                    "Invalid argument: [request id: <id_unknown>] inference input 'IN' data-type is 'FP32', but",
+                ),
+                (
+                    "shortfile",
+                    "Invalid argument: [request id: <id_unknown>] warmup setting expects 8 bytes, but the data",
+                ),
+                ("variable", "Invalid argument: warmup setting expects all variable-size dimensions are specified for"),
+            )
+        },
+    ),
+    Difference(
         "A blank in the refusal of a trace count below minus one",
         "Triton has it over gRPC, and not over HTTP; Nerite has one text for both.",
         {

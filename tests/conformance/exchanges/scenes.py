@@ -99,6 +99,7 @@ TELEMETRY = Scene(
         "--disable-auto-complete-config",
     ),
 )
+WARM = Scene("warm", repository="warm", flags=("--model-control-mode=explicit", "--disable-auto-complete-config"))
 BROKEN = Scene(
     "broken",
     repository="broken",

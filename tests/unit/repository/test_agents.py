@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from hashlib import md5
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from nerite.config.loading import poll_model_directory
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.repository.agents import consulted
+from pages import Page
 
 CONTENT = b"some weights"
 SUM = md5(CONTENT).hexdigest()
@@ -59,8 +59,7 @@ def test_a_model_without_agents_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_the_documents_show(tmp_path: Path) -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "repositories.md").read_text()
-    (block,) = re.findall(r"^```pbtxt\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    block = Page("docs/repositories.md").block("model_repository_agents")
     (tmp_path / "M" / "1").mkdir(parents=True)
     (tmp_path / "M" / "1" / "model.onnx").write_bytes(CONTENT)
     (tmp_path / "M" / "config.pbtxt").write_text(block)

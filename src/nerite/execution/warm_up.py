@@ -1,0 +1,104 @@
+"""Warming instances up: each answers the model's samples before it takes requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from nerite.backends.interface import InstanceContext
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.execution.runner import Batch, Runner
+from nerite.execution.runner_makers import RunnerMaker
+from nerite.execution.warm_up_data import Sample
+
+_log = logging.getLogger("nerite.execution")
+
+
+class WarmMaker:
+    """Makes instances by another maker, and warms them up, side by side. A ``RunnerMaker``."""
+
+    def __init__(self, maker: RunnerMaker, model: str, samples: Sequence[Sample]) -> None:
+        self._maker = maker
+        self._model = model
+        self._samples = samples
+
+    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+        """Make instances that have answered every sample. If one fails, none is left."""
+        runners = await self._maker.make(instances, config)
+        outcomes = await asyncio.gather(*map(self._warm_up, runners), return_exceptions=True)
+        failure = next((outcome for outcome in outcomes if outcome is not None), None)
+        if failure is not None:
+            await asyncio.gather(*map(_closed, runners))
+            raise failure
+        return runners
+
+    def close(self) -> None:
+        """Give back what the instances shared."""
+        self._maker.close()
+
+    async def _warm_up(self, runner: Runner) -> None:
+        for sample in self._samples:
+            for iteration in range(1, sample.times + 1):
+                _log.debug(
+                    "model '%s' instance %s is running warmup sample '%s' for iteration %d",
+                    self._model,
+                    runner.name,
+                    sample.name,
+                    iteration,
+                )
+                await _Trial(runner).run(sample)
+
+
+class _Trial:
+    """One batch of a sample on one instance. The sink of its requests."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._errors: list[NeriteError] = []
+        self._open = 0
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        runner.done = self._done
+        runner.part = self._part
+        runner.on_usable = lambda _: None
+
+    async def run(self, sample: Sample) -> None:
+        """Return when every request has its last answer. Raises ``InvalidArgument`` if one is an error."""
+        batch = sample.requests(self, time.monotonic_ns())
+        self._open = len(batch)
+        self._runner.run(batch)
+        await self._over
+        if self._errors:
+            reasons = "".join(f"{error.message}; " for error in dict.fromkeys(self._errors))
+            raise InvalidArgument(f"failed to run warmup sample '{sample.name}': {reasons}")
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take an answer."""
+        if response.error is not None:
+            self._errors.append(response.error)
+        if final:
+            self._open -= 1
+            if not self._open:
+                self._over.set_result(None)
+
+    def _done(
+        self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], marks: Marks | None
+    ) -> None:
+        for request, response in zip(batch, responses, strict=True):
+            if response is not None:
+                request.respond(response)
+
+    def _part(self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None) -> None:
+        request.respond(response, final)
+
+
+async def _closed(runner: Runner) -> None:
+    """Close an instance, and return when that is done."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    runner.close(lambda: done.set_result(None))
+    await done

@@ -1,0 +1,129 @@
+"""The requests of ``model_warmup``: what the configuration and the files in ``warmup/`` say, as tensors."""
+
+from __future__ import annotations
+
+import posixpath
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nerite.config.model_config import ModelConfig, ModelWarmup, WarmupInput
+from nerite.core import dtype as dtypes
+from nerite.core.dtype import DataType
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.request import InferenceRequest, ReplySink, RequestHeader, labelled
+from nerite.core.signature import Signature
+from nerite.core.tensor import TensorSpec, join_bytes
+
+FOLDER = "warmup"
+
+
+class Sample(NamedTuple):
+    """A request that each instance answers before it takes others."""
+
+    name: str
+    rows: int
+    """How many requests of one row run as a batch."""
+    times: int
+    """How often it runs."""
+    header: RequestHeader
+    data: list[bytes]
+
+    def requests(self, sink: ReplySink, now_ns: int) -> list[InferenceRequest]:
+        """Return a batch, whose memory is its own: models may work in place."""
+        return [
+            InferenceRequest(self.header, [bytearray(each) for each in self.data], sink, now_ns)
+            for _ in range(self.rows)
+        ]
+
+
+def samples(config: ModelConfig, signature: Signature, directory: Path, skipped: Callable[[str], None]) -> list[Sample]:
+    """Return the samples of a model whose files are in ``directory``. Blocks. Raises Triton's refusals.
+
+    ``skipped`` is told the name of each that has no row, and that nobody will run.
+    """
+    made = []
+    for warmup in config.model_warmup:
+        if warmup.batch_size:
+            try:
+                made.append(_sample(warmup, signature, directory))
+            except NeriteError as error:
+                told = f"{error.message}\n    It is the sample '{warmup.name}' of 'model_warmup' that cannot be made."
+                raise type(error)(told) from None
+        else:
+            skipped(warmup.name)
+    return made
+
+
+def _sample(warmup: ModelWarmup, signature: Signature, directory: Path) -> Sample:
+    limit = signature.max_batch_size
+    if warmup.batch_size > max(limit, 1):
+        raise InvalidArgument(
+            f"failed to run warmup sample '{warmup.name}': batch size {warmup.batch_size} for "
+            f"'{signature.model_name}', max allowed is {limit}; "
+        )
+    batch = (1,) if limit > 0 else ()
+    specs, data = [], []
+    for name, declared in warmup.inputs.items():
+        if any(size < 0 for size in declared.dims):
+            raise InvalidArgument(
+                f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
+            )
+        spec = TensorSpec(name, dtypes.BY_CONFIG_NAME[declared.data_type], (*batch, *declared.dims))
+        specs.append(spec)
+        data.append(_data(declared, spec, directory / FOLDER))
+    header = RequestHeader(signature.model_name, "", specs)
+    signature.bind(header)
+    sample = Sample(warmup.name, warmup.batch_size, max(warmup.count, 1), header, data)
+    wrong = signature.check_data(sample.requests(_NOBODY, 0)[0])
+    if wrong is not None:
+        raise wrong
+    return sample
+
+
+def _data(declared: WarmupInput, spec: TensorSpec, folder: Path) -> bytes:
+    """Return the bytes of an input of one row."""
+    if declared.input_data_file is not None:
+        return _from_file(declared.input_data_file, spec, folder)
+    if declared.zero_data is None and declared.random_data is None:
+        wrong = f"warmup setting expects input '{spec.name}' to have input_data_type set"
+        raise labelled(InvalidArgument(wrong), "")
+    if spec.datatype is dtypes.BYTES:
+        return bytes(join_bytes([b""] * spec.elements))
+    return _random(spec.datatype, spec.elements) if declared.random_data is not None else bytes(spec.byte_size)
+
+
+def _from_file(name: str, spec: TensorSpec, folder: Path) -> bytes:
+    path = folder / name
+    if posixpath.normpath(name).startswith(("..", "/")):
+        raise InvalidArgument(f"warmup data file '{name}' of input '{spec.name}' must stay within {folder}")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise Internal(f"failed to open text file for read {path}: {error.strerror}") from None
+    if len(content) < spec.byte_size:
+        wrong = f"warmup setting expects {spec.byte_size} bytes, but the data provided from {name} only has "
+        raise labelled(InvalidArgument(f"{wrong}{len(content)} bytes"), "")
+    return content if spec.byte_size < 0 else content[: spec.byte_size]
+
+
+def _random(datatype: DataType, elements: int) -> bytes:
+    """Return numbers as they may come: integers of the whole range, fractions below one."""
+    if datatype is dtypes.BOOL:
+        return bytes(random.choices((0, 1), k=elements))
+    if datatype is dtypes.BF16:
+        return (np.random.default_rng().random(elements, np.float32).view("<u4") >> 16).astype("<u2").tobytes()
+    if datatype.numpy.kind == "f":
+        return np.random.default_rng().random(elements).astype(datatype.numpy).tobytes()
+    return random.randbytes(elements * datatype.size)
+
+
+class _Nobody:
+    def respond(self, request: InferenceRequest, response: object, final: bool) -> None:
+        """Drop an answer to a request that was never sent."""
+
+
+_NOBODY = _Nobody()

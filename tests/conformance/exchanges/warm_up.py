@@ -1,0 +1,16 @@
+"""Samples that models answer before they are ready."""
+
+from conformance.exchange import get, infer, tensor
+from conformance.exchanges.repository_explicit import load
+from conformance.exchanges.scenes import WARM
+from conformance.servers import REPOSITORIES
+
+SCENE = WARM
+MODELS = sorted(path.name for path in (REPOSITORIES / WARM.repository).iterdir())
+ROW = tensor("IN", "INT32", [1, 2], [1, 2])
+
+EXCHANGES = {
+    **{name: [load(name), get(f"/v2/models/{name}/ready")] for name in MODELS},
+    "statistics": get("/v2/models/rows/stats"),
+    "an inference afterwards": infer("rows", ROW),
+}

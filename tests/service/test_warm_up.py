@@ -1,0 +1,132 @@
+"""Models that answer samples before they are ready."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving import IDENTITY, IN_PROCESS, Serving, eventually, pbtxt, python_model, serving
+
+RUNS = """
+def initialize(self, args):
+    self.name = args["model_instance_name"]
+
+def execute(self, requests):
+    for request in requests:
+        value = float(request.inputs()[0].as_numpy().reshape(-1)[0])
+        print("ran", self.name, len(requests), value, flush=True)
+        while value == 7 and not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
+            time.sleep(0.01)
+        if value == 13:
+            raise ValueError("unlucky")
+        if value == 9:
+            os._exit(3)
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+LATE = """
+def execute(self, requests):
+    for request in requests:
+        sender = request.get_response_sender()
+        print("ran", flush=True)
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def sample(batch: int = 1, count: int = 1, file: str = "") -> str:
+    data = f'input_data_file: "{file}"' if file else "zero_data: true"
+    return f"""
+model_warmup {{
+  name: "first" batch_size: {batch} count: {count}
+  inputs {{ key: "INPUT0" value {{ data_type: TYPE_FP32 dims: 1 {data} }} }}
+}}
+"""
+
+
+def warm(repository: Path, name: str, value: float, **more: str) -> Path:
+    """Write a model whose sample is one number."""
+    folder = python_model(repository, name, RUNS, pbtxt(more="dynamic_batching {}" + sample(file="number"), **more))
+    (folder / "warmup").mkdir()
+    (folder / "warmup" / "number").write_bytes(np.float32(value).tobytes())
+    return folder
+
+
+def load(server: Serving, model: str) -> tuple[int, str]:
+    status, _, body = server.ask("POST", f"/v2/repository/models/{model}/load")
+    return status, body.decode()
+
+
+@pytest.mark.parametrize("parameters", ["", IN_PROCESS])
+def test_each_instance_runs_each_sample(tmp_path: Path, parameters: str) -> None:
+    config = pbtxt(more="dynamic_batching {}" + sample(batch=3, count=2), parameters=parameters)
+    python_model(tmp_path / "models", "m", RUNS, config.replace("KIND_CPU }]", "KIND_CPU count: 2 }]"))
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        for number in range(2):
+            assert server.text.count(f"ran m_0_{number} 3 0.0") == 6
+        assert server.infer("m", [1.0]) == [1.0]
+        stats = server.json("GET", "/v2/models/m/stats")["model_stats"][0]
+        assert (stats["inference_count"], stats["execution_count"]) == (1, 1)
+
+
+def test_a_model_is_ready_only_when_it_is_warm(tmp_path: Path) -> None:
+    folder = warm(tmp_path / "models", "m", 7)
+    with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit") as server:
+        answers: list[tuple[int, str]] = []
+        loading = threading.Thread(target=lambda: answers.append(load(server, "m")))
+        loading.start()
+        eventually(lambda: "ran m_0_0 1 7.0" in server.text)
+        assert not server.ready("m")
+        assert server.state("m") == "LOADING"
+        (folder / "1" / "go").touch()
+        loading.join()
+        assert answers == [(200, "")]
+        assert server.ready("m")
+
+
+@pytest.mark.parametrize("parameters", ["", IN_PROCESS])
+def test_a_sample_that_fails_fails_the_load(tmp_path: Path, parameters: str) -> None:
+    warm(tmp_path / "models", "m", 13, parameters=parameters)
+    with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit") as server:
+        status, body = load(server, "m")
+        assert status == 400
+        assert "failed to run warmup sample 'first': " in body
+        assert "ValueError: unlucky" in body
+        eventually(lambda: server.workers() == {})
+        assert not server.ready("m")
+
+
+def test_a_worker_that_dies_of_a_sample(tmp_path: Path) -> None:
+    warm(tmp_path / "models", "m", 9)
+    with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit") as server:
+        status, body = load(server, "m")
+        assert status == 400
+        assert "failed to run warmup sample 'first': Stub process 'm_0_0' is not healthy" in body
+        eventually(lambda: server.workers() == {})
+
+
+def test_a_reload_that_does_not_get_warm_leaves_what_was_serving(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "m", IDENTITY)
+    with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit", "--load-model=m") as server:
+        warm(tmp_path / "models", "m", 13)
+        assert load(server, "m")[0] == 400
+        assert server.infer("m", [1.0]) == [1.0]
+
+
+def test_instances_that_come_later_are_warmed_up_too(tmp_path: Path) -> None:
+    folder = warm(tmp_path / "models", "m", 1)
+    with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit", "--load-model=m") as server:
+        config = (folder / "config.pbtxt").read_text()
+        (folder / "config.pbtxt").write_text(config.replace("KIND_CPU }]", "KIND_CPU count: 2 }]"))
+        assert load(server, "m") == (200, "")
+        assert [server.text.count(f"ran m_0_{number} 1 1.0") for number in range(2)] == [1, 1]
+
+
+def test_a_decoupled_model(tmp_path: Path) -> None:
+    config = pbtxt(batch=0, more="model_transaction_policy { decoupled: true }" + sample(count=2))
+    python_model(tmp_path / "models", "m", LATE, config)
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert server.ready("m")
+        assert server.text.count("ran") == 2
