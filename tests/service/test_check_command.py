@@ -167,6 +167,22 @@ def test_a_backend_that_nobody_knows(models: Path) -> None:
     )
 
 
+def test_samples_for_warming_up(models: Path) -> None:
+    sample = """model_warmup [ { name: "%s" batch_size: 1 inputs { key: "A" value {
+  data_type: TYPE_FP32 dims: 1 %s } } } ]
+"""
+    good = sample % ("good", "zero_data: true")
+    model = add(models, "m", TENSORS + good + sample % ("absent", 'input_data_file: "absent"'))
+    done = check(models)
+    assert done.returncode == 1
+    assert (
+        f"failed to open text file for read {model}/warmup/absent: No such file or directory\n"
+        "    It is the sample 'absent' of 'model_warmup' that cannot be made.\n"
+    ) in done.stdout
+    assert done.stdout.startswith(f"{model}/config.pbtxt:")
+    assert "'good'" not in done.stdout
+
+
 def test_one_model_in_two_repositories(models: Path) -> None:
     add(models, "m", TENSORS)
     other = add(models.parent / "other", "m", TENSORS)

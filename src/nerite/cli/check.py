@@ -16,10 +16,12 @@ from nerite.backends import registry
 from nerite.backends.interface import ModelContext
 from nerite.config.completion import CompletionUnavailable
 from nerite.config.json_form import to_json
-from nerite.config.loading import Remark, load_model_directory
+from nerite.config.loading import LoadedModel, Remark, load_model_directory
 from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig
+from nerite.config.signature import signature_of
 from nerite.core.errors import Internal, Unsupported
+from nerite.execution import warm_up_data
 from nerite.repository import agents
 
 _EPILOG = """\
@@ -112,12 +114,21 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[Finding]:
             auto_complete=not options.disable_auto_complete_config,
             complete=partial(_complete, directory),
         )
-        found = (*loaded.mistakes, *agents.mistakes_of(loaded.polled))
+        found = (*loaded.mistakes, *agents.mistakes_of(loaded.polled), *_samples(loaded))
         mistakes = sorted(found, key=lambda mistake: (mistake.file, mistake.line, mistake.column))
         # A repository is often checked on another machine than the one that serves it.
         local = [Remark("warning", f"on this machine: {mistake.message}") for mistake in mistakes if mistake.elsewhere]
         lasting = [mistake for mistake in mistakes if not mistake.elsewhere]
         yield Finding(directory.name, directory, lasting, [*local, *loaded.remarks])
+
+
+def _samples(loaded: LoadedModel) -> list[Mistake]:
+    """Find what is wrong with the samples for warming up, of a model that is right so far."""
+    polled = loaded.polled
+    found: list[Mistake] = []
+    for config in () if loaded.mistakes else loaded.configs.values():
+        found += warm_up_data.mistakes(config, signature_of(config, polled.directory), polled.directory)
+    return polled.text.source.place(list(dict.fromkeys(found)))
 
 
 def _complete(directory: Path, config: ModelConfig, version: int) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig, ModelWarmup, WarmupInput
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
@@ -51,11 +52,27 @@ def samples(config: ModelConfig, signature: Signature, directory: Path, skipped:
             try:
                 made.append(_sample(warmup, signature, directory))
             except NeriteError as error:
-                told = f"{error.message}\n    It is the sample '{warmup.name}' of 'model_warmup' that cannot be made."
-                raise type(error)(told) from None
+                raise type(error)(f"{error.message}\n    {_which(warmup)}") from None
         else:
             skipped(warmup.name)
     return made
+
+
+def mistakes(config: ModelConfig, signature: Signature, directory: Path) -> list[Mistake]:
+    """Return what is wrong with the samples of a model. Blocks, and raises nothing."""
+    found = []
+    for index, warmup in enumerate(config.model_warmup):
+        try:
+            if warmup.batch_size:
+                _sample(warmup, signature, directory)
+        except NeriteError as error:
+            place = ("model_warmup", index)
+            found.append(Mistake(message=error.message, path=place, remedy=_which(warmup), error=type(error)))
+    return found
+
+
+def _which(warmup: ModelWarmup) -> str:
+    return f"It is the sample '{warmup.name}' of 'model_warmup' that cannot be made."
 
 
 def _sample(warmup: ModelWarmup, signature: Signature, directory: Path) -> Sample:
