@@ -248,10 +248,7 @@ class InferenceServer:
         if not model:
             running = [version for record in self._manager.records for version in _ascending(record)]
         else:
-            try:
-                running = _ascending(self._manager.meant(model))
-            except NeriteError:
-                running = []
+            running = self._running(model)
             if not running:
                 raise InvalidArgument(f"requested model '{model}' is not available")
             if version:
@@ -288,14 +285,16 @@ class InferenceServer:
 
     def trace_settings(self, model: str) -> TraceSettings:
         """Return what is traced. Raises Triton's refusal of a model that does not run; an empty name is for all."""
-        if model:
-            try:
-                runs = bool(self._manager.meant(model).running)
-            except NeriteError:
-                runs = False
-            if not runs:
-                raise InvalidArgument(f"Request for unknown model : {model}")
+        if model and not self._running(model):
+            raise InvalidArgument(f"Request for unknown model : {model}")
         return self.tracing.settings
+
+    def _running(self, model: str) -> list[RunningVersion]:
+        """Return the versions that run of what a name means, ascending: none where it means nothing."""
+        try:
+            return _ascending(self._manager.meant(model))
+        except NeriteError:
+            return []
 
     # Repository
 
