@@ -16,6 +16,7 @@ from nerite.core.request import InferenceRequest, PlacedRequest, ReplySink, Requ
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import ALIGNMENT, Buffer
+from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.running_version import RunningVersion
 from nerite.observability import report
@@ -53,17 +54,17 @@ class InferenceServer:
     def __init__(
         self,
         options: ServerOptions,
-        manager_of: Callable[[Callable[[], None]], ModelManager],
+        manager_of: Callable[[Door, Callable[[], None]], ModelManager],
         guests: GuestMemory,
     ) -> None:
-        """``manager_of`` makes the model manager, given what to call when models come and go."""
+        """``manager_of`` makes the model manager, given this door and what to call when models come and go."""
         self._options = options
         self._epoch = object()
         self.regions = Regions(guests, allowed=options.device.allow_client_shared_memory)
         """The shared memory that clients have registered."""
         self.tracing = Tracing(options.trace, self._trace_running)
         """What is noted of requests."""
-        self._manager = manager_of(self._changed)
+        self._manager = manager_of(self, self._changed)
         self._starting = True
         self._stopping = False
 

@@ -21,6 +21,7 @@ import uvloop
 from nerite import welcome
 from nerite.config.options import ServerOptions
 from nerite.core.errors import NeriteError
+from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
@@ -111,8 +112,13 @@ class ServerProcess:
         nursery = Nursery(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
         stay_awake = limit_of(self._options.stay_awake_microseconds)
         guests = GuestMemory()
-        launcher = Launcher(loop, self._loader, nursery, guests, lines, stay_awake)
-        server = InferenceServer(self._options, self._manager_of(launcher), guests)
+
+        def manager(door: Door, on_change: Callable[[], None]) -> ModelManager:
+            launcher = Launcher(loop, self._loader, nursery, guests, lines, stay_awake, door)
+            maker = VersionMaker(self._options.repository, self._options.settings_of, launcher, self._loader)
+            return ModelManager(self._options.repository, self._repositories, maker, self._loader, on_change)
+
+        server = InferenceServer(self._options, manager, guests)
         try:
             start = loop.create_task(self._start(server))
             stop = loop.create_task(self._stop_asked.wait())
@@ -151,14 +157,6 @@ class ServerProcess:
         if self._stop_asked.is_set():
             os._exit(1)
         self._stop_asked.set()
-
-    def _manager_of(self, launcher: Launcher) -> Callable[[Callable[[], None]], ModelManager]:
-        def make(on_change: Callable[[], None]) -> ModelManager:
-            options = self._options.repository
-            maker = VersionMaker(options, self._options.settings_of, launcher, self._loader)
-            return ModelManager(options, self._repositories, maker, self._loader, on_change)
-
-        return make
 
     async def _start(self, server: InferenceServer) -> bool:
         """Load the models and open the ports; False, and the reason in the log, if that failed."""

@@ -35,7 +35,7 @@ class FakeManager:
 class Bench:
     def __init__(self) -> None:
         self.manager: Any = FakeManager()
-        self.server = InferenceServer(ServerOptions(), lambda on_change: self.manager, GuestMemory())
+        self.server = InferenceServer(ServerOptions(), lambda door, on_change: self.manager, GuestMemory())
         self.server.started()
 
     def model(self, name: str, *, unreadable: str = "", **states: VersionState) -> None:

@@ -22,6 +22,7 @@ from nerite.core.signature import Signature
 from nerite.execution import messages
 from nerite.execution.arena import Arena
 from nerite.execution.channel import Log
+from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import Nursery
 from nerite.execution.runner_makers import NativeMaker, RunnerMaker, WorkerMaker
@@ -53,9 +54,14 @@ class Launcher:
         guests: GuestMemory,
         log: Log,
         stay_awake: float,
+        door: Door,
     ) -> None:
-        """``stay_awake``: seconds that the loop, and each worker, may wait awake for what comes next."""
+        """``stay_awake``: seconds that the loop, and each worker, may wait awake for what comes next.
+
+        ``door`` is for what runs inside and asks the server in its turn.
+        """
         self._loop = loop
+        self._door = door
         self._stay_awake = stay_awake
         self._sentry = Sentry(loop, stay_awake)
         self._loader = loader
