@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unsupported
 from nerite.core.request import SharedPlace
-from nerite.execution.arena import Segment
+from nerite.execution.arena import Segment, address_of
 from nerite.execution.guest_memory import GuestMemory
 
 _FOLDER: Final = Path("/dev/shm")
@@ -58,7 +58,7 @@ class Regions:
         except NeriteError:
             os.close(descriptor)
             raise
-        guest = self._guests.add(descriptor, offset, memory)
+        guest = self._guests.add(descriptor, offset, byte_size, address_of(memory))
         self._regions[name] = Region(name, key, offset, byte_size, memory, guest)
 
     def unregister(self, name: str) -> None:

@@ -71,6 +71,7 @@ class Arena:
         self.segments: list[Segment] = []
         self.on_segment: list[Callable[[Segment], None]] = []
         """Called with each new segment before anything in it is handed out."""
+        self.on_close: list[Callable[[], None]] = []
         self._budget = budget
         self._used = 0
         self._next = 0
@@ -128,6 +129,9 @@ class Arena:
 
     def close(self) -> None:
         """Close the descriptors; the memory goes when the last view does. Nothing may be allocated afterwards."""
+        for call in self.on_close:
+            call()
+        self.on_close.clear()
         for segment in self.segments:
             os.close(segment.descriptor)
         self.segments.clear()
@@ -169,10 +173,11 @@ class Borrower:
         self._segments: dict[int, Segment] = {}
         self._live: dict[int, tuple[weakref.ref[Any], int, int, int, int]] = {}
 
-    def add(self, number: int, descriptor: int, size: int, offset: int = 0, *, writable: bool = True) -> None:
-        """Map one more segment; takes ownership of ``descriptor``."""
-        self._segments[number] = Segment(descriptor, size, offset, writable=writable)
+    def add(self, number: int, descriptor: int, size: int, offset: int = 0, *, writable: bool = True) -> Segment:
+        """Map one more segment, and return it; takes ownership of ``descriptor``."""
+        segment = self._segments[number] = Segment(descriptor, size, offset, writable=writable)
         os.close(descriptor)
+        return segment
 
     def forget(self, number: int) -> None:
         """Let go of a segment: it is unmapped when the last view on it is gone."""

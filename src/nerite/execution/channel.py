@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.marks import Marks
@@ -25,6 +26,9 @@ from nerite.execution.nursery import WorkerProcess
 
 Log = Callable[[str, str, str, str, int, str], None]
 """Called with worker name, level, text, the file and line that it was said in, and the ids of requests it is about."""
+
+_WRITABLE: Final = 1 << 30
+"""Added to the number of a guest that the worker maps to write."""
 
 
 class Channel:
@@ -42,6 +46,8 @@ class Channel:
         self._guests = guests
         self._known_guests: set[int] = set()
         """Those that the worker maps."""
+        self._own_guests: list[int] = []
+        """The worker's memory, for other workers to map."""
         self._unpacker: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
         self._answers: deque[Callable[[Any, NeriteError | None], None]] = deque()
         self._unsent: deque[memoryview] = deque()
@@ -126,6 +132,9 @@ class Channel:
         if self._announce in self._arena.on_segment:
             self._arena.on_segment.remove(self._announce)
             self._guests.on_gone.remove(self._forget)
+        for number in self._own_guests:
+            self._guests.remove(number)
+        self._own_guests.clear()
         self._loans = Loans()
 
     def _readable(self) -> None:
@@ -156,7 +165,9 @@ class Channel:
                 self._loans.returned(token)
         elif kind == messages.SEGMENT:
             _, descriptors, _, _ = socket.recv_fds(self._process.descriptors, 1, 1)
-            self._borrower.add(descriptor=descriptors[0], **messages.read_json(body))
+            guest = os.dup(descriptors[0])
+            segment = self._borrower.add(descriptor=descriptors[0], **messages.read_json(body))
+            self._own_guests.append(self._guests.add(guest, 0, segment.size, segment.base))
         elif kind == messages.LOG:
             self._log(self._process.name, *messages.read_json(body))
         elif kind == messages.DONE:
@@ -227,19 +238,21 @@ class Channel:
         socket.send_fds(self._process.descriptors, [b"."], [segment.descriptor])
         self._send(messages.segment_frame(self._arena.segments.index(segment), segment.size))
 
-    def _in_guest(self, address: int, size: int) -> tuple[int, int] | None:
-        """Return the place of bytes that lie in a client's memory, and have the worker map that. Never to write."""
-        found = self._guests.find(address, size)
+    def _in_guest(self, view: memoryview, address: int) -> tuple[int, int] | None:
+        """Return the place of bytes that lie in memory of others, and have the worker map that: to write if it may."""
+        found = self._guests.find(address, len(view))
         if found is None:
             return None
         guest, place = found
-        if guest.number not in self._known_guests:
-            self._known_guests.add(guest.number)
+        number = guest.number if view.readonly else guest.number | _WRITABLE
+        if number not in self._known_guests:
+            self._known_guests.add(number)
             socket.send_fds(self._process.descriptors, [b"."], [guest.descriptor])
-            self._send(messages.segment_frame(guest.number, guest.size, guest.offset, writable=False))
-        return guest.number, place
+            self._send(messages.segment_frame(number, guest.size, guest.offset, writable=not view.readonly))
+        return number, place
 
     def _forget(self, number: int) -> None:
-        if number in self._known_guests:
-            self._known_guests.remove(number)
-            self._send(messages.json_frame(messages.FORGET, number))
+        for each in (number, number | _WRITABLE):
+            if each in self._known_guests:
+                self._known_guests.remove(each)
+                self._send(messages.json_frame(messages.FORGET, each))

@@ -1,19 +1,25 @@
-"""Memory that clients have shared with the server, and that workers map too, so that its tensors need not be copied."""
+"""Shared memory that a worker maps though it is not the arena of its model, so that tensors there need not be copied.
+
+What clients have shared, the arenas of other models, and the memory that other workers write their answers into: an
+output of one model goes to the next as it lies.
+"""
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
-from nerite.execution.arena import address_of
+from nerite.execution.arena import Arena, Segment
 
 FIRST: Final = 1 << 16
 """Numbers of guests begin here; below are the segments of arenas."""
 
 
 class Guest(NamedTuple):
-    """A part of a client's file."""
+    """A part of a file."""
 
     number: int
     descriptor: int
@@ -32,24 +38,40 @@ class GuestMemory:
         self.on_gone: list[Callable[[int], None]] = []
         """Called with the number of each guest that is removed."""
         self._guests: dict[int, Guest] = {}
+        self._by_base: list[tuple[int, int]] = []
+        """Where each begins, and its number, ascending."""
         self._next = FIRST
 
-    def add(self, descriptor: int, offset: int, memory: memoryview) -> int:
-        """Take in a part of a file, which is mapped at ``memory``; return its number. Takes over ``descriptor``."""
+    def add(self, descriptor: int, offset: int, size: int, base: int) -> int:
+        """Take in a part of a file, which is mapped at ``base``; return its number. Takes over ``descriptor``."""
         number = self._next
         self._next += 1
-        self._guests[number] = Guest(number, descriptor, offset, len(memory), address_of(memory))
+        self._guests[number] = Guest(number, descriptor, offset, size, base)
+        bisect.insort(self._by_base, (base, number))
         return number
+
+    def host(self, arena: Arena) -> None:
+        """Have every segment of an arena as a guest for as long as it is open."""
+
+        def add(segment: Segment) -> None:
+            number = self.add(os.dup(segment.descriptor), 0, segment.size, segment.base)
+            arena.on_close.append(partial(self.remove, number))
+
+        arena.on_segment.append(add)
 
     def remove(self, number: int) -> None:
         """Forget a guest; whoever reads it at that moment keeps the mapping until done."""
-        os.close(self._guests.pop(number).descriptor)
+        guest = self._guests.pop(number)
+        self._by_base.remove((guest.base, number))
+        os.close(guest.descriptor)
         for tell in tuple(self.on_gone):
             tell(number)
 
     def find(self, address: int, size: int) -> tuple[Guest, int] | None:
         """Return the guest that so many bytes lie in, and their place in it; None for other memory."""
-        for guest in self._guests.values():
-            if guest.base <= address and address + size <= guest.base + guest.size:
-                return guest, address - guest.base
-        return None
+        at = bisect.bisect_right(self._by_base, (address, self._next))
+        if not at:
+            return None
+        guest = self._guests[self._by_base[at - 1][1]]
+        place = address - guest.base
+        return (guest, place) if place + size <= guest.size else None

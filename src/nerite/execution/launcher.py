@@ -89,6 +89,7 @@ class Launcher:
         decider = _decider(config)
         instances = _instances(config)
         arena = Arena()
+        self._guests.host(arena)
         warm_up = await self._loop.run_in_executor(
             self._loader, samples, config, signature, context.directory, _skipped
         )

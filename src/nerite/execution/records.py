@@ -74,9 +74,12 @@ class Packer(Generic[Header]):
         arena: Arena,
         loans: Loans,
         borrower: Borrower,
-        elsewhere: Callable[[int, int], tuple[int, int] | None] = lambda _address, _size: None,
+        elsewhere: Callable[[memoryview, int], tuple[int, int] | None] = lambda _view, _address: None,
     ) -> None:
-        """``elsewhere`` gives segment and offset of an address in other memory that the receiver maps, up to a size."""
+        """``elsewhere`` gives segment and offset of a view in other memory that the receiver maps, given its address.
+
+        The receiver may write there, too, unless the view is for reading only.
+        """
         self._elsewhere = elsewhere
         self._arena = arena
         self._loans = loans
@@ -129,11 +132,14 @@ class Packer(Generic[Header]):
     def _lend(self, view: memoryview) -> bytes | None:
         size = len(view)
         address = address_of(view)
-        borrowed = self._borrower.find(address, size)
-        if borrowed is not None:
-            segment, offset, token = borrowed
-            return _PLACE.pack(size, offset, (segment + 1) | _YOURS, token)
-        place = self._arena.place(address) or self._elsewhere(address, size)
+        # What is for reading only may have other readers, and the receiver writes into its own memory and the arena.
+        place = self._elsewhere(view, address) if view.readonly else None
+        if place is None:
+            borrowed = self._borrower.find(address, size)
+            if borrowed is not None:
+                segment, offset, token = borrowed
+                return _PLACE.pack(size, offset, (segment + 1) | _YOURS, token)
+            place = self._arena.place(address) or (None if view.readonly else self._elsewhere(view, address))
         if place is None:
             copy = self._arena.allocate(size)
             if copy is None:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from nerite.execution.arena import Segment, address_of, anonymous_file
+from nerite.execution.arena import Arena, Segment, address_of, anonymous_file
 from nerite.execution.guest_memory import FIRST, GuestMemory
 
 SIZE = 10_000
@@ -24,7 +24,10 @@ def test_views_are_found_by_where_they_are() -> None:
     assert guests.find(*span(memoryview(bytearray(8)))) is None
     one, two = anonymous_file(SIZE), anonymous_file(5000 + SIZE)
     first, second = mapped(one), mapped(two, 5000)
-    assert [guests.add(one, 0, first), guests.add(two, 5000, second)] == [FIRST, FIRST + 1]
+    assert [guests.add(one, 0, SIZE, address_of(first)), guests.add(two, 5000, SIZE, address_of(second))] == [
+        FIRST,
+        FIRST + 1,
+    ]
     for number, descriptor, offset, memory in ((FIRST, one, 0, first), (FIRST + 1, two, 5000, second)):
         found = guests.find(*span(memory[100:200]))
         assert found is not None
@@ -43,7 +46,7 @@ def test_what_is_removed_is_told_and_closed() -> None:
     guests = GuestMemory()
     descriptor = anonymous_file(SIZE)
     memory = mapped(descriptor)
-    number = guests.add(descriptor, 0, memory)
+    number = guests.add(descriptor, 0, SIZE, address_of(memory))
     told: list[int] = []
     guests.on_gone.append(told.append)
     guests.remove(number)
@@ -52,3 +55,31 @@ def test_what_is_removed_is_told_and_closed() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert bytes(memory[:3]) == b"\0\0\0"
+
+
+def test_what_begins_before_a_guest_or_ends_behind_it_is_no_part_of_it() -> None:
+    guests = GuestMemory()
+    descriptor = anonymous_file(SIZE)
+    memory = mapped(descriptor)
+    guests.add(descriptor, 0, SIZE - 100, address_of(memory))
+    base = address_of(memory)
+    assert guests.find(base - 1, 10) is None
+    assert guests.find(base + SIZE - 150, 51) is None
+    assert guests.find(base + SIZE - 150, 50) is not None
+    guests.remove(FIRST)
+
+
+def test_an_arena_is_a_guest_until_it_closes() -> None:
+    guests = GuestMemory()
+    arena = Arena()
+    guests.host(arena)
+    view = arena.allocate(100_000)
+    assert view is not None
+    found = guests.find(*span(view))
+    assert found is not None
+    assert found[0].size == arena.segments[0].size
+    told: list[int] = []
+    guests.on_gone.append(told.append)
+    arena.close()
+    assert told == [found[0].number]
+    assert guests.find(*span(view)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec
 from nerite.execution import header_form, messages, records
-from nerite.execution.arena import Arena, Borrower, Loans
+from nerite.execution.arena import Arena, Borrower, Loans, anonymous_file
 
 
 def cut(frames: messages.Frames, stream: bytes, sizes: list[int]) -> list[tuple[int, int, memoryview]]:
@@ -267,3 +268,29 @@ def test_an_id_of_any_length(size: int) -> None:
     assert id == name
     assert [bytes(each) for each in data] == [b"0123456789abcdef"]
     assert end == sum(map(len, parts))
+
+
+GUEST, LENT = 70_000, 3
+
+
+def sent(tensor: memoryview, borrower: Borrower) -> tuple[int, bool]:
+    """Return the segment that a tensor is said to lie in, and whether that is the receiver's own."""
+    arena = Arena()
+    packer: records.Packer[RequestHeader] = records.Packer(arena, Loans(), borrower, lambda _view, _address: (GUEST, 0))
+    header = RequestHeader("m", "1", [TensorSpec("IN", dtypes.UINT8, (len(tensor),))])
+    parts: list[Any] = []
+    packer.record(packer.entry(header, []), "", [tensor], parts)
+    assert not arena.segments, "it was copied"
+    size, _, segment, _ = struct.unpack_from("<QQII", b"".join(parts), 8)
+    assert size == len(tensor)
+    return (segment & 0x7FFFFFFF) - 1, bool(segment & 0x80000000)
+
+
+def test_a_tensor_in_memory_of_others_is_sent_as_its_place() -> None:
+    """What is for reading only never goes as a part of memory that its receiver may write."""
+    receiver = Borrower()
+    receiver.add(LENT, anonymous_file(records.INLINE_LIMIT), records.INLINE_LIMIT)
+    view = receiver.view(LENT, 0, records.INLINE_LIMIT, token=9)
+    assert sent(view, Borrower()) == (GUEST, False)
+    assert sent(view, receiver) == (LENT, True)
+    assert sent(view.toreadonly(), receiver) == (GUEST, False)
