@@ -1,6 +1,7 @@
 """Settings that all tests share."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -8,3 +9,7 @@ from hypothesis import settings
 settings.register_profile("nerite", deadline=None)
 settings.register_profile("ci", settings.get_profile("nerite"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "nerite")
+
+# What a shell starts in the background ignores Ctrl-C, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
