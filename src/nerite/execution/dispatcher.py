@@ -1,4 +1,4 @@
-"""Between the queue of a model and its instances: what the decider decides is done here.
+"""Between the queue of a model and its instances: what the roster decides is done here.
 
 Requests that arrive together run together: the first of them schedules one look at the queue after everything that the
 sockets had for this turn of the loop was read. An instance that finishes gets its next batch before the answers of the
@@ -15,12 +15,11 @@ from nerite.core.errors import Cancelled, NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.execution.places import Places
+from nerite.execution.roster import Roster
 from nerite.execution.runner import Batch, Done, Part, Runner
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, Progress, VersionStatistics
 from nerite.observability.tracing import Trace
-from nerite.scheduling.decider import Decider
 from nerite.scheduling.release_order import ReleaseOrder
 
 _now = time.monotonic_ns
@@ -31,7 +30,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        decider: Decider,
+        roster: Roster,
         runners: Sequence[Runner],
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
@@ -39,12 +38,11 @@ class Dispatcher:
         *,
         preserve_ordering: bool = False,
     ) -> None:
-        self._decider = decider
+        self._roster = roster
         self._runners: list[Runner] = []
         self._statistics = statistics
         self._loop = loop
         self._stir = sentry.stir
-        self._places = Places()
         self._leaving: dict[Runner, Callable[[Runner], None]] = {}
         self._busy = 0
         self._open: set[InferenceRequest] = set()
@@ -52,7 +50,7 @@ class Dispatcher:
         self._progress: dict[InferenceRequest, Progress] = {}
         """Requests that had such a response, until their batch has run and they had the last."""
         self._looking = False
-        self._timed = decider.timed
+        self._timed = roster.timed
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._order: ReleaseOrder[tuple[InferenceRequest, InferenceResponse]] | None = (
@@ -70,26 +68,26 @@ class Dispatcher:
     @property
     def pending(self) -> int:
         """Requests that wait for an instance."""
-        return self._decider.size
+        return self._roster.size
 
     @property
     def in_flight(self) -> int:
         """Requests that wait, run, or have not had their last response."""
-        return self._decider.size + self._busy + len(self._open)
+        return self._roster.size + self._busy + len(self._open)
 
     def submit(self, request: InferenceRequest) -> None:
         """Queue a request; its answer comes through ``request.respond``."""
-        refusal = self._decider.offer(request, _now())
+        refusal = self._roster.offer(request, _now())
         if refusal is not None:
             self._statistics.failed(Outcome.REJECTED, request.arrived_ns)
             request.respond(InferenceResponse.failed(refusal))
             return
         request.on_cancel = self._on_cancel
-        places = self._places
-        if (places.idle or places.ahead) and not self._looking:
+        roster = self._roster
+        if (roster.idle or roster.ahead) and not self._looking:
             self._looking = True
             self._loop.call_soon(self._turn)
-        elif not self._busy and not places.idle:
+        elif not self._busy and not roster.idle:
             self._fail_hopeless()
         if self._timed:
             self._arm()
@@ -100,8 +98,8 @@ class Dispatcher:
         self._turn()
 
     def remove(self, runner: Runner, left: Callable[[Runner], None]) -> None:
-        """Give no more batches to an instance; ``left`` is called once it has nothing under way."""
-        self._places.remove(runner)
+        """Begin nothing new with an instance; ``left`` is called once it has nothing under way."""
+        self._roster.retire(runner)
         self._leaving[runner] = left
         self._see_off()
 
@@ -110,11 +108,11 @@ class Dispatcher:
         runner.part = self._on_part
         runner.on_usable = self._usable
         self._runners.append(runner)
-        self._places.came(runner)
+        self._roster.came(runner)
 
     def _see_off(self) -> None:
         """Let go of the instances that leave and are done."""
-        for runner in [runner for runner in self._leaving if not runner.busy]:
+        for runner in [runner for runner in self._leaving if not runner.busy and not self._roster.holds(runner)]:
             self._runners.remove(runner)
             self._leaving.pop(runner)(runner)
 
@@ -127,7 +125,7 @@ class Dispatcher:
 
     def abandon(self, error: NeriteError) -> None:
         """Answer everything that waits with ``error``. What runs, runs on."""
-        for request in self._decider.drain():
+        for request in self._roster.drain():
             self._refuse(request, error, Outcome.OTHER)
         self._check_drained()
 
@@ -159,17 +157,16 @@ class Dispatcher:
         self._check_drained()
 
     def _look(self) -> None:
-        """Give batches to instances while there are both."""
+        """Give batches to instances for as long as the roster says so."""
         self._looking = True
-        decider, places = self._decider, self._places
-        idle = places.idle
-        while decider.size and (idle or places.ahead):
+        while True:
             now = _now()
-            self._expire(now)
-            batch = decider.take(now) if idle else decider.take_full(now)
-            if batch is None:
+            if self._timed:
+                self._expire(now)
+            chosen = self._roster.choose(now)
+            if chosen is None:
                 break
-            self._start(places.begin() if idle else places.line_up(), batch)
+            self._start(*chosen)
         self._looking = False
         self._arm()
 
@@ -185,12 +182,12 @@ class Dispatcher:
     ) -> None:
         """An instance has finished: start its next batch, then pass the answers on."""
         self._busy -= len(batch)
-        if self._leaving and runner in self._leaving:
+        took_ns = marks.ended_ns - marks.started_ns if marks is not None else 0
+        batch, responses = self._roster.ended(runner, batch, responses, took_ns)
+        if self._leaving:
             self._loop.call_soon(self._see_off)
-        elif runner.usable:
-            self._places.end(runner, marks.ended_ns - marks.started_ns if marks is not None else 0)
-            if not self._looking:
-                self._look()
+        if not self._looking:
+            self._look()
         answered = batch
         apart: Sequence[InferenceRequest] = ()
         if self._progress or None in responses:
@@ -261,14 +258,16 @@ class Dispatcher:
 
     def _usable(self, runner: Runner) -> None:
         """An instance went down, came up, or failed to come up."""
+        if not runner.usable:
+            for request, error in self._roster.gone(runner):
+                self._refuse(request, error, Outcome.OTHER)
         if runner in self._leaving:
+            self._loop.call_soon(self._see_off)
             return
         if runner.usable:
-            self._places.came(runner)
+            self._roster.came(runner)
             self._turn()
-        else:
-            self._places.gone(runner)
-        if not self._places.idle and not self._busy:
+        if not self._roster.idle and not self._busy:
             self._fail_hopeless()
 
     def _fail_hopeless(self) -> None:
@@ -278,17 +277,20 @@ class Dispatcher:
             self.abandon(Unavailable(f"no instance of the model can be started: {failures[0].message}"))
 
     def _expire(self, now: int) -> None:
-        for request in self._decider.expire(now):
-            self._refuse(request, Unavailable("Request timeout expired"), Outcome.REJECTED)
+        for request, error in self._roster.expire(now):
+            self._refuse(request, error, Outcome.REJECTED)
 
     def _cancelled(self, request: InferenceRequest) -> None:
-        if not self._decider.withdraw(request):
+        withdrawn = self._roster.withdraw(request)
+        if request not in withdrawn:
             for runner in self._runners:
                 runner.cancel(request)
+        if not withdrawn:
             return
-        self._refuse(request, Cancelled(""), Outcome.CANCELED)
+        for each in withdrawn:
+            self._refuse(each, Cancelled(""), Outcome.CANCELED)
         self._check_drained()
-        if self._places.idle and not self._looking:
+        if self._roster.idle and not self._looking:
             # What is left may be a batch that need not wait.
             self._looking = True
             self._loop.call_soon(self._turn)
@@ -310,7 +312,7 @@ class Dispatcher:
 
     def _arm(self) -> None:
         """Set the timer to when the decider wants to be asked again."""
-        at = self._decider.wake_at(bool(self._places.idle))
+        at = self._roster.wake_at()
         if self._timer is not None:
             if at == self._timer_at:
                 return

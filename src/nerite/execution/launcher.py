@@ -20,6 +20,7 @@ from nerite.config.scheduling_choice import ModelQueuePolicy
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.signature import Signature
 from nerite.execution import messages
+from nerite.execution.any_instance import AnyInstance
 from nerite.execution.arena import Arena
 from nerite.execution.channel import Log
 from nerite.execution.door import Door
@@ -108,7 +109,7 @@ class Launcher:
             config,
             config_json,
             signature,
-            decider,
+            AnyInstance(decider),
             dict(zip(instances, runners, strict=True)),
             maker,
             arena,

@@ -14,12 +14,12 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
+from nerite.execution.roster import Roster
 from nerite.execution.runner import Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.tracing import Tracing
-from nerite.scheduling.decider import Decider
 
 _TRIM_AFTER = 30.0
 
@@ -34,7 +34,7 @@ class RunningVersion:
         config: ModelConfig,
         config_json: dict[str, Any],
         signature: Signature,
-        decider: Decider,
+        roster: Roster,
         runners: Mapping[InstanceContext, Runner],
         maker: RunnerMaker,
         arena: Arena,
@@ -62,7 +62,7 @@ class RunningVersion:
         self._on_closed: Callable[[], None] = lambda: None
         batching = config.dynamic_batching
         self._dispatcher = Dispatcher(
-            decider,
+            roster,
             self.runners,
             self.statistics,
             loop,

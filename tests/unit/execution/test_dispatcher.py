@@ -15,9 +15,9 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.execution import dispatcher as module
+from nerite.execution.any_instance import BRIEF_NS, AnyInstance
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.loop_runner import LoopRunner
-from nerite.execution.places import BRIEF_NS
 from nerite.execution.runner import Batch
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, VersionStatistics
@@ -52,7 +52,12 @@ class Bench:
         batcher = DynamicBatcher(BatchingRules(max_batch_size, **rules))
         loop: Any = self.loop
         return Dispatcher(
-            batcher, self.runners, self.statistics, loop, Sentry(loop, 0.0), preserve_ordering=preserve_ordering
+            AnyInstance(batcher),
+            self.runners,
+            self.statistics,
+            loop,
+            Sentry(loop, 0.0),
+            preserve_ordering=preserve_ordering,
         )
 
     def ask(self, of: Dispatcher, *rows: int, **fields: Any) -> list[InferenceRequest]:
@@ -155,7 +160,9 @@ def test_an_instance_that_runs_at_once(bench: Bench) -> None:
 
     bench.caller = Caller(ask_again)
     loop: Any = bench.loop
-    of = Dispatcher(OneByOne(), [LoopRunner("model_0", Model())], bench.statistics, loop, Sentry(loop, 0.0))
+    of = Dispatcher(
+        AnyInstance(OneByOne()), [LoopRunner("model_0", Model())], bench.statistics, loop, Sentry(loop, 0.0)
+    )
     of.submit(request(sink=bench.caller))
     bench.loop.settle()
     assert len(bench.caller.answers) == 2001

@@ -24,6 +24,7 @@ from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
 from nerite.execution import dispatcher as module
 from nerite.execution import guard
+from nerite.execution.any_instance import AnyInstance
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, VersionStatistics
@@ -162,7 +163,7 @@ def test_everyone_gets_their_own_rows_or_one_error(
     asked_at: dict[InferenceRequest, int] = {}
     with time_of(loop):
         of = Dispatcher(
-            OneByOne() if rules is None else DynamicBatcher(rules),
+            AnyInstance(OneByOne() if rules is None else DynamicBatcher(rules)),
             runners,
             statistics,
             loop,  # type: ignore[arg-type]

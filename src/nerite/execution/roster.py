@@ -1,0 +1,81 @@
+"""Which instance runs which batch now: one decision, and who makes it for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol, TypeAlias
+
+from nerite.core.errors import NeriteError
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.execution.runner import Batch, Runner
+
+Refusal: TypeAlias = tuple[InferenceRequest, NeriteError]
+"""A request that waited, and why it waits no more."""
+
+
+class Roster(Protocol):
+    """Holds the requests that wait for one model, knows its instances, and brings both together.
+
+    Whoever owns it offers requests and reports what happens to instances; it asks ``choose`` whenever that may have
+    changed the answer, and calls ``expire`` and ``choose`` again at ``wake_at``.
+    """
+
+    timed: bool
+    """Something may expire while no instance is free."""
+
+    @property
+    def idle(self) -> Collection[Runner]:
+        """The instances that are up and run nothing."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a batch may go to an instance that is not idle."""
+
+    @property
+    def size(self) -> int:
+        """Requests that wait."""
+
+    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
+        """Let ``request`` wait, or return why it is refused."""
+
+    def choose(self, now: int) -> tuple[Runner, Batch] | None:
+        """Return an instance and the batch that it is given now; None if nothing should start."""
+
+    def ended(
+        self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
+    ) -> tuple[Batch, Sequence[InferenceResponse | None]]:
+        """Note that ``runner`` has finished a batch; return the requests that have come to their end, and the answers.
+
+        A request that has to run once more is not among them: it waits again.
+        """
+
+    def came(self, runner: Runner) -> None:
+        """Note that ``runner`` is there, up and idle."""
+
+    def gone(self, runner: Runner) -> Sequence[Refusal]:
+        """Note that ``runner`` went down, and return the requests that only it could have run."""
+
+    def retire(self, runner: Runner) -> None:
+        """Begin nothing new with ``runner``, which is to leave."""
+
+    def holds(self, runner: Runner) -> bool:
+        """Return whether an instance that is to leave is needed still, for something that it has begun."""
+
+    def wake_at(self) -> int | None:
+        """Return when to call ``expire`` and ``choose`` again if nothing else happens before; None for never.
+
+        ``choose`` was asked last.
+        """
+
+    def expire(self, now: int) -> Sequence[Refusal]:
+        """Drop and return the requests that waited too long."""
+
+    def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Take note that the caller of ``request`` gave up; return all that waits no more for that reason.
+
+        ``request`` is not among it if it runs.
+        """
+
+    def drain(self) -> list[InferenceRequest]:
+        """Drop and return everything that waits, because nobody will ever take it."""
