@@ -9,7 +9,7 @@ where the answer goes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from nerite.core.tensor import Buffer, TensorSpec
 
@@ -175,6 +175,15 @@ class ReplySink(Protocol):
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Take one answer. Called on the loop's thread; in a worker, on any. ``final``: no other comes."""
+
+
+class _Nobody:
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Drop an answer."""
+
+
+NOBODY: Final = _Nobody()
+"""The sink of a request that nobody sent."""
 
 
 class InferenceRequest:

@@ -15,7 +15,7 @@ from nerite.config.model_config import ModelConfig, ModelWarmup, WarmupInput
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
-from nerite.core.request import InferenceRequest, ReplySink, RequestHeader, labelled
+from nerite.core.request import NOBODY, InferenceRequest, ReplySink, RequestHeader, labelled
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec, join_bytes
 
@@ -95,7 +95,7 @@ def _sample(warmup: ModelWarmup, signature: Signature, directory: Path) -> Sampl
     header = RequestHeader(signature.model_name, "", specs)
     signature.bind(header)
     sample = Sample(warmup.name, warmup.batch_size, max(warmup.count, 1), header, data)
-    wrong = signature.check_data(sample.requests(_NOBODY, 0)[0])
+    wrong = signature.check_data(sample.requests(NOBODY, 0)[0])
     if wrong is not None:
         raise wrong
     return sample
@@ -136,11 +136,3 @@ def _random(datatype: DataType, elements: int) -> bytes:
     if datatype.numpy.kind == "f":
         return np.random.default_rng().random(elements).astype(datatype.numpy).tobytes()
     return random.randbytes(elements * datatype.size)
-
-
-class _Nobody:
-    def respond(self, request: InferenceRequest, response: object, final: bool) -> None:
-        """Drop an answer to a request that was never sent."""
-
-
-_NOBODY = _Nobody()
