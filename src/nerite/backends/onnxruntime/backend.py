@@ -15,6 +15,7 @@ from nerite.backends.onnxruntime.plan import SessionPlan
 from nerite.backends.onnxruntime.ragged import Ragged
 from nerite.backends.onnxruntime.selection import Selections
 from nerite.backends.onnxruntime.values import boolean, integer
+from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
 
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
@@ -63,10 +64,12 @@ class OnnxModel:
         self._batching = int(config.get("max_batch_size", 0)) > 0
         takes = {**self._graph.inputs, **self._graph.defaulted}
         inputs = {
-            entry["name"]: ports.of_entry(entry, takes[entry["name"]], self._batching) for entry in config["input"]
+            entry["name"]: ports.of_entry(entry, takes[entry["name"]], self._batching)
+            for entry in (*config["input"], *control_inputs(config), *state_inputs(config))
         }
         outputs = [
-            ports.of_entry(entry, self._graph.outputs[entry["name"]], self._batching) for entry in config["output"]
+            ports.of_entry(entry, self._graph.outputs[entry["name"]], self._batching)
+            for entry in (*config["output"], *state_outputs(config))
         ]
         self._selections = Selections(context.name, str(context.version), outputs)
         self._calls = Calls(inputs, self._selections)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nerite.backends.onnxruntime.graph import Graph, GraphTensor
+from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
 from nerite.core.errors import InvalidArgument
 
 _log = logging.getLogger("nerite.backends.onnxruntime")
@@ -24,6 +25,8 @@ def is_needed(name: str, config: Mapping[str, Any]) -> bool:
 
 def complete(name: str, config: Mapping[str, Any], graph: Graph, default_max_batch_size: int) -> dict[str, Any]:
     """Return ``config`` with batch size, scheduler and the side (inputs, outputs) that it lacks.
+
+    Controls and states of a sequence model are no inputs and outputs of a caller's, and are left out.
 
     A model can batch if the first dimension of everything it takes and gives is free. Raises ``InvalidArgument`` if
     it cannot and the configuration says that it does.
@@ -50,9 +53,15 @@ def complete(name: str, config: Mapping[str, Any], graph: Graph, default_max_bat
         )
     batching = max_batch_size > 0
     if not config.get("input") and not config.get("batch_input"):
-        completed["input"] = [_declaration(tensor, batching) for tensor in graph.inputs.values()]
+        made = {entry["name"] for entry in (*control_inputs(config), *state_inputs(config))}
+        completed["input"] = [
+            _declaration(tensor, batching) for name, tensor in graph.inputs.items() if name not in made
+        ]
     if not config.get("output"):
-        completed["output"] = [_declaration(tensor, batching) for tensor in graph.outputs.values()]
+        kept = {entry["name"] for entry in state_outputs(config)}
+        completed["output"] = [
+            _declaration(tensor, batching) for name, tensor in graph.outputs.items() if name not in kept
+        ]
     return completed
 
 

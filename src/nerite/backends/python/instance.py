@@ -14,6 +14,7 @@ from nerite.backends.interface import InstanceContext, Marks, ModelContext
 from nerite.backends.python.event_loop import EventLoop
 from nerite.backends.python.failure import CAUSES, describe
 from nerite.backends.python.replies import Replies
+from nerite.backends.sequence_tensors import state_outputs
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -34,7 +35,7 @@ class PythonInstance:
         """Make the object and initialize it. Raises ``Internal`` with what the model raises."""
         self._name = context.name
         self._file = model_file(model)
-        outputs = [output["name"] for output in model.config.get("output", ())]
+        outputs = [output["name"] for output in (*model.config.get("output", ()), *state_outputs(model.config))]
         self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
         self._replies = Replies(model.name, str(model.version), outputs, decoupled=self._decoupled)
         self._loop = EventLoop(context.name)
