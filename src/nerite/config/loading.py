@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from nerite.config.backend_choice import choose_backend
 from nerite.config.completion import Complete, CompletionUnavailable, apply_completion
+from nerite.config.initial_states import FOLDER, read_initial_state
 from nerite.config.json_form import parse_json
 from nerite.config.mistake import Mistake, Source
 from nerite.config.model_config import ModelConfig
@@ -185,6 +186,8 @@ def finish_config(
             mistakes += text.source.place([mistake])
     mistakes += text.source.place(check_tensors(config, text))
     mistakes += text.source.place(_check_labels(config, polled.directory))
+    if not mistakes:
+        mistakes += text.source.place(_check_initial_states(config, polled.directory))
     remarks += [Remark("warning", line) for line in (*metric_warnings(config), *repeated_names(config))]
     return FinishedConfig(config, tuple(mistakes), tuple(remarks))
 
@@ -266,5 +269,20 @@ def _check_labels(config: ModelConfig, directory: Path) -> Iterator[Mistake]:
                 message=error.message,
                 path=("output", index, "label_filename"),
                 remedy="Write the name of a file in the model's directory.",
+                error=type(error),
+            )
+
+
+def _check_initial_states(config: ModelConfig, directory: Path) -> Iterator[Mistake]:
+    """Find files that do not hold what a state is to begin with. Only of states that are right so far."""
+    states = config.sequence_batching.state if config.sequence_batching is not None else ()
+    for index, state in enumerate(states):
+        try:
+            read_initial_state(state, directory)
+        except NeriteError as error:
+            yield Mistake(
+                message=error.message,
+                path=("sequence_batching", "state", index, "initial_state", 0, "data_file"),
+                remedy=f"Write the name of a file in {directory / FOLDER} that holds the data of one row.",
                 error=type(error),
             )

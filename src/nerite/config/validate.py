@@ -18,6 +18,7 @@ from nerite.config.near import nearest
 from nerite.config.parsed import Parsed
 from nerite.config.validate_batching import check_dynamic_batching, check_sequence_batching
 from nerite.config.validate_ensemble import check_ensemble
+from nerite.config.validate_states import check_states
 from nerite.config.validate_tensors import check_batch_tensors, check_inputs, check_outputs
 from nerite.core.errors import Internal
 
@@ -221,4 +222,5 @@ _TENSOR_CHECKS: Final = (
     Check(_reads("input", "max_batch_size", "platform"), check_inputs),
     Check(_reads("output", "max_batch_size", "platform"), check_outputs),
     Check(_reads("batch_input", "batch_output", "input", "output"), check_batch_tensors),
+    Check(_reads("sequence_batching", "input"), check_states),
 )

@@ -13,6 +13,7 @@ from nerite.config.scheduling_choice import (
     ModelQueuePolicy,
     ModelSequenceBatching,
     SequenceControl,
+    SequenceControlInput,
 )
 
 _DYNAMIC: Final = ("dynamic_batching",)
@@ -138,7 +139,7 @@ def _check_control(batching: ModelSequenceBatching, kind: ControlKind, name: str
     for index, tensor in enumerate(batching.control_input):
         path = (*_SEQUENCE, "control_input", index)
         if kind == _CONTROLS[0]:
-            yield from _check_tensor_name(tensor.name, tensors, path, name)
+            yield from _check_tensor_name(tensor, tensors, path, name)
         for place, control in enumerate(tensor.control):
             if control.kind != kind:
                 continue
@@ -155,11 +156,14 @@ def _check_control(batching: ModelSequenceBatching, kind: ControlKind, name: str
             yield from check(control, where, name)
 
 
-def _check_tensor_name(tensor: str, tensors: set[str], path: FieldPath, name: str) -> Iterator[Mistake]:
+def _check_tensor_name(
+    control_input: SequenceControlInput, tensors: set[str], path: FieldPath, name: str
+) -> Iterator[Mistake]:
+    tensor = control_input.name
     if not tensor:
         message = f"sequence batching control tensor must have a name for {name}"
         yield Mistake(message=message, path=path, remedy='Write the name of the model\'s input: name: "…"')
-    elif tensor in tensors:
+    elif tensor in tensors or len(control_input.control) > 1:
         yield Mistake(
             message=f"sequence batching control tensor '{tensor}' is specified for multiple control kinds for {name}",
             path=(*path, "name"),

@@ -7,6 +7,7 @@ between here and the model knows what a sequence is.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, Final
 
 from nerite.config.model_config import ModelConfig
@@ -36,13 +37,16 @@ class DressedHeader(RequestHeader):
 class SequenceDress:
     """The controls and states of one model version. For the loop's thread only, once it is made."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """``config`` is complete, valid, and chooses sequence batching."""
+    def __init__(self, config: ModelConfig, directory: Path) -> None:
+        """``config`` is complete, valid, and chooses sequence batching. Blocks: reads what states begin with.
+
+        Raises ``NeriteError`` if a file in the model's ``directory`` is not what it was when it was checked.
+        """
         batching = config.sequence_batching
         assert batching is not None
         dims = (1,) if config.max_batch_size > 0 else ()
         self._controls = Controls(batching, dims)
-        self._states = States(batching, dims) if batching.state else None
+        self._states = States(batching, dims, directory) if batching.state else None
         self._returnable = frozenset(output.name for output in config.output).intersection(
             state.output_name for state in batching.state
         )

@@ -6,8 +6,10 @@ goes: nothing is copied, but for what is so small that a view would hold more me
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, NamedTuple
 
+from nerite.config.initial_states import initial_dims, read_initial_state
 from nerite.config.scheduling_choice import ModelSequenceBatching
 from nerite.core import dtype as dtypes
 from nerite.core.response import InferenceResponse, ResponseHeader
@@ -53,8 +55,11 @@ class _Split(NamedTuple):
 class States:
     """The states of one model, from a configuration that has been validated."""
 
-    def __init__(self, batching: ModelSequenceBatching, batching_dims: tuple[int, ...]) -> None:
-        """``batching_dims``: what stands before the shape of each tensor, 1 where there is a batch dimension."""
+    def __init__(self, batching: ModelSequenceBatching, batching_dims: tuple[int, ...], directory: Path) -> None:
+        """``batching_dims``: what stands before the shape of each tensor, 1 where there is a batch dimension.
+
+        Reads files in the model's ``directory``; blocks. Raises ``NeriteError`` where they are not as they were.
+        """
         self.outputs = tuple(state.output_name for state in batching.state)
         """Their names as outputs."""
         self._inputs = {state.output_name: state.input_name for state in batching.state}
@@ -63,10 +68,9 @@ class States:
         self._splits: dict[tuple[ResponseHeader, frozenset[str]], _Split] = {}
         specs, data = [], []
         for state in batching.state:
-            shape = (*batching_dims, *(max(dim, 1) for dim in state.dims))
-            spec = TensorSpec(state.input_name, dtypes.BY_CONFIG_NAME[state.data_type], shape)
-            specs.append(spec)
-            data.append(zeros(spec))
+            shape = (*batching_dims, *initial_dims(state))
+            specs.append(TensorSpec(state.input_name, dtypes.BY_CONFIG_NAME[state.data_type], shape))
+            data.append(read_initial_state(state, directory))
         self._first = self._form(tuple(specs)), data
 
     def first(self) -> Kept:

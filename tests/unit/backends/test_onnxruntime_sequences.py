@@ -67,7 +67,7 @@ class Sequences:
 
     def __init__(self, folder: Path, proto: onnx.ModelProto, configuration: dict[str, Any]) -> None:
         self.opened = Opened(folder, proto, configuration)
-        self.dress = SequenceDress(from_json(self.opened.config))
+        self.dress = SequenceDress(from_json(self.opened.config), folder)
         self.alive: dict[int | str, Sequence] = {}
 
     def run(self, *of: tuple[int, Any], start: bool = False, outputs: tuple[str, ...] = ()) -> list[dict[str, Any]]:

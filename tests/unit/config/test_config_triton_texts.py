@@ -1,4 +1,4 @@
-"""What NVIDIA's Triton 2.51 said about 251 configurations, and what we say about them.
+"""What NVIDIA's Triton 2.51 said about 278 configurations, and what we say about them.
 
 ``triton_texts.json`` was recorded from Triton with the Python backend. For each model it has the configuration, the
 files, the line of protobuf's parser (with that parser's own place, which is behind the wrong word) and the text that a
@@ -39,6 +39,22 @@ DIFFERENT = {
     # Newer than the release that was recorded.
     "label_out": "label file path '{repository}/label_out/../x.txt' for output 'B' in model 'label_out' is outside "
     "model directory",
+    # Triton takes these, and gives the model what is in memory by chance, or one of two tensors with one name; without
+    # an input_name it ends at the first request.
+    "sq_state": "sequence batching state 'A' is an input of the model, too, for sq_state",
+    "state_dup_in": "sequence batching state 'SI' is another state, too, for state_dup_in",
+    "state_dup_out": "sequence batching state 'SO' is another state, too, for state_dup_out",
+    "state_notype": "sequence batching state 'SI' must specify 'data_type' for state_notype",
+    "state_noin": "sequence batching state must specify 'input_name' for state_noin",
+    "state_noout": "sequence batching state must specify 'output_name' for state_noout",
+    "state_control_is_input": "sequence batching control tensor 'IN' is an input of the model, too, for "
+    "state_control_is_input",
+    "state_control_is_state": "sequence batching state 'SI' is a control tensor, too, for state_control_is_state",
+    "state_two_controls_one_tensor": "sequence batching control tensor 'C' is specified for multiple control kinds for "
+    "state_two_controls_one_tensor",
+    # Triton ignores it where there is no GPU.
+    "state_grow_same": "sequence batching state 'SI' uses 'use_growable_memory', which is not supported for "
+    "state_grow_same",
 }
 """Where our first text is another one, and why. None: we find nothing wrong."""
 

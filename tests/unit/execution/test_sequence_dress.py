@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,13 +34,15 @@ def dress(
     states: tuple[SequenceState, ...] = (),
     rows: int = 4,
     outputs: tuple[str, ...] = (),
+    folder: Path = Path(),
 ) -> SequenceDress:
     return SequenceDress(
         ModelConfig(
             max_batch_size=rows,
             output=tuple(ModelOutput(name=name, data_type="TYPE_INT32", dims=(1,)) for name in outputs),
             sequence_batching=ModelSequenceBatching(control_input=controls, state=states),
-        )
+        ),
+        folder,
     )
 
 

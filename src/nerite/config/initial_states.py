@@ -1,0 +1,63 @@
+"""What the states of a sequence hold before its first request: read from ``initial_state/`` beside config.pbtxt."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from pathlib import Path
+from typing import Final
+
+from nerite.config.scheduling_choice import SequenceInitialState, SequenceState
+from nerite.core import dtype as dtypes
+from nerite.core.errors import Internal, InvalidArgument
+
+FOLDER: Final = "initial_state"
+
+
+def initial_dims(state: SequenceState) -> tuple[int, ...]:
+    """Return the shape of a state before the first request, without the batch dimension: 1 for what may be any size."""
+    dims = state.initial_state[0].dims if state.initial_state else state.dims
+    return tuple(1 if dim == -1 else dim for dim in dims)
+
+
+def read_initial_state(state: SequenceState, directory: Path) -> bytes:
+    """Return the data of a valid state before the first request: of its file, or zeros, or strings without length.
+
+    Blocks. Raises Triton's refusals of a file in ``directory``.
+    """
+    elements = math.prod(initial_dims(state))
+    datatype = dtypes.BY_CONFIG_NAME[state.data_type]
+    initial = state.initial_state[0] if state.initial_state else SequenceInitialState()
+    if initial.data_file is None:
+        return bytes(elements * (datatype.size or 4))
+    content = _content(state.input_name, initial.data_file, directory / FOLDER)
+    if datatype is dtypes.BYTES:
+        _check_strings(state.input_name, content, elements)
+        return content
+    size = elements * datatype.size
+    if len(content) < size:
+        # Without the spaces, as Triton writes it.
+        raise InvalidArgument(
+            f"initial_state setting expects {size} bytes, but the data provided from {initial.data_file}only has "
+            f"{len(content)} bytes."
+        )
+    return content[:size]
+
+
+def _content(name: str, file: str, folder: Path) -> bytes:
+    path = folder / file
+    if posixpath.normpath(file).startswith(("..", "/")):
+        raise InvalidArgument(f"initial_state data file '{file}' of state input '{name}' must stay within {folder}")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Internal(f"failed to open text file for read {path}: {error.strerror}") from None
+
+
+def _check_strings(name: str, content: bytes, expected: int) -> None:
+    at = found = 0
+    while at + 4 <= len(content):
+        at += 4 + int.from_bytes(content[at : at + 4], "little")
+        found += at <= len(content)
+    if found != expected or at != len(content):
+        raise InvalidArgument(f"expected {expected} strings for inference input '{name}', got {found}")
