@@ -16,17 +16,20 @@ from typing import Final
 from nerite.core.errors import Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.execution.roster import Refusal
+from nerite.execution.roster import Ended, Refusal
 from nerite.execution.runner import Batch, Runner
 from nerite.scheduling.decider import Decider
 
 BRIEF_NS: Final = 10_000_000
 """An execution that took less is brief. The pause, and what it leaves cold, costs one of 5 ms a tenth of its pace."""
 
+_NONE: Final[Batch] = []
+
 
 class AnyInstance:
     """A decider, and the instances that have room for a batch. Each batch passes through here: written for speed."""
 
+    settles = False
     __slots__ = ("_behind", "_brief", "_decider", "_full", "_present", "idle", "offer", "timed")
 
     def __init__(self, decider: Decider) -> None:
@@ -70,9 +73,7 @@ class AnyInstance:
             return runner, batch
         return None
 
-    def ended(
-        self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
-    ) -> tuple[Batch, Sequence[InferenceResponse | None]]:
+    def ended(self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int) -> Ended:
         """Note that ``runner`` has finished a batch, whose requests all come to their end with it."""
         if runner in self._present:
             self._brief = took_ns < BRIEF_NS
@@ -84,7 +85,11 @@ class AnyInstance:
             else:
                 self._behind.remove(runner)
                 self.idle.append(runner)
-        return batch, responses
+        return batch, responses, _NONE
+
+    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+        """Return ``response``: all of it is the caller's."""
+        return response
 
     def came(self, runner: Runner) -> None:
         """Note that ``runner`` is there, up and idle."""
@@ -92,7 +97,7 @@ class AnyInstance:
         self.idle.append(runner)
 
     def gone(self, runner: Runner) -> Sequence[Refusal]:
-        """Note that ``runner`` went down. Others can do what it would have done."""
+        """Note that ``runner`` went down or left. Others can do what it would have done."""
         self.retire(runner)
         return ()
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from nerite.core.errors import Cancelled, NeriteError, Unavailable
+from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -51,6 +51,7 @@ class Dispatcher:
         """Requests that had such a response, until their batch has run and they had the last."""
         self._looking = False
         self._timed = roster.timed
+        self._settles = roster.settles
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._order: ReleaseOrder[tuple[InferenceRequest, InferenceResponse]] | None = (
@@ -79,7 +80,8 @@ class Dispatcher:
         """Queue a request; its answer comes through ``request.respond``."""
         refusal = self._roster.offer(request, _now())
         if refusal is not None:
-            self._statistics.failed(Outcome.REJECTED, request.arrived_ns)
+            if not isinstance(refusal, InvalidArgument):  # what is the caller's own mistake counts nowhere
+                self._statistics.failed(Outcome.REJECTED, request.arrived_ns)
             request.respond(InferenceResponse.failed(refusal))
             return
         request.on_cancel = self._on_cancel
@@ -114,6 +116,7 @@ class Dispatcher:
         """Let go of the instances that leave and are done."""
         for runner in [runner for runner in self._leaving if not runner.busy and not self._roster.holds(runner)]:
             self._runners.remove(runner)
+            self._roster.gone(runner)
             self._leaving.pop(runner)(runner)
 
     def when_drained(self, call: Callable[[], None]) -> None:
@@ -153,6 +156,8 @@ class Dispatcher:
     def _turn(self) -> None:
         """Look at the queue, as was arranged."""
         self._look()
+        if self._leaving:
+            self._see_off()
         self._stir(self._busy > 0)
         self._check_drained()
 
@@ -183,15 +188,15 @@ class Dispatcher:
         """An instance has finished: start its next batch, then pass the answers on."""
         self._busy -= len(batch)
         took_ns = marks.ended_ns - marks.started_ns if marks is not None else 0
-        batch, responses = self._roster.ended(runner, batch, responses, took_ns)
+        batch, responses, apart = self._roster.ended(runner, batch, responses, took_ns)
         if self._leaving:
             self._loop.call_soon(self._see_off)
         if not self._looking:
             self._look()
         answered = batch
-        apart: Sequence[InferenceRequest] = ()
         if self._progress or None in responses:
-            answered, apart = self._sorted(batch, responses)
+            answered, later = self._sorted(batch, responses)
+            apart = [*apart, *later]
         if self._order is None:
             for request, response in zip(batch, responses, strict=True):
                 if response is not None:
@@ -225,6 +230,8 @@ class Dispatcher:
     def _part(self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None) -> None:
         """One of several responses to a request is here. Only last ones keep an order."""
         progress = self._progress.get(request)
+        if self._settles:
+            response = self._roster.settle(request, response)
         if marks is not None:
             if progress is None:
                 progress = self._progress[request] = Progress(marks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -16,11 +15,9 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python.environment import find_interpreter
 from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig
-from nerite.config.scheduling_choice import ModelQueuePolicy
-from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.errors import InvalidArgument
 from nerite.core.signature import Signature
 from nerite.execution import messages
-from nerite.execution.any_instance import AnyInstance
 from nerite.execution.arena import Arena
 from nerite.execution.channel import Log
 from nerite.execution.door import Door
@@ -28,15 +25,12 @@ from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import Nursery
 from nerite.execution.runner_makers import NativeMaker, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
+from nerite.execution.scheduling_choice import roster
 from nerite.execution.sentry import Sentry
 from nerite.execution.warm_up import WarmMaker
 from nerite.execution.warm_up_data import samples
 from nerite.execution.worker import write_context
 from nerite.execution.worker_runner import WorkerPlan
-from nerite.scheduling.decider import Decider
-from nerite.scheduling.dynamic_batcher import DynamicBatcher
-from nerite.scheduling.one_by_one import OneByOne
-from nerite.scheduling.policy import BatchingRules, QueuePolicy
 
 _log = logging.getLogger("nerite.execution")
 
@@ -87,7 +81,7 @@ class Launcher:
     async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
         """Load a model version and all its instances. Raises ``NeriteError``; nothing is left behind then."""
         began = time.monotonic()
-        decider = _decider(config)
+        scheduler = roster(config)
         instances = _instances(config)
         arena = Arena()
         self._guests.host(arena)
@@ -109,7 +103,7 @@ class Launcher:
             config,
             config_json,
             signature,
-            AnyInstance(decider),
+            scheduler,
             dict(zip(instances, runners, strict=True)),
             maker,
             arena,
@@ -176,40 +170,3 @@ def _instances(config: ModelConfig) -> list[InstanceContext]:
                     instances.append(InstanceContext(f"{group.name}_{number}", kind, device))
                 number += 1
     return instances
-
-
-def _decider(config: ModelConfig) -> Decider:
-    """Return the scheduler that a configuration chooses. Raises ``NeriteError`` for one there is no code for yet."""
-    hold = int(os.environ.get("TRITONSERVER_DELAY_SCHEDULER", "0") or 0)
-    if config.sequence_batching is not None or config.ensemble_scheduling is not None:
-        raise _not_yet(config)
-    batching = config.dynamic_batching
-    if batching is None:
-        return OneByOne(hold)
-    default = batching.default_queue_policy
-    return DynamicBatcher(
-        BatchingRules(
-            max_batch_size=config.max_batch_size,
-            preferred_sizes=tuple(batching.preferred_batch_size),
-            max_delay_us=batching.max_queue_delay_microseconds,
-            levels=batching.priority_levels,
-            default_level=batching.default_priority_level,
-            default_policy=_policy(default) if default else QueuePolicy(),
-            policies={level: _policy(policy) for level, policy in batching.priority_queue_policy.items()},
-            hold_until=hold,
-        )
-    )
-
-
-def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
-    return QueuePolicy(
-        timeout_us=policy.default_timeout_microseconds,
-        allow_override=policy.allow_timeout_override,
-        delay_on_timeout=policy.timeout_action == "DELAY",
-        max_size=policy.max_queue_size,
-    )
-
-
-def _not_yet(config: ModelConfig) -> NeriteError:
-    choice = "sequence_batching" if config.sequence_batching is not None else "ensemble_scheduling"
-    return InvalidArgument(f"model '{config.name}' uses '{choice}', which this version of the server does not offer")

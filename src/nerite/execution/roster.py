@@ -12,6 +12,9 @@ from nerite.execution.runner import Batch, Runner
 
 Refusal: TypeAlias = tuple[InferenceRequest, NeriteError]
 """A request that waited, and why it waits no more."""
+Ended: TypeAlias = tuple[Batch, Sequence[InferenceResponse | None], Batch]
+"""Requests that have come to their end, the answer to each, and those that ran with them and get none from this run:
+because they run once more, or because they stood in the batch for nobody."""
 
 
 class Roster(Protocol):
@@ -23,6 +26,8 @@ class Roster(Protocol):
 
     timed: bool
     """Something may expire while no instance is free."""
+    settles: bool
+    """Callers get what ``settle`` makes of responses that come one by one."""
 
     @property
     def idle(self) -> Collection[Runner]:
@@ -42,19 +47,17 @@ class Roster(Protocol):
     def choose(self, now: int) -> tuple[Runner, Batch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start."""
 
-    def ended(
-        self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
-    ) -> tuple[Batch, Sequence[InferenceResponse | None]]:
-        """Note that ``runner`` has finished a batch; return the requests that have come to their end, and the answers.
+    def ended(self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int) -> Ended:
+        """Note that ``runner`` has finished a batch."""
 
-        A request that has to run once more is not among them: it waits again.
-        """
+    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+        """Take note of one of several responses to a request; return what its caller gets of it."""
 
     def came(self, runner: Runner) -> None:
         """Note that ``runner`` is there, up and idle."""
 
     def gone(self, runner: Runner) -> Sequence[Refusal]:
-        """Note that ``runner`` went down, and return the requests that only it could have run."""
+        """Note that ``runner`` went down or left, and return the requests that only it could have run."""
 
     def retire(self, runner: Runner) -> None:
         """Begin nothing new with ``runner``, which is to leave."""

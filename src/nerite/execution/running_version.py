@@ -17,9 +17,11 @@ from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.roster import Roster
 from nerite.execution.runner import Runner
 from nerite.execution.runner_makers import RunnerMaker
+from nerite.execution.scheduling_choice import preserves_ordering
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.tracing import Tracing
+from nerite.scheduling.sequence import SequenceRequest
 
 _TRIM_AFTER = 30.0
 
@@ -60,16 +62,16 @@ class RunningVersion:
         """Instances that are not closed yet: some may be leaving."""
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
-        batching = config.dynamic_batching
         self._dispatcher = Dispatcher(
             roster,
             self.runners,
             self.statistics,
             loop,
             sentry,
-            preserve_ordering=bool(batching and batching.preserve_ordering),
+            preserve_ordering=preserves_ordering(config),
         )
-        self._submit = self._dispatcher.submit
+        self._queue = self._dispatcher.submit if config.sequence_batching is None else self._submit_to_sequence
+        self._submit = self._queue
         self._trim_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -106,9 +108,12 @@ class RunningVersion:
                 return
         self._submit(request)
 
+    def _submit_to_sequence(self, request: InferenceRequest) -> None:
+        self._dispatcher.submit(SequenceRequest(request))
+
     def trace(self, tracing: Tracing | None) -> None:
         """Show ``tracing`` each request before it is queued; show none to anybody if it is None."""
-        queue = self._dispatcher.submit
+        queue = self._queue
         if tracing is None:
             self._submit = queue
             return

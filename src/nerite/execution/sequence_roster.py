@@ -1,0 +1,156 @@
+"""The roster of a model with sequences: each has an instance of its own, and knows what its last request left."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+
+from nerite.config.model_config import ModelConfig
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.execution.roster import Ended, Refusal
+from nerite.execution.runner import Batch, Runner
+from nerite.execution.sequence_dress import SequenceDress
+from nerite.scheduling.sequence import SequenceRequest
+from nerite.scheduling.sequence_batcher import SequenceBatcher
+from nerite.scheduling.sequence_rules import SequenceRules
+
+_now = time.monotonic_ns
+_log = logging.getLogger("nerite.execution")
+
+
+class SequenceRoster:
+    """A sequence batcher, and what its requests carry to the model and back. They all are ``SequenceRequest``."""
+
+    timed = True
+    ahead = False
+    settles = True
+
+    def __init__(self, config: ModelConfig, rules: SequenceRules) -> None:
+        self._model = rules.model
+        self._batcher: SequenceBatcher[Runner] = SequenceBatcher(rules)
+        self._dress = SequenceDress(config)
+        self._numeric = _numeric_id(config)
+
+    @property
+    def idle(self) -> Collection[Runner]:
+        """The instances that are up and run nothing."""
+        return self._batcher.idle
+
+    @property
+    def size(self) -> int:
+        """Requests that wait."""
+        return self._batcher.size
+
+    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
+        """Let ``request`` wait for its turn in its sequence, or return why it is refused."""
+        assert isinstance(request, SequenceRequest)
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
+        sequence_id = request.header.sequence_id
+        if request.starts and self._batcher.begun(sequence_id):
+            _log.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
+                "start. Previous sequence will be terminated early.",
+                sequence_id,
+                self._model,
+            )
+        return self._batcher.offer(request, now)
+
+    def choose(self, now: int) -> tuple[Runner, Batch] | None:
+        """Return an instance and the batch that it is given now; None if nothing should start."""
+        chosen = self._batcher.choose(now)
+        if chosen is None:
+            return None
+        runner, slots = chosen
+        for request in slots:
+            if request is not None:
+                self._dress.dress(request, request.sequence, start=request.starts, end=request.ends)
+        some = next(request for request in slots if request is not None)
+        return runner, [self._dress.null(some) if request is None else request for request in slots]
+
+    def ended(self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int) -> Ended:
+        """Note that ``runner`` has finished a batch, and keep what its requests left for the next."""
+        real: list[SequenceRequest] = []
+        settled: list[InferenceResponse | None] = []
+        nulls: Batch = []
+        for request, response in zip(batch, responses, strict=True):
+            if isinstance(request, SequenceRequest):
+                real.append(request)
+                settled.append(None if response is None else self.settle(request, response))
+            else:
+                nulls.append(request)
+        self._batcher.ended(runner, real, _now())
+        return [*real], settled, nulls
+
+    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+        """Keep what a response leaves for the next request of the sequence; return what the caller gets of it."""
+        assert isinstance(request, SequenceRequest)
+        return self._dress.settle(request, response, request.sequence)
+
+    def came(self, runner: Runner) -> None:
+        """Note that ``runner`` is there, up and idle."""
+        self._batcher.came(runner)
+
+    def gone(self, runner: Runner) -> Sequence[Refusal]:
+        """Note that ``runner`` is no more, and with it the sequences that it had."""
+        return self._batcher.gone(runner, f"the instance that had it, '{runner.name}', died")
+
+    def retire(self, runner: Runner) -> None:
+        """Begin no sequence on ``runner`` any more."""
+        self._batcher.retire(runner)
+
+    def holds(self, runner: Runner) -> bool:
+        """Return whether ``runner`` has sequences that are not over."""
+        return self._batcher.holds(runner)
+
+    def wake_at(self) -> int | None:
+        """Return when a sequence was idle for too long, a request in the backlog, or a batch has waited enough."""
+        return self._batcher.wake_at()
+
+    def expire(self, now: int) -> Sequence[Refusal]:
+        """End what was idle for too long; drop and return what was in the backlog for too long."""
+        return self._batcher.expire(now)
+
+    def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Drop ``request``, and all others of its sequence, if it waits."""
+        assert isinstance(request, SequenceRequest)
+        return self._batcher.withdraw(request)
+
+    def drain(self) -> list[InferenceRequest]:
+        """Drop and return everything that waits."""
+        return [*self._batcher.drain()]
+
+    def _refusal(self, request: SequenceRequest) -> NeriteError | None:
+        """Return what is wrong with a request that is to be part of a sequence."""
+        header = request.header
+        if header.batch_size > 1:
+            return InvalidArgument(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
+                "batcher"
+            )
+        if not header.sequence_id:
+            return InvalidArgument(
+                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
+            )
+        if self._numeric is not None and isinstance(header.sequence_id, str):
+            name, data_type = self._numeric
+            return InvalidArgument(
+                f"sequence batching control '{name}' data-type is '{data_type}', but model '{self._model}' expects "
+                f"'TYPE_STRING' for the correlation ID '{header.sequence_id}'; send a number, or have the control be "
+                "TYPE_STRING"
+            )
+        return None
+
+
+def _numeric_id(config: ModelConfig) -> tuple[str, str] | None:
+    """Return name and type of the control that tells the model a correlation id which has to be a number."""
+    assert config.sequence_batching is not None
+    for tensor in config.sequence_batching.control_input:
+        for control in tensor.control:
+            if control.kind == "CONTROL_SEQUENCE_CORRID" and control.data_type != "TYPE_STRING":
+                return tensor.name, control.data_type
+    return None

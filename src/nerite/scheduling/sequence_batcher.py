@@ -1,0 +1,315 @@
+"""The sequence batcher: requests with one correlation id run in order, on one instance, one at a time.
+
+Theory of operation. A sequence begins with a request that says START, and gets a slot of an instance as soon as one is
+free; until then it stands in the backlog. It keeps the slot until a request with END has run, until nothing of it has
+waited or run for ``max_idle_us``, or until it is lost: a request of it was cancelled before it ran, waited too long in
+the backlog, or its instance died. Whoever asks for it afterwards, without START, is told so.
+
+How the requests that are first in line in their sequences make a batch is the business of ``Slots``, one of which each
+instance has.
+
+A START on a live sequence begins it anew, in its place, after what was asked before. A START after END makes a new
+sequence that waits until the old one is over: a model that keeps state by correlation id never sees both.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable
+from typing import Generic, TypeAlias, TypeVar
+
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
+from nerite.scheduling.ended_sequences import EndedSequences
+from nerite.scheduling.sequence import Sequence, SequenceRequest
+from nerite.scheduling.sequence_backlog import Backlog
+from nerite.scheduling.sequence_rules import SequenceRules
+from nerite.scheduling.sequence_slots import DirectSlots, OldestSlots, SlotBatch, Slots, seated
+
+Instance = TypeVar("Instance")
+Lost: TypeAlias = list[tuple[SequenceRequest, NeriteError]]
+"""Requests that wait no more, and what they are to be told."""
+
+
+class SequenceBatcher(Generic[Instance]):
+    """The sequences of one model. Instances are whatever the owner calls them."""
+
+    __slots__ = (
+        "_backlog",
+        "_ended",
+        "_free",
+        "_hold",
+        "_idle_ns",
+        "_live",
+        "_number",
+        "_resting",
+        "_rules",
+        "_slots",
+        "idle",
+        "size",
+    )
+
+    def __init__(self, rules: SequenceRules) -> None:
+        self._rules = rules
+        self._idle_ns = rules.max_idle_us * 1000
+        self._hold = rules.hold_until > 0 or rules.hold_until_backlog > 0
+        self._live: dict[int | str, Sequence] = {}
+        """By id, the sequence that was begun last and is not over."""
+        self._slots: dict[Instance, Slots] = {}
+        self._free: list[tuple[int, int, Slots]] = []
+        """Slots that nobody has, the lowest number first: sequences spread over the instances."""
+        self._number = itertools.count()
+        self._backlog = Backlog()
+        self._resting: dict[Sequence, None] = {}
+        """Sequences with a slot of which nothing waits or runs, in the order in which that began."""
+        self._ended = EndedSequences()
+        self.idle: dict[Instance, Slots] = {}
+        """The instances that are up and run nothing."""
+        self.size = 0
+        """Requests that wait."""
+
+    def begun(self, sequence_id: int | str) -> bool:
+        """Return whether the next request of a sequence goes on with what is there."""
+        sequence = self._live.get(sequence_id)
+        return sequence is not None and not sequence.closed
+
+    def offer(self, request: SequenceRequest, now: int) -> NeriteError | None:
+        """Let ``request``, which names a sequence, wait; or return why it is refused."""
+        sequence_id = request.header.sequence_id
+        sequence = self._live.get(sequence_id)
+        if sequence is None or sequence.closed:
+            if not request.starts:
+                return self._not_begun(sequence_id)
+            self._ended.forget(sequence_id)
+            before, sequence = sequence, Sequence(sequence_id)
+            self._live[sequence_id] = sequence
+            if before is not None:
+                before.follower = sequence
+                sequence.follows = True
+            self._join(sequence, request, now)
+            if before is None:
+                self._find_slot(sequence)
+        else:
+            self._join(sequence, request, now)
+            if sequence.slots is not None and not sequence.running and len(sequence.waiting) == 1:
+                sequence.slots.ready(sequence)
+        if sequence.slots is None:
+            self._backlog.limit(request, now)
+        return None
+
+    def choose(self, now: int) -> tuple[Instance, SlotBatch] | None:
+        """Return an instance and the batch that it is given now; None if nothing should start."""
+        if not self.size or (self._hold and self._held()):
+            return None
+        for instance, slots in self.idle.items():
+            batch = slots.take(now)
+            if batch is not None:
+                for request in batch:
+                    if request is not None:
+                        request.queue = None
+                        request.sequence.waiting.popleft()
+                        request.sequence.running = True
+                        self.size -= 1
+                del self.idle[instance]
+                return instance, batch
+        return None
+
+    def ended(
+        self, instance: Instance, batch: Iterable[SequenceRequest], now: int, again: Iterable[SequenceRequest] = ()
+    ) -> None:
+        """Note that ``instance`` has finished a batch. The requests in ``again`` run once more, and are not in it."""
+        slots = self._slots.get(instance)
+        if slots is None:  # it died, and what it had is lost already
+            return
+        for request in again:
+            request.starts = False
+            request.queued_ns = now
+            request.queue = self
+            request.sequence.waiting.appendleft(request)
+            self.size += 1
+        self.idle[instance] = slots
+        for request in itertools.chain(batch, again):
+            self._rested(request.sequence, now)
+
+    def came(self, instance: Instance) -> None:
+        """Note that ``instance`` is there, up and idle."""
+        rules = self._rules
+        order = next(self._number)
+        slots: Slots = (
+            DirectSlots(order, rules.slots, rules.max_delay_us, rules.min_utilization)
+            if rules.batching is None
+            else OldestSlots(order, rules.slots, rules.batching)
+        )
+        self._slots[instance] = self.idle[instance] = slots
+        for slot in range(rules.slots):
+            heapq.heappush(self._free, (slot, order, slots))
+        self._serve_backlog()
+
+    def gone(self, instance: Instance, why: str) -> Lost:
+        """Note that ``instance`` is no more, and with it its sequences; return what nobody else can run."""
+        slots = self._slots.pop(instance, None)
+        self.idle.pop(instance, None)
+        if slots is None:
+            return []
+        slots.open = False
+        lost: Lost = []
+        for sequence in seated(slots):
+            self._resting.pop(sequence, None)
+            sequence.slots = sequence.state = None
+            sequence.running = False
+            before = sequence.drop_before_start()
+            self.size -= len(before)
+            if not sequence.waiting:
+                self._close(sequence, why)
+                self._let_go(sequence)
+            else:  # it had not begun, or is to begin anew: that can be done elsewhere
+                self._find_slot(sequence)
+            lost += [(request, self._not_begun(sequence.id, why)) for request in before]
+        return lost
+
+    def retire(self, instance: Instance) -> None:
+        """Begin no sequence on ``instance`` any more. Those that it has go on."""
+        if instance in self._slots:
+            self._slots[instance].open = False
+
+    def holds(self, instance: Instance) -> bool:
+        """Return whether ``instance`` has sequences that are not over."""
+        slots = self._slots.get(instance)
+        return slots is not None and any(seated(slots))
+
+    def wake_at(self) -> int | None:
+        """Return when to call ``expire`` and ``choose`` again, if nothing else happens before."""
+        times = [at for slots in self.idle.values() if (at := slots.wake_at()) is not None]
+        if (deadline := self._backlog.next_deadline()) is not None:
+            times.append(deadline)
+        for sequence in self._resting:
+            times.append(sequence.touched_ns + self._idle_ns)
+            break
+        return min(times, default=None)
+
+    def expire(self, now: int) -> Lost:
+        """End the sequences that were idle or in the backlog for too long; return the requests of the latter."""
+        lost: Lost = []
+        for sequence in self._backlog.expire(now):
+            lost += [
+                (request, Unavailable("timeout of the corresponding sequence has been expired"))
+                for request in self._end(sequence, "a request of it waited longer for a slot than its timeout allows")
+            ]
+        for sequence in [*itertools.takewhile(lambda each: each.touched_ns + self._idle_ns <= now, self._resting)]:
+            self._end(sequence, f"it got no request for {self._rules.max_idle_us} µs (max_sequence_idle_microseconds)")
+        return lost
+
+    def withdraw(self, request: SequenceRequest) -> list[SequenceRequest]:
+        """End the sequence of ``request``, whose caller gave up; return all of it that waited.
+
+        Nothing happens if ``request`` does not wait: what is running runs on, and the sequence goes on after it.
+        """
+        if request.queue is None:
+            return []
+        return self._end(request.sequence, "a request of it was cancelled")
+
+    def drain(self) -> list[SequenceRequest]:
+        """End all sequences of which requests wait, because nobody will ever take these; return them."""
+        held = [sequence for slots in self._slots.values() for sequence in seated(slots)]
+        sequences = [*held, *self._backlog]
+        for sequence in sequences:
+            if sequence.follower is not None:
+                sequences.append(sequence.follower)
+        drained: list[SequenceRequest] = []
+        # Those that wait for others first: none gets a place that became free just now.
+        for sequence in reversed(sequences):
+            if sequence.waiting:
+                drained += self._end(sequence, "nobody was left to run it")
+        return drained
+
+    def _join(self, sequence: Sequence, request: SequenceRequest, now: int) -> None:
+        request.sequence = sequence
+        request.queue = self
+        request.queued_ns = now
+        sequence.waiting.append(request)
+        sequence.closed = request.ends
+        self._resting.pop(sequence, None)
+        self.size += 1
+
+    def _find_slot(self, sequence: Sequence) -> None:
+        """Give a sequence the best slot that is free, or let it wait for one."""
+        sequence.follows = False
+        self._backlog.add(sequence)
+        self._serve_backlog()
+
+    def _serve_backlog(self) -> None:
+        """Give the slots that are free to the sequences that have waited longest."""
+        while self._backlog and self._free:
+            slot, _, slots = heapq.heappop(self._free)
+            if slots.open:
+                sequence = self._backlog.pop()
+                slots.seats[slot] = sequence
+                sequence.slot, sequence.slots = slot, slots
+                slots.ready(sequence)
+
+    def _rested(self, sequence: Sequence, now: int) -> None:
+        """A request of a sequence has run: the next may, or it is over, or it rests."""
+        sequence.running = False
+        sequence.touched_ns = now
+        if sequence.waiting:
+            sequence.slots.ready(sequence)
+        elif sequence.closed:
+            self._give_up_slot(sequence)
+        else:
+            self._resting[sequence] = None
+
+    def _close(self, sequence: Sequence, why: str) -> None:
+        """Let no more requests join a sequence, unless it was closed already."""
+        if not sequence.closed:
+            sequence.closed = True
+            self._ended.add(sequence.id, why)
+
+    def _end(self, sequence: Sequence, why: str) -> list[SequenceRequest]:
+        """Let go of what waits of a sequence, and of the sequence as soon as nothing of it runs."""
+        if sequence.slots is not None:
+            sequence.slots.withdraw(sequence)
+        dropped = sequence.drop()
+        self.size -= len(dropped)
+        self._close(sequence, why)
+        if sequence.slots is not None:
+            if not sequence.running:
+                self._give_up_slot(sequence)
+        elif not sequence.follows:
+            self._backlog.remove(sequence)
+            self._let_go(sequence)
+        return dropped
+
+    def _give_up_slot(self, sequence: Sequence) -> None:
+        slots = sequence.slots
+        slots.seats[sequence.slot] = None
+        if slots.open:
+            heapq.heappush(self._free, (sequence.slot, slots.order, slots))
+        sequence.slots = sequence.state = None
+        self._resting.pop(sequence, None)
+        self._serve_backlog()
+        self._let_go(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Forget a sequence that is over, and begin the next one with its id."""
+        follower = sequence.follower
+        while follower is not None and not follower.waiting:
+            sequence, follower = follower, follower.follower
+        if follower is not None:
+            self._find_slot(follower)
+        else:
+            del self._live[sequence.id]
+
+    def _held(self) -> bool:
+        """Return whether too few requests wait to begin at all. Once they were enough, nobody counts them again."""
+        in_slots = sum(len(sequence.waiting) for slots in self._slots.values() for sequence in seated(slots))
+        rules = self._rules
+        self._hold = in_slots < rules.hold_until or self.size - in_slots < rules.hold_until_backlog
+        return self._hold
+
+    def _not_begun(self, sequence_id: int | str, why: str | None = None) -> NeriteError:
+        text = (
+            f"inference request for sequence {sequence_id} to model '{self._rules.model}' must specify the START flag "
+            "on the first request of the sequence"
+        )
+        why = why or self._ended.why(sequence_id)
+        return InvalidArgument(text if why is None else f"{text}; what was sequence {sequence_id} is over: {why}")
