@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from nerite.core.request import InferenceRequest as CoreRequest
 from nerite.core.response import InferenceResponse as CoreResponse
@@ -121,9 +121,7 @@ class InferenceRequest:
         return False
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of the request when ``execute`` returns. Rescheduling is not offered yet."""
-        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-            raise not_offered("Rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
+        """Say what becomes of the request when ``execute`` returns. Counts only for requests that ``execute`` got."""
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Return the sender for several or late responses. Only a request that ``execute`` was given has one."""
@@ -144,6 +142,8 @@ class Answering(Protocol):
     declared: frozenset[str]
     """The names of all its outputs."""
     decoupled: bool
+    again: set[Any]
+    """The requests that the model wants once more."""
 
     def reply(self, request: CoreRequest, returned: InferenceResponse) -> CoreResponse:
         """Return what the server sends for a response of the model."""
@@ -152,10 +152,11 @@ class Answering(Protocol):
 class ServedRequest(InferenceRequest):
     """A request of the server, as ``execute`` receives it. Everything is looked up when it is asked for."""
 
-    __slots__ = ("_answering", "_core", "_sender")
+    __slots__ = ("_answering", "_sender", "core")
 
     def __init__(self, core: CoreRequest, answering: Answering) -> None:
-        self._core = core
+        self.core = core
+        """The server's side of it: no part of Triton's interface."""
         self._answering = answering
         self._inputs = None
         self._flags = None
@@ -165,23 +166,23 @@ class ServedRequest(InferenceRequest):
         """Return the input tensors, in the order in which the caller sent them."""
         inputs = self._inputs
         if inputs is None:
-            core = self._core
+            core = self.core
             inputs = self._inputs = list(map(ReceivedTensor, core.header.inputs, core.data))
         return inputs
 
     def request_id(self) -> str:
         """Return the id that the caller gave, or an empty string."""
-        return self._core.id
+        return self.core.id
 
     def correlation_id(self) -> int | str:
         """Return the id of the sequence, 0 for a request outside any."""
-        return self._core.header.sequence_id
+        return self.core.header.sequence_id
 
     def flags(self) -> int:
         """Return the sequence flags."""
         if self._flags is not None:
             return self._flags
-        header = self._core.header
+        header = self.core.header
         return (
             header.sequence_start * TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
             | header.sequence_end * TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
@@ -189,11 +190,11 @@ class ServedRequest(InferenceRequest):
 
     def timeout(self) -> int:
         """Return the timeout in microseconds, 0 for none."""
-        return self._core.header.timeout_us
+        return self.core.header.timeout_us
 
     def parameters(self) -> str:
         """Return the custom parameters as a JSON object."""
-        return json.dumps(self._core.header.parameters, separators=(",", ":"))
+        return json.dumps(self.core.header.parameters, separators=(",", ":"))
 
     def trace(self) -> InferenceTrace:
         """Return the trace of this request."""
@@ -201,11 +202,21 @@ class ServedRequest(InferenceRequest):
 
     def requested_output_names(self) -> set[str]:
         """Return the names of the outputs that the caller wants: all of the model's if it named none."""
-        return set(self._core.header.wanted or self._answering.declared)
+        return set(self.core.header.wanted or self._answering.declared)
 
     def is_cancelled(self) -> bool:
         """Return True if nobody waits for the response any more. Then the work may be left."""
-        return self._core.is_cancelled()
+        return self.core.is_cancelled()
+
+    def set_release_flags(self, flags: int) -> None:
+        """Say what becomes of the request when ``execute`` returns.
+
+        With ``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`` the model gets it once more, if its sequences are iterative.
+        """
+        if flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            self._answering.again.add(self)
+        else:
+            self._answering.again.discard(self)
 
     @property
     def has_sender(self) -> bool:
@@ -215,13 +226,13 @@ class ServedRequest(InferenceRequest):
     def get_response_sender(self) -> InferenceResponseSender:
         """Return the sender for several or late responses: always the same."""
         if self._sender is None:
-            if not self._core.streams:
+            if not self.core.streams:
                 raise TritonModelException(
                     "get_response_sender() needs a model in a worker: leave EXECUTION_MODE in_process out of its "
                     "configuration."
                 )
             answering = self._answering
-            self._sender = InferenceResponseSender(self._core, answering.reply, single=not answering.decoupled)
+            self._sender = InferenceResponseSender(self.core, answering.reply, single=not answering.decoupled)
         return self._sender
 
 

@@ -42,6 +42,9 @@ class InferenceResponse:
 
     __slots__ = ("data", "error", "header")
 
+    again = False
+    """Not an answer at all: the model wants the request once more."""
+
     def __init__(
         self,
         header: ResponseHeader | None,
@@ -61,6 +64,14 @@ class InferenceResponse:
     def failed(cls, error: NeriteError) -> InferenceResponse:
         """Return the answer that says why there is none."""
         return cls(None, (), error)
+
+
+class Again(InferenceResponse):
+    """What a model says of a request that it wants once more. Its outputs are states of the sequence, if any."""
+
+    __slots__ = ()
+
+    again = True
 
 
 EMPTY: Final = InferenceResponse(None)

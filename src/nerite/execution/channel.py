@@ -17,7 +17,7 @@ from typing import Any, Final
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
-from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
+from nerite.core.response import EMPTY, Again, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.execution import header_form, messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
@@ -184,8 +184,13 @@ class Channel:
             header, _, data, at = record(body, at)
             if isinstance(header, ResponseHeader):
                 responses.append(InferenceResponse(header, data))
+            elif isinstance(header, NeriteError):
+                responses.append(InferenceResponse.failed(header))
+            elif header is None:
+                responses.append(None)
             else:
-                responses.append(None if header is None else InferenceResponse.failed(header))
+                states, _, data, at = record(body, at)
+                responses.append(Again(states if isinstance(states, ResponseHeader) else None, data))
         # After the records: an output may be a part of an input that is given back with this very message.
         for token in tokens:
             self._loans.returned(token)
@@ -199,7 +204,7 @@ class Channel:
         if isinstance(header, NeriteError):
             response = InferenceResponse.failed(header)
         else:
-            response = EMPTY if header is None else InferenceResponse(header, data)
+            response = InferenceResponse(header, data) if isinstance(header, ResponseHeader) else EMPTY
         for token in tokens:
             self._loans.returned(token)
         assert self._on_part is not None

@@ -4,6 +4,7 @@
               header key, 1 + id length; a table of placements; id; inline tensor data
               ERROR, 0; size; JSON: code and message
               NOTHING, 0
+              AGAIN, 0; a record of states, or NOTHING
 
 A header (``RequestHeader``, ``ResponseHeader``) crosses once, in a message of its own, and is referred to by its key
 afterwards. Both sides overwrite the keys in the same order, so they agree without further talk. A header whose key is
@@ -21,7 +22,7 @@ from typing import Final, Generic, TypeVar
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import RequestHeader
-from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.response import Again, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.execution import header_form, messages
 from nerite.execution.arena import Arena, Borrower, Loans, address_of
@@ -37,10 +38,12 @@ KEYS: Final = 4096
 """Headers that are remembered; twice as many as any batch has."""
 _ERROR: Final = 0xFFFFFFFF
 _NOTHING: Final = 0xFFFFFFFE
+_AGAIN: Final = 0xFFFFFFFD
 _INLINE: Final = 0
 _YOURS: Final = 0x80000000
 """The data lies in the receiver's own arena: an input that is handed back as an output."""
 _NO_RECORD: Final = _RECORD.pack(_NOTHING, 0)
+_AGAIN_RECORD: Final = _RECORD.pack(_AGAIN, 0)
 
 Header = TypeVar("Header", RequestHeader, ResponseHeader)
 
@@ -170,11 +173,18 @@ class Unpacker(Generic[Header]):
         specs = header.inputs if isinstance(header, RequestHeader) else header.outputs
         self._entries[number % KEYS] = _Entry(number, header, specs)
 
-    def record(self, body: memoryview, at: int) -> tuple[Header | NeriteError | None, str, list[Buffer], int]:
-        """Return header (or the error, or the nothing in its place), id, tensors, and where the next record begins."""
+    def record(
+        self, body: memoryview, at: int
+    ) -> tuple[Header | NeriteError | type[Again] | None, str, list[Buffer], int]:
+        """Return header (or the error or the nothing in its place), id, tensors, and where the next record begins.
+
+        ``Again`` stands for the word that a request is to run again; the record of its states is the next.
+        """
         key, name_size = _RECORD.unpack_from(body, at)
-        if key >= _NOTHING:
-            return self._error(body, at) if key == _ERROR else (None, "", [], at + _RECORD.size)
+        if key >= _AGAIN:
+            if key == _ERROR:
+                return self._error(body, at)
+            return (Again if key == _AGAIN else None), "", [], at + _RECORD.size
         entry = self._entries[key]
         assert entry is not None
         if not name_size:
@@ -210,6 +220,8 @@ def response_record(
     parts: list[Buffer],
 ) -> None:
     """Append a response to ``parts``; nothing for None and for one that is empty."""
+    if response is not None and response.again:
+        parts.append(_AGAIN_RECORD)
     if response is None or response.empty:
         parts.append(_NO_RECORD)
     elif response.error is not None:

@@ -8,7 +8,6 @@ a growing pause; the model is not ready meanwhile.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -103,6 +102,10 @@ class WorkerRunner:
         self._number = 0
         self._open: dict[int, Batch] = {}
         """Batches that have run, of which requests get their responses one by one."""
+        self._due: dict[int, set[int]] = {}
+        """Which requests of each of them have not had the last."""
+        self._early: set[int] = set()
+        """Which requests of the batch that runs have had it."""
         self._closed: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._install(process, channel)
@@ -171,8 +174,10 @@ class WorkerRunner:
         assert batch is not None and number == self._number
         self._batch = None
         if None in responses:
-            self._open[number] = batch
-            self._settle(number)
+            due = {index for index, response in enumerate(responses) if response is None} - self._early
+            if due:
+                self._open[number], self._due[number] = batch, due
+        self._early.clear()
         self.done(self, batch, responses, marks)
 
     def _part(self, number: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
@@ -180,13 +185,18 @@ class WorkerRunner:
         if batch is None or index >= len(batch):
             return
         self.part(batch[index], response, final, marks)
-        if final and number in self._open:
-            self._settle(number)
+        if final:
+            self._had_last(number, index)
 
-    def _settle(self, number: int) -> None:
-        """Forget a batch that has run once all its requests are answered."""
-        if all(request.finished for request in self._open[number]):
-            del self._open[number]
+    def _had_last(self, number: int, index: int) -> None:
+        """Note that a request has had its last response; forget its batch, if that has run and no other is due."""
+        due = self._due.get(number)
+        if due is None:
+            self._early.add(index)
+            return
+        due.discard(index)
+        if not due:
+            del self._open[number], self._due[number]
 
     def _tell(self, kind: int, request: InferenceRequest) -> None:
         if not self.usable:
@@ -194,7 +204,8 @@ class WorkerRunner:
         batches = list(self._open.items())
         if self._batch is not None:
             batches.append((self._number, self._batch))
-        for number, batch in batches:
+        # From the last: a request that runs again is in several.
+        for number, batch in reversed(batches):
             if request in batch:
                 self._channel.tell(kind, number, batch.index(request))
                 return
@@ -219,8 +230,10 @@ class WorkerRunner:
             return
         ending = self._process.ending
         batch, self._batch = self._batch, None
-        still_open, self._open = self._open, {}
-        unanswered = [request for request in itertools.chain(*still_open.values()) if not request.finished]
+        unanswered = [self._open[number][index] for number, due in self._due.items() for index in sorted(due)]
+        self._open.clear()
+        self._due.clear()
+        self._early.clear()
         _log.error(
             "worker '%s' (pid %d) died: %s; starting another",
             self.name,

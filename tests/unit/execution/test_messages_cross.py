@@ -23,7 +23,7 @@ from nerite.core import dtype as dtypes
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import RequestedOutput, RequestHeader
-from nerite.core.response import ResponseHeader
+from nerite.core.response import Again, ResponseHeader
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.execution import arena as arena_module
 from nerite.execution import header_form, messages, records
@@ -224,6 +224,10 @@ class Story:
                 outputs.append(data)
         header = ResponseHeader("model", "1", specs)
         header = self.answer_headers.setdefault(tuple(specs), header)
+        if rng.random() < 0.2:
+            # A request that is to run again leaves states, which look like an answer.
+            records.response_record(self.worker.packer, Again(header, outputs), introductions, parts)
+            return header, [bytes(each) for each in outputs]
         self.worker.packer.record(self.worker.packer.entry(header, introductions), "", outputs, parts)
         return header, [bytes(each) for each in outputs]
 
@@ -241,6 +245,8 @@ class Story:
         _, at = messages.read_marks(body, at)
         for header, data in self.answered.popleft():
             read, _, outputs, at = server.unpacker.record(body, at)
+            if read is Again:
+                read, _, outputs, at = server.unpacker.record(body, at)
             if isinstance(header, NeriteError):
                 assert (type(read), str(read)) == (type(header), str(header))
             else:
@@ -384,3 +390,27 @@ def test_what_the_worker_hands_back_does_not_enter_its_arena() -> None:
     del output
     assert not server.arena._live
     server.close()
+
+
+def test_a_state_goes_back_to_the_worker_as_it_lies() -> None:
+    server, worker = pair()
+    state = worker.arena.allocate(100 * KB)
+    assert state is not None
+    server.borrower.add(0, worker.descriptors.popleft(), worker.arena.segments[0].size)
+    left = ResponseHeader("m", "1", [TensorSpec("AFTER", dtypes.UINT8, (100 * KB,))])
+    introductions: list[Any] = []
+    parts: list[Any] = []
+    records.response_record(worker.packer, Again(left, [state]), introductions, parts)
+    server.unpacker.introduce(left)
+    again, _, _, at = server.unpacker.record(memoryview(b"".join(parts)), 0)
+    assert again is Again
+    _, _, (kept,), _ = server.unpacker.record(memoryview(b"".join(parts)), at)
+    asked = RequestHeader("m", "", [TensorSpec("BEFORE", dtypes.UINT8, (100 * KB,))])
+    parts.clear()
+    server.packer.record(server.packer.entry(asked, introductions), "", [kept], parts)
+    assert server.arena.segments == []
+    worker.unpacker.introduce(asked)
+    _, _, (found,), _ = worker.unpacker.record(memoryview(b"".join(parts)), 0)
+    assert worker.arena.place(address_of(memoryview(found))) == worker.arena.place(address_of(state))
+    server.close()
+    worker.close()

@@ -129,6 +129,7 @@ def test_memory_types() -> None:
 
 def test_release_flags_that_change_nothing() -> None:
     request().set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+    request().set_release_flags(flags=pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
 
 
 def test_only_requests_of_execute_have_a_sender() -> None:
@@ -139,9 +140,6 @@ def test_only_requests_of_execute_have_a_sender() -> None:
 NOT_OFFERED: dict[str, Callable[[], object]] = {
     "InferenceRequest.exec()": lambda: request().exec(decoupled=True),
     "InferenceRequest.async_exec()": lambda: request().async_exec(),
-    "Rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)": lambda: request().set_release_flags(
-        flags=pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-    ),
     "ResponseIterator": lambda: list(pb_utils.ResponseIterator()),
     "ResponseIterator.cancel()": lambda: pb_utils.ResponseIterator().cancel(),
     "load_model()": lambda: pb_utils.load_model(model_name="m", config="", files=None),

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from nerite.backends.interface import InstanceContext, Marks, ModelContext
 from nerite.backends.python.event_loop import EventLoop
 from nerite.backends.python.failure import CAUSES, describe
 from nerite.backends.python.replies import Replies
+from nerite.backends.python.rescheduling import NOT_ITERATIVE, Rescheduling
 from nerite.backends.sequence_tensors import state_outputs
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
@@ -38,6 +39,7 @@ class PythonInstance:
         outputs = [output["name"] for output in (*model.config.get("output", ()), *state_outputs(model.config))]
         self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
         self._replies = Replies(model.name, str(model.version), outputs, decoupled=self._decoupled)
+        self._rescheduling = Rescheduling(model.config)
         self._loop = EventLoop(context.name)
         try:
             self.model: Any = model_class()
@@ -50,7 +52,8 @@ class PythonInstance:
     def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
         """Call the model with the whole batch, a list of requests of whatever shapes; nothing is stacked.
 
-        The answer is None for a request whose responses the model sends by its sender.
+        The answer is None for a request whose responses the model sends by its sender, and an ``Again`` for one that
+        it wants once more.
 
         Raises ``Internal`` with what the model raises, or with what is wrong with what it returned.
         """
@@ -59,14 +62,17 @@ class PythonInstance:
         marks.inputs_ready()
         try:
             returned = self.model.execute(served)
-            if self._decoupled and inspect.iscoroutine(returned):
-                self._loop.start(returned, functools.partial(self._ended, requests))
+            if self._decoupled and inspect.iscoroutine(returned) and not self._rescheduling.iterative:
+                self._loop.start(returned, functools.partial(self._ended, served))
                 returned = None
             elif type(returned) is not list:
                 returned = self._finished(returned)
         except CAUSES as error:
+            replies.again.difference_update(served)
             raise self._failed(self._reason(error)) from error
         marks.computed()
+        if replies.again:
+            return self._some_again(requests, served, returned)
         wrong = self._wrong(returned, served)
         if wrong:
             raise self._failed(wrong)
@@ -102,15 +108,37 @@ class PythonInstance:
             self._loop.close()
             self.model = None
 
-    def _ended(self, requests: Sequence[InferenceRequest], returned: Any, error: BaseException | None) -> None:
+    def _some_again(
+        self, requests: Sequence[InferenceRequest], served: Sequence[ServedRequest], returned: Any
+    ) -> list[InferenceResponse | None]:
+        """Return the answers to a batch of which the model wants some requests once more."""
+        again = self._replies.again.intersection(served)
+        self._replies.again -= again
+        wrong = self._wrong(returned, served, again)
+        if wrong:
+            raise self._failed(wrong)
+        listed = [None] * len(requests) if self._decoupled else returned
+        reply = self._replies.reply
+        return [
+            self._rescheduling.outcome(request, response, reply)
+            if one in again
+            else (None if response is None else reply(request, response))
+            for one, request, response in zip(served, requests, listed, strict=True)
+        ]
+
+    def _ended(self, served: Sequence[ServedRequest], returned: Any, error: BaseException | None) -> None:
         """Answer what is still open of a batch whose ``async execute`` has ended badly."""
         if error is not None and not isinstance(error, CAUSES):
             raise error
         wrong = self._reason(error) if error is not None else self._wrong(returned, ())
         if wrong:
             failed = InferenceResponse.failed(self._failed(wrong))
-            for request in requests:
-                request.respond(failed)
+            for request in served:
+                request.core.respond(failed)
+        again = self._replies.again.intersection(served)
+        self._replies.again -= again
+        for request in again:
+            request.core.respond(NOT_ITERATIVE)
 
     def _finished(self, returned: Any, timeout: float | None = None) -> Any:
         """Return what a method of the model returned; run it on the loop if it is a coroutine."""
@@ -121,8 +149,11 @@ class PythonInstance:
             return f"Python model {self._file} does not implement `execute` method."
         return describe(error)
 
-    def _wrong(self, returned: Any, served: Sequence[ServedRequest]) -> str:
-        """Return what is wrong with what ``execute`` returned, in Triton's words; nothing if it is what is expected."""
+    def _wrong(self, returned: Any, served: Sequence[ServedRequest], again: Collection[ServedRequest] = ()) -> str:
+        """Return what is wrong with what ``execute`` returned, in Triton's words; nothing if it is what is expected.
+
+        ``again`` are the requests that the model wants once more.
+        """
         if self._decoupled:
             if returned is None:
                 return ""
@@ -135,7 +166,10 @@ class PythonInstance:
                 f"InferenceRequest(s) size is:{len(served)}, and InferenceResponse(s) size is:{len(returned)}\n"
             )
         for response, request in zip(returned, served, strict=True):
-            if not isinstance(response, ModelResponse) and (response is not None or not request.has_sender):
+            if again and request in again:
+                if wrong := self._rescheduling.wrong(response):
+                    return wrong
+            elif not isinstance(response, ModelResponse) and (response is not None or not request.has_sender):
                 return (
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
                     f"'{type(response)}'."

@@ -14,6 +14,7 @@ from nerite.core.errors import BY_CODE
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
+from triton_python_backend_utils.request import ServedRequest
 from triton_python_backend_utils.response import InferenceResponse as ModelResponse
 from triton_python_backend_utils.tensor import wire_form
 
@@ -31,6 +32,7 @@ class Replies:
         self._model_version = model_version
         self.declared = frozenset(declared_outputs)
         self.decoupled = decoupled
+        self.again: set[ServedRequest] = set()
         self._headers: dict[tuple[object, ...], ResponseHeader] = {}
         self._last_form: list[object] | None = None
         self._last_header: ResponseHeader
