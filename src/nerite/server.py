@@ -133,7 +133,7 @@ class InferenceServer:
     def _resolve(self, request: InferenceRequest, decoupled: str = "") -> tuple[object, RunningVersion]:
         header = request.header
         if self._stopping:
-            raise Unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+            raise refusals.stopping()
         version = self.find(header.model_name, header.model_version, decoupled)
         version.signature.bind(header, request.id)
         header.route = (self._epoch, version)

@@ -114,7 +114,8 @@ class ServerProcess:
         guests = GuestMemory()
 
         def manager(door: Door, on_change: Callable[[], None]) -> ModelManager:
-            launcher = Launcher(loop, self._loader, nursery, guests, lines, stay_awake, door)
+            queue = self._options.queue
+            launcher = Launcher(loop, self._loader, nursery, guests, lines, stay_awake, door, queue)
             maker = VersionMaker(self._options.repository, self._options.settings_of, launcher, self._loader)
             return ModelManager(self._options.repository, self._repositories, maker, self._loader, on_change)
 

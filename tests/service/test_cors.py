@@ -74,7 +74,10 @@ def test_every_answer_says_who_may_read_it(server: Serving, name: str) -> None:
             status, told, _ = server.ask(method, path, body, **headers, Origin=origin)
             assert status == expected
             assert told["Access-Control-Allow-Origin"] == origin
-            assert told["Access-Control-Expose-Headers"] == "Inference-Header-Content-Length, Content-Encoding"
+            assert (
+                told["Access-Control-Expose-Headers"]
+                == "Inference-Header-Content-Length, Content-Encoding, Retry-After"
+            )
             assert told["Vary"] == "Origin"
         for others in ({}, {"Origin": "https://else.example"}):
             status, told, _ = server.ask(method, path, body, **headers, **others)

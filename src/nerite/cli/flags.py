@@ -28,6 +28,7 @@ from nerite.cli.kinds import (
     Kind,
     at_least,
     choice,
+    not_negative,
 )
 from nerite.config.options import LOG_FORMATS
 
@@ -56,6 +57,7 @@ _CONTROL = choice("model-control-mode", ("none", "poll", "explicit"))
 _LEVEL = choice("grpc_infer_response_compression_level", ("none", "low", "medium", "high"))
 _LIMITER = choice("rate-limit", ("off", "execution_count"))
 _INPUT_SIZE = at_least(1, "Error: --http-max-input-size must be greater than 0.", INT64)
+_SECONDS = Kind("float", not_negative)
 _UPLOAD_TIMEOUT = at_least(0, "Error: --http-upload-timeout must not be negative.")
 _POOL_SIZE = at_least(1, "Error: --grpc-max-response-pool-size must be greater than 0.")
 _BACKEND = Kind("[backend,]setting=value", parts.backend_config)
@@ -275,6 +277,15 @@ FLAGS: tuple[Flag, ...] = (
          "How long the server and its workers wait awake for what comes next, when it mostly comes that soon; "
          "0 is never. Being woken takes longer than a small model, but who stays awake uses a core.",
          "stay_awake_microseconds", default_text="400; 0 on one core, or under a limit of processor time"),
+    Flag("max-queued-requests", "Nerite", COUNT,
+         "Requests that may wait for a model; more are refused with status 503. A model's max_queue_size, if it has "
+         "one, holds instead; 0 is no limit, as with Triton.", "queue.max_requests"),
+    Flag("max-queue-seconds", "Nerite", _SECONDS,
+         "How long a queue may be, in seconds of work, while more requests come than the model can do; 0 is no limit, "
+         "as with Triton.", "queue.max_seconds"),
+    Flag("queue-burst-seconds", "Nerite", _SECONDS,
+         "For how long a queue may grow beyond --max-queue-seconds before that means that more come than the model "
+         "can do.", "queue.burst_seconds"),
     Flag("http-json-half-precision", "Nerite", BOOLEAN,
          "Take and give FP16 and BF16 as JSON numbers. Triton refuses them.", "http.json_half_precision"),
     Flag("http-upload-timeout", "Nerite", _UPLOAD_TIMEOUT,

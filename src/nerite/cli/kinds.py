@@ -49,6 +49,14 @@ def decimal(text: str) -> float:
     return number
 
 
+def not_negative(text: str) -> float:
+    """Read a decimal number that is not below zero."""
+    number = decimal(text)
+    if number < 0:
+        raise BadValue(f"Provided option value is out of bound. Got {text}")
+    return number
+
+
 def boolean(text: str) -> bool:
     """Read true/on/1 or false/off/0, in any case."""
     match text.lower():

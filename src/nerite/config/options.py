@@ -114,6 +114,19 @@ class RepositoryOptions:
 
 
 @dataclass(frozen=True)
+class QueueOptions:
+    """How many requests may wait for a model whose configuration does not say; see ``scheduling/admission.py``."""
+
+    max_requests: int = 10_000
+    """Ever. Twice what a client is likely to send at once. 0: any number."""
+    max_seconds: float = 0.5
+    """That a request may have to wait while more come than the model can do: enough that its instances never run out
+    of work, and that whoever is let in still has somebody waiting for the answer. 0: any time."""
+    burst_seconds: float = 3.0
+    """In which as many may come as will: a client sends 5,000 requests in less."""
+
+
+@dataclass(frozen=True)
 class TlsOptions:
     """Certificates of one port. Paths of PEM files; empty where not given."""
 
@@ -303,6 +316,7 @@ class ServerOptions:
     """How long the server and its workers may wait awake; 0 is never, below that the machine decides."""
     log: LogOptions = LogOptions()
     repository: RepositoryOptions = RepositoryOptions()
+    queue: QueueOptions = QueueOptions()
     http: HttpOptions = field(default_factory=HttpOptions)
     grpc: GrpcOptions = field(default_factory=GrpcOptions)
     metrics: MetricsOptions = MetricsOptions()

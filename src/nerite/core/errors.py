@@ -19,13 +19,18 @@ class NeriteError(Exception):
     http_status: ClassVar[int] = 400
     grpc_status: ClassVar[int] = 2
 
-    def __init__(self, message: str) -> None:
+    retry_after: int = 0
+    """Seconds after which it may be otherwise, where that is so; clients are told. 0: nobody knows."""
+
+    def __init__(self, message: str, retry_after: int = 0) -> None:
         super().__init__(message)
         self.message = message
+        if retry_after:
+            self.retry_after = retry_after
 
     def prefixed(self, prefix: str) -> NeriteError:
-        """Return the same kind of error with ``prefix`` before its text."""
-        return type(self)(prefix + self.message)
+        """Return the same error with ``prefix`` before its text."""
+        return type(self)(prefix + self.message, self.retry_after)
 
 
 class Unknown(NeriteError):

@@ -54,6 +54,10 @@ class AnyInstance:
         """Requests that wait."""
         return self._decider.size
 
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Return a request of lower priority than ``request``, dropped here; ``request`` itself if there is none."""
+        return self._decider.give_way(request) or request
+
     def choose(self, now: int) -> tuple[Runner, Batch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start."""
         decider = self._decider

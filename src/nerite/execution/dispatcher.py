@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 
 from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, Unavailable
 from nerite.core.marks import Marks
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, labelled
 from nerite.core.response import InferenceResponse
 from nerite.execution.roster import Roster
 from nerite.execution.runner import Batch, Done, Part, Runner
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, Progress, VersionStatistics
 from nerite.observability.tracing import Trace
+from nerite.scheduling.admission import Admission
 from nerite.scheduling.release_order import ReleaseOrder
 
 _now = time.monotonic_ns
@@ -35,16 +36,20 @@ class Dispatcher:
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
         sentry: Sentry,
+        admission: Admission,
         *,
         preserve_ordering: bool = False,
     ) -> None:
         self._roster = roster
+        self._admission = admission
         self._runners: list[Runner] = []
         self._statistics = statistics
         self._loop = loop
         self._stir = sentry.stir
         self._leaving: dict[Runner, Callable[[Runner], None]] = {}
         self._busy = 0
+        self._begun = 0
+        """Requests that were given to an instance so far."""
         self._open: set[InferenceRequest] = set()
         """Requests that ran, and get their responses one by one."""
         self._progress: dict[InferenceRequest, Progress] = {}
@@ -78,14 +83,18 @@ class Dispatcher:
 
     def submit(self, request: InferenceRequest) -> None:
         """Queue a request; its answer comes through ``request.respond``."""
-        refusal = self._roster.offer(request, _now())
+        now = _now()
+        roster = self._roster
+        waiting = roster.size
+        if waiting >= self._admission.least and not self._make_room(request, waiting, now):
+            return
+        refusal = roster.offer(request, now)
         if refusal is not None:
             if not isinstance(refusal, InvalidArgument):  # what is the caller's own mistake counts nowhere
                 self._statistics.failed(Outcome.REJECTED, request.arrived_ns)
             request.respond(InferenceResponse.failed(refusal))
             return
         request.on_cancel = self._on_cancel
-        roster = self._roster
         if (roster.idle or roster.ahead) and not self._looking:
             self._looking = True
             self._loop.call_soon(self._turn)
@@ -93,6 +102,16 @@ class Dispatcher:
             self._fail_hopeless()
         if self._timed:
             self._arm()
+
+    def _make_room(self, request: InferenceRequest, waiting: int, now: int) -> bool:
+        """Return whether a request may wait. If there are too many, one is refused: it, or one that matters less."""
+        refusal = self._admission.refusal(waiting, self._begun, now)
+        if refusal is None:
+            return True
+        least = self._roster.give_way(request)
+        if least is not None:
+            self._refuse(least, labelled(refusal, least.id), Outcome.REJECTED)
+        return least is not request
 
     def add(self, runner: Runner) -> None:
         """Have one more instance."""
@@ -179,7 +198,9 @@ class Dispatcher:
         if self._order is not None:
             for request in batch:
                 self._turns[request] = self._order.begin()
-        self._busy += len(batch)
+        size = len(batch)
+        self._busy += size
+        self._begun += size
         runner.run(batch)
 
     def _done(

@@ -15,6 +15,8 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python.environment import find_interpreter
 from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig
+from nerite.config.options import QueueOptions
+from nerite.config.queue_bounds import bounds_of
 from nerite.core.errors import InvalidArgument
 from nerite.core.signature import Signature
 from nerite.execution import messages
@@ -31,6 +33,7 @@ from nerite.execution.warm_up import WarmMaker
 from nerite.execution.warm_up_data import samples
 from nerite.execution.worker import write_context
 from nerite.execution.worker_runner import WorkerPlan
+from nerite.scheduling.admission import Admission
 
 _log = logging.getLogger("nerite.execution")
 
@@ -50,15 +53,18 @@ class Launcher:
         log: Log,
         stay_awake: float,
         door: Door,
+        queue: QueueOptions,
     ) -> None:
         """``stay_awake``: seconds that the loop, and each worker, may wait awake for what comes next.
 
-        ``door`` is for what runs inside and asks the server in its turn.
+        ``door`` is for what runs inside and asks the server in its turn; ``queue`` bounds the queues of models that do
+        not say.
         """
         self._loop = loop
         self._door = door
         self._stay_awake = stay_awake
         self._sentry = Sentry(loop, stay_awake)
+        self._queue = queue
         self._loader = loader
         self._nursery = nursery
         self._guests = guests
@@ -82,6 +88,7 @@ class Launcher:
         """Load a model version and all its instances. Raises ``NeriteError``; nothing is left behind then."""
         began = time.monotonic()
         scheduler = roster(config)
+        admission = Admission(bounds_of(config, self._queue), context.name)
         instances = _instances(config)
         arena = Arena()
         self._guests.host(arena)
@@ -104,6 +111,7 @@ class Launcher:
             config_json,
             signature,
             scheduler,
+            admission,
             dict(zip(instances, runners, strict=True)),
             maker,
             arena,

@@ -44,6 +44,12 @@ class Roster(Protocol):
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it is refused."""
 
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Return who is refused because too many wait: ``request``, or another that matters less and is dropped here.
+
+        None if ``request`` has to be let in all the same, because it goes on with something.
+        """
+
     def choose(self, now: int) -> tuple[Runner, Batch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start."""
 

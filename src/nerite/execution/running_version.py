@@ -21,6 +21,7 @@ from nerite.execution.scheduling_choice import preserves_ordering
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.tracing import Tracing
+from nerite.scheduling.admission import Admission
 from nerite.scheduling.sequence import SequenceRequest
 
 _TRIM_AFTER = 30.0
@@ -37,6 +38,7 @@ class RunningVersion:
         config_json: dict[str, Any],
         signature: Signature,
         roster: Roster,
+        admission: Admission,
         runners: Mapping[InstanceContext, Runner],
         maker: RunnerMaker,
         arena: Arena,
@@ -68,6 +70,7 @@ class RunningVersion:
             self.statistics,
             loop,
             sentry,
+            admission,
             preserve_ordering=preserves_ordering(config),
         )
         self._queue = self._dispatcher.submit if config.sequence_batching is None else self._submit_to_sequence

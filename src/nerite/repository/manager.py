@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from nerite.config.loading import PolledModel
 from nerite.config.options import RepositoryOptions
-from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.errors import NeriteError
 from nerite.execution.running_version import RunningVersion
 from nerite.repository import fingerprint, index, refusals
 from nerite.repository.catalogue import Catalogue
@@ -314,9 +314,7 @@ class ModelManager:
             running, record.running = record.running, {}
             record.latest = -1
             for version in running.values():
-                version.abandon(
-                    Unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
-                )
+                version.abandon(refusals.stopping())
                 self._retire(record, version)
         self._on_change()
         while self._background:

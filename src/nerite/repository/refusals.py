@@ -1,4 +1,4 @@
-"""Why a load is refused: Triton's texts, and what to do about it."""
+"""Why a load is refused, or a request when the end is near: Triton's texts, and what to do about it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from nerite.config.loading import PolledModel
-from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
 from nerite.repository.index import IN_SEVERAL
 from nerite.repository.model_record import ModelRecord, State, VersionState
 
@@ -58,3 +58,9 @@ def failed(record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteEr
         if version not in record.running:
             record.states[version] = VersionState(State.UNAVAILABLE, reason)
     return InvalidArgument(f"load failed for model '{record.name}': {reasons}")
+
+
+def stopping() -> NeriteError:
+    """Return the refusal of a request to a server that ends. There may be another, or soon this one again."""
+    text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+    return Unavailable(text, retry_after=1)

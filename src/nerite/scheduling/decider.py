@@ -24,6 +24,9 @@ class Decider(Protocol):
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it is refused."""
 
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Drop and return the request that matters least, if it matters less than ``request``; else None."""
+
     def take(self, now: int) -> list[InferenceRequest] | None:
         """Return the batch that a free instance should run now; None if it should wait."""
 

@@ -62,6 +62,13 @@ class DynamicBatcher:
             self._put_back()
         return refusal
 
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Drop and return the youngest request of the lowest priority, if that is below that of ``request``."""
+        if not self._queue.has_priorities:
+            return None
+        self._put_back()
+        return self._queue.give_way(request)
+
     def take(self, now: int) -> list[InferenceRequest] | None:
         """Return the batch that a free instance should run now; None if it should wait."""
         if self._queue.size < self._hold:

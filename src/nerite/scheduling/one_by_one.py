@@ -29,6 +29,10 @@ class OneByOne:
         """Let ``request`` wait. Never refuses."""
         return self._queue.offer(request, now)
 
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Return None: no request matters less than another."""
+        return None
+
     def take(self, now: int) -> list[InferenceRequest] | None:
         """Return the oldest request, as a batch of its own."""
         if self._queue.size < self._hold:

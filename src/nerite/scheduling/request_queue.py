@@ -99,7 +99,7 @@ class RequestQueue:
         """Apply the policy of a level to a request that comes in; return why it may not wait."""
         policy = level.policy
         if policy.max_size and level.size >= policy.max_size:
-            return labelled(Unavailable("Exceeds maximum queue size"), request.id)
+            return labelled(Unavailable("Exceeds maximum queue size", retry_after=1), request.id)
         if policy.timeout_us:
             self._sequence += 1
             deadline = now + policy.timeout_for(request.header.timeout_us) * 1000
@@ -145,6 +145,26 @@ class RequestQueue:
         self.leave((request,))
         lane.add_husk()
         return True
+
+    @property
+    def has_priorities(self) -> bool:
+        """Requests may matter more or less than others."""
+        return self._only is None
+
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Drop and return the request that would run last, if its level is below that of ``request``."""
+        own = self._rules.level_of(request.header.priority)
+        for lane in reversed(self._lanes):
+            if lane.rank[0] <= own:
+                return None
+            entries = lane.entries
+            while entries:
+                least = entries.pop()
+                if least.queue is lane:
+                    self.leave((least,))
+                    return least
+                lane.husks -= 1
+        return None
 
     def expire(self, now: int) -> list[InferenceRequest]:
         """Drop and return the requests whose time is over; those of a delaying level move back instead."""

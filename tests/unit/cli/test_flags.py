@@ -13,7 +13,8 @@ from nerite.cli.flag import at
 from nerite.cli.flags import BY_NAME, FLAGS, GROUPS
 from nerite.cli.help import usage
 from nerite.cli.reference import reference
-from nerite.config.options import ServerOptions
+from nerite.cli.usage_error import UsageError
+from nerite.config.options import QueueOptions, ServerOptions
 
 ROOT = Path(__file__).parents[3]
 
@@ -132,6 +133,9 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "access-log",
         "stay-awake-microseconds",
         "repository-cache-directory",
+        "max-queued-requests",
+        "max-queue-seconds",
+        "queue-burst-seconds",
         "http-json-half-precision",
         "http-upload-timeout",
         "http-cors-origin",
@@ -159,6 +163,14 @@ def test_origins(text: str, origin: str) -> None:
     assert options(f"--http-cors-origin={text}").http.cors_origins == (origin,)
     both = options("--http-cors-origin=b://c", f"--http-cors-origin={text}").http.cors_origins
     assert set(both) == {"b://c", origin}
+
+
+def test_bounds_of_queues() -> None:
+    assert options().queue == QueueOptions()
+    given = options("--max-queued-requests=0", "--max-queue-seconds=1.5", "--queue-burst-seconds=0")
+    assert given.queue == QueueOptions(0, 1.5, 0)
+    with pytest.raises(UsageError, match=r"out of bound. Got -1"):
+        options("--max-queue-seconds=-1")
 
 
 def test_groups_stand_in_tritons_order() -> None:

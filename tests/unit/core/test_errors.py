@@ -30,6 +30,7 @@ def test_a_prefix_keeps_the_kind_and_the_original(kind: type[errors.NeriteError]
     assert type(longer) is kind
     assert longer.message == "[request id: 7] why"
     assert error.message == "why"
+    assert kind("why", retry_after=3).prefixed("x").retry_after == 3
 
 
 def test_a_code_leads_back_to_its_class() -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_runner import OK, FakeRunner
 
 from doubles import Caller, FakeLoop, request
-from nerite.config.options import TraceOptions
+from nerite.config.options import QueueOptions, TraceOptions
 from nerite.core.errors import Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -22,12 +22,14 @@ from nerite.execution.runner import Batch
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.observability.tracing import Trace, Tracing
+from nerite.scheduling.admission import Admission
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.one_by_one import OneByOne
 from nerite.scheduling.policy import BatchingRules, QueuePolicy
 
 US = 1000
 MS = 1_000_000
+UNBOUNDED = QueueOptions(max_requests=0, max_seconds=0)
 
 
 class Bench:
@@ -46,6 +48,7 @@ class Bench:
         ahead: bool = False,
         preserve_ordering: bool = False,
         max_batch_size: int = 8,
+        bounds: QueueOptions = UNBOUNDED,
         **rules: Any,
     ) -> Dispatcher:
         self.runners = [FakeRunner(f"model_{number}", ahead=ahead) for number in range(instances)]
@@ -57,6 +60,7 @@ class Bench:
             self.statistics,
             loop,
             Sentry(loop, 0.0),
+            Admission(bounds, "model"),
             preserve_ordering=preserve_ordering,
         )
 
@@ -160,9 +164,8 @@ def test_an_instance_that_runs_at_once(bench: Bench) -> None:
 
     bench.caller = Caller(ask_again)
     loop: Any = bench.loop
-    of = Dispatcher(
-        AnyInstance(OneByOne()), [LoopRunner("model_0", Model())], bench.statistics, loop, Sentry(loop, 0.0)
-    )
+    runner, admission = LoopRunner("model_0", Model()), Admission(UNBOUNDED, "model")
+    of = Dispatcher(AnyInstance(OneByOne()), [runner], bench.statistics, loop, Sentry(loop, 0.0), admission)
     of.submit(request(sink=bench.caller))
     bench.loop.settle()
     assert len(bench.caller.answers) == 2001
@@ -424,6 +427,42 @@ def test_a_full_queue_refuses(bench: Bench) -> None:
     assert bench.statistics.failures[Outcome.REJECTED] == 1
     assert bench.statistics.fail.count == 1
     assert of.in_flight == 1
+
+
+def test_a_queue_that_is_too_long_refuses(bench: Bench) -> None:
+    of = bench.dispatcher(max_batch_size=1, bounds=QueueOptions(max_requests=2, max_seconds=0))
+    bench.ask(of, 1)
+    bench.loop.settle()
+    *waiting, refused = bench.ask(of, 1, 1, 1, id="seven")
+    assert [bench.answer(each) for each in waiting] == ["nothing yet"] * 2
+    error = bench.caller.of(refused)[0].error
+    assert isinstance(error, Unavailable)
+    assert error.message.startswith(
+        "[request id: seven] Exceeds maximum queue size: 2 requests wait for model 'model'. "
+    )
+    assert error.retry_after == 1
+    assert bench.statistics.failures[Outcome.REJECTED] == 1
+    bench.runners[0].finish()
+    (taken,) = bench.ask(of, 1)
+    assert (bench.answer(taken), of.pending) == ("nothing yet", 2)
+
+
+def test_who_matters_less_is_refused_instead(bench: Bench) -> None:
+    bounds = QueueOptions(max_requests=2, max_seconds=0)
+    of = bench.dispatcher(max_batch_size=4, levels=2, default_level=2, bounds=bounds)
+    bench.ask(of, 4)
+    bench.loop.settle()
+    older, younger, refused = bench.ask(of, 1, 1, 1)
+    assert bench.answer(refused) != "nothing yet"
+    (first,) = bench.ask(of, 1, priority=1)
+    assert "Exceeds maximum queue size" in bench.answer(younger)
+    (second,) = bench.ask(of, 1, priority=1)
+    assert "Exceeds maximum queue size" in bench.answer(older)
+    (third,) = bench.ask(of, 1, priority=1)
+    assert "Exceeds maximum queue size" in bench.answer(third)
+    assert (of.pending, bench.statistics.failures[Outcome.REJECTED]) == (2, 4)
+    bench.runners[0].finish()
+    assert bench.runners[0].batch == [first, second]
 
 
 def test_who_gives_up_while_waiting_is_answered_and_never_runs(bench: Bench) -> None:

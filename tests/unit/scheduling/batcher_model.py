@@ -122,6 +122,17 @@ class BatcherModel:
         """The batch, if it is full."""
         return self.take(now)[0] if len(self.waiting) >= self.held and self.chosen(now)[2] else None
 
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """The last in order, if that is of a lower priority."""
+        rules = self.rules
+        priority = request.header.priority
+        level = priority if 1 <= priority <= rules.levels else rules.default_level
+        if not self.waiting or self.in_order()[-1].level <= level:
+            return None
+        last = self.in_order()[-1]
+        self.waiting.remove(last)
+        return last.request
+
     def withdraw(self, request: InferenceRequest) -> bool:
         before = len(self.waiting)
         self.waiting = [each for each in self.waiting if each.request is not request]

@@ -300,6 +300,26 @@ def test_without_a_free_instance_only_expiry_matters() -> None:
     assert timed.wake_at(False) == 5000 * US
 
 
+def test_the_youngest_of_the_lowest_priority_gives_way() -> None:
+    of = batcher(levels=3, default_level=2)
+    high, default, low, younger = (request(priority=each) for each in (1, 0, 3, 3))
+    for each in (low, high, younger, default):
+        of.offer(each, 0)
+    assert of.give_way(request(priority=3)) is None
+    assert of.give_way(request()) is younger
+    assert of.give_way(request(priority=1)) is low
+    assert of.give_way(request(priority=2)) is None
+    assert of.give_way(request(priority=1)) is default
+    assert of.give_way(request(priority=1)) is None
+    assert of.take(0) == [high]
+
+
+def test_nobody_gives_way_without_priorities() -> None:
+    of = batcher()
+    offered(of, 1, priority=5)
+    assert of.give_way(request(priority=1)) is None
+
+
 class Payload(bytearray):
     """Tensor bytes whose end can be watched."""
 
@@ -383,6 +403,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("take full"), st.none()),
         st.tuples(st.just("expire"), st.none()),
         st.tuples(st.just("withdraw"), st.integers(0, 40)),
+        st.tuples(st.just("give way"), st.integers(0, 4)),
         st.tuples(st.just("drain"), st.none()),
     ),
     min_size=5,
@@ -434,6 +455,11 @@ def test_any_mix_of_rules_and_events(rules: BatchingRules, operations: list[tupl
             assert withdrawn == model.withdraw(each)
             if withdrawn:
                 left.append(each)
+        elif operation == "give way":
+            least = real.give_way(request(priority=argument))
+            assert least is model.give_way(request(priority=argument))
+            if least is not None:
+                left.append(least)
         elif operation == "drain":
             drained = real.drain()
             assert drained == model.drain()

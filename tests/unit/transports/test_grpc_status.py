@@ -44,6 +44,13 @@ def test_errors(kind: type[errors.NeriteError]) -> None:
     assert found[b"grpc-message"] == b"what is wrong"
 
 
+def test_who_may_come_again_is_told_when() -> None:
+    found = dict(fields(status.of_error(errors.Unavailable("full", retry_after=3))))
+    assert found[b"grpc-retry-pushback-ms"] == b"3000"
+    assert dict(fields(status.trailers(14, "full", 2)))[b"grpc-retry-pushback-ms"] == b"2000"
+    assert b"grpc-retry-pushback-ms" not in dict(fields(status.of_error(errors.Unavailable("gone"))))
+
+
 @pytest.mark.parametrize(
     ("message", "encoded"),
     [

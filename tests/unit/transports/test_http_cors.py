@@ -9,7 +9,7 @@ from nerite.transports.http.cors import Cors
 from nerite.transports.http.head import RequestHead, parse
 
 APP = "https://app.example"
-EXPOSE = b"Access-Control-Expose-Headers: Inference-Header-Content-Length, Content-Encoding"
+EXPOSE = b"Access-Control-Expose-Headers: Inference-Header-Content-Length, Content-Encoding, Retry-After"
 ONE = Cors([APP, "http://localhost:3000"], ["X-Key"])
 ANY = Cors(["*"], [])
 

@@ -35,6 +35,12 @@ def test_every_error_has_a_status_with_a_reason(kind: type[errors.NeriteError]) 
     assert answer.content_type == "application/json"
     assert answer.encode().startswith(b"HTTP/1.1 %d " % kind.http_status)
     assert reply.error_reply(kind("x"), reply.PLAIN).content_type == "text/plain"
+    assert b"Retry-After" not in answer.encode()
+
+
+def test_who_may_come_again_is_told_when() -> None:
+    head = reply.error_reply(errors.Unavailable("full", retry_after=3)).encode().partition(b"\r\n\r\n")[0]
+    assert b"Retry-After: 3" in head.split(b"\r\n")
 
 
 def test_an_error_of_half_a_character_is_told() -> None:

@@ -86,9 +86,9 @@ class LoggedStreamCall(StreamCall):
             self._sent += sum(map(len, parts))
         super()._send(parts)
 
-    def _finish(self, code: int, message: str) -> None:
+    def _finish(self, code: int, message: str, retry_after: int = 0) -> None:
         self._note(code)
-        super()._finish(code, message)
+        super()._finish(code, message, retry_after)
 
     def _note(self, code: int) -> None:
         self._access.answered(status.NAMES[code], self._sent, requests=self._asked, responses=self._told)

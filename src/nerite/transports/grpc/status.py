@@ -45,23 +45,29 @@ def head_with_encoding(encoding: str) -> bytes:
     return encode_headers([*_BEGINNING, (b"grpc-encoding", encoding.encode())])
 
 
-def trailers(status: int, message: str) -> bytes:
-    """Return the trailers of a reply that ends with an error after its headers were sent."""
-    return encode_headers(_status_fields(status, message))
+def trailers(status: int, message: str, retry_after: int = 0) -> bytes:
+    """Return the trailers of a reply that ends with an error after its headers were sent.
+
+    ``retry_after``: seconds after which the client may try again; 0 says nothing about that.
+    """
+    return encode_headers(_status_fields(status, message, retry_after))
 
 
-def trailers_only(status: int, message: str) -> bytes:
+def trailers_only(status: int, message: str, retry_after: int = 0) -> bytes:
     """Return the whole reply to a call that failed."""
-    return encode_headers([*_BEGINNING[:2], *_status_fields(status, message)])
+    return encode_headers([*_BEGINNING[:2], *_status_fields(status, message, retry_after)])
 
 
 def of_error(error: NeriteError) -> bytes:
     """Return the whole reply that a refusal is."""
-    return trailers_only(error.grpc_status, error.message)
+    return trailers_only(error.grpc_status, error.message, error.retry_after)
 
 
-def _status_fields(status: int, message: str) -> list[tuple[bytes, bytes]]:
+def _status_fields(status: int, message: str, retry_after: int) -> list[tuple[bytes, bytes]]:
     fields = [(b"grpc-status", b"%d" % status)]
+    if retry_after:
+        # What a client's retry policy obeys, where it has one.
+        fields.append((b"grpc-retry-pushback-ms", b"%d" % (retry_after * 1000)))
     if message:
         # Percent-encoded UTF-8; printable ASCII but the percent sign stands for itself, but for blanks at the ends,
         # which a field's value cannot have.

@@ -153,7 +153,8 @@ class StreamCall:
         if over:
             del self._requests[request]
         if response.error is not None and self.target.errors_end_it:
-            self._finish(response.error.grpc_status, response.error.message)
+            error = response.error
+            self._finish(error.grpc_status, error.message, error.retry_after)
             return
         blocked = self._blocked
         parts = self.target.write(request, response, final)
@@ -213,16 +214,17 @@ class StreamCall:
         if self._half_closed:
             self._finish(status.OK, "")
         elif self._stopping:
-            self._finish(status.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting new requests.")
+            refusal = "GRPC server is shutting down and has stopped accepting new requests."
+            self._finish(status.UNAVAILABLE, refusal, retry_after=1)
 
-    def _finish(self, code: int, message: str) -> None:
+    def _finish(self, code: int, message: str, retry_after: int = 0) -> None:
         """End the call, and cancel what is under way."""
         requests = self._end()
         http2 = self.connection.http2
         if self._begun:
-            http2.send_trailers(self.stream_id, status.trailers(code, message))
+            http2.send_trailers(self.stream_id, status.trailers(code, message, retry_after))
         else:
-            http2.send_headers(self.stream_id, status.trailers_only(code, message), end_stream=True)
+            http2.send_headers(self.stream_id, status.trailers_only(code, message, retry_after), end_stream=True)
         self.connection.answered()
         for request in requests:
             request.cancel()

@@ -16,7 +16,7 @@ from nerite.transports.http.target import Target
 
 ANY: Final = "*"
 _OWN_HEADERS: Final = ("Content-Type", "Content-Encoding", "Inference-Header-Content-Length")
-_EXPOSED: Final = b"Access-Control-Expose-Headers: Inference-Header-Content-Length, Content-Encoding"
+_EXPOSED: Final = b"Access-Control-Expose-Headers: Inference-Header-Content-Length, Content-Encoding, Retry-After"
 _VARY: Final = b"Vary: Origin"
 _REMEMBER_SECONDS: Final = 7200
 """For which a browser need not ask again. More than that none remembers."""

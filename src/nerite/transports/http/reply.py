@@ -86,7 +86,8 @@ def error_reply(error: NeriteError, content_type: str = "application/json") -> R
     """Return the reply that a refusal is."""
     # What a model raises may have half a character in it, as file names do that are not UTF-8.
     message = error.message.encode(errors="replace").decode()
-    return Reply(error.http_status, orjson.dumps({"error": message}), content_type)
+    headers = b"Retry-After: %d\r\n" % error.retry_after if error.retry_after else b""
+    return Reply(error.http_status, orjson.dumps({"error": message}), content_type, headers)
 
 
 PLAIN: Final = "text/plain"
