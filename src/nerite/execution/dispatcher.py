@@ -48,6 +48,8 @@ class Dispatcher:
         self._stir = sentry.stir
         self._leaving: dict[Runner, Callable[[Runner], None]] = {}
         self._busy = 0
+        self._granted = 0
+        """Requests that may be let in before ``admission`` is asked again."""
         self._begun = 0
         """Requests that were given to an instance so far."""
         self._open: set[InferenceRequest] = set()
@@ -85,8 +87,8 @@ class Dispatcher:
         """Queue a request; its answer comes through ``request.respond``."""
         now = _now()
         roster = self._roster
-        waiting = roster.size
-        if waiting >= self._admission.least and not self._make_room(request, waiting, now):
+        self._granted -= 1
+        if self._granted < 0 and not self._let_in(request, now):
             return
         refusal = roster.offer(request, now)
         if refusal is not None:
@@ -103,14 +105,16 @@ class Dispatcher:
         if self._timed:
             self._arm()
 
-    def _make_room(self, request: InferenceRequest, waiting: int, now: int) -> bool:
+    def _let_in(self, request: InferenceRequest, now: int) -> bool:
         """Return whether a request may wait. If there are too many, one is refused: it, or one that matters less."""
-        refusal = self._admission.refusal(waiting, self._begun, now)
-        if refusal is None:
+        admission = self._admission
+        granted = admission.grant(self._roster.size, self._begun, now)
+        self._granted = max(granted - 1, 0)
+        if granted:
             return True
         least = self._roster.give_way(request)
         if least is not None:
-            self._refuse(least, labelled(refusal, least.id), Outcome.REJECTED)
+            self._refuse(least, labelled(admission.refusal(), least.id), Outcome.REJECTED)
         return least is not request
 
     def add(self, runner: Runner) -> None:

@@ -16,7 +16,7 @@ was measured, or if ``FEW`` wait. Whoever finds it short may wait. Once it is no
 So nobody is refused before a burst is over; those who keep a constant number of requests under way never are; and in an
 overload that lasts, who is let in waits for ``max_seconds`` as soon as the burst is worked off.
 
-It is asked only while at least ``least`` wait, and thinks only every ``REVIEW_NS``: a request costs two comparisons.
+A queue becomes longer by one request at a time, so it need not be asked for each: it grants a number.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from nerite.scheduling.pace import Pace
 
 FEW: Final = 100
 """As many may wait always. By chance alone, at nine tenths of what a model can do, one request in 40,000 finds more."""
-REVIEW_NS: Final = 50_000_000
+_MEASURE_NS: Final = 50_000_000
+_MANY: Final = 16
+"""Are granted at once, at the most, where more than a few wait: it has to see how the queue grows."""
 LONGEST_PAUSE: Final = 60
-"""Seconds after which a client may try again, at the most: the pace may be another by then."""
+"""Seconds after which a client may try again, at the most. The pace may be another by then."""
 
 
 class Admission:
@@ -41,19 +43,20 @@ class Admission:
 
     __slots__ = (
         "_burst",
+        "_calm",
+        "_few",
         "_highest",
-        "_limit",
         "_long_since",
         "_lowest",
+        "_measured_at",
         "_model",
         "_most",
         "_overloaded",
         "_pace",
         "_refusal",
-        "_review_at",
         "_seconds",
         "_short",
-        "least",
+        "_waiting",
     )
 
     def __init__(self, bounds: QueueOptions, model: str) -> None:
@@ -61,75 +64,76 @@ class Admission:
         self._most = bounds.max_requests or sys.maxsize
         self._seconds = bounds.max_seconds
         self._burst = int(bounds.burst_seconds * 1e9)
+        self._few = min(FEW, self._most) if self._seconds else self._most
         self._pace = Pace()
         self._calm_down()
 
     def _calm_down(self) -> None:
         """Forget what was: nobody waits."""
-        self.least = min(FEW, self._most) if self._seconds else self._most
-        """How many have to wait before ``refusal`` needs to be asked."""
-        self._limit = self._short = self._most
+        self._calm = True
+        self._waiting = 0
+        self._short = self._most
         self._long_since = self._highest = self._lowest = 0
         self._overloaded = False
-        self._review_at = 0
+        self._measured_at = -_MEASURE_NS
         self._refusal: Unavailable | None = None
         self._pace.forget()
 
-    def refusal(self, waiting: int, begun: int, now: int) -> Unavailable | None:
-        """Return why a request may not wait behind ``waiting`` others; None if it may.
+    def grant(self, waiting: int, begun: int, now: int) -> int:
+        """Return how many requests may be let in before this is asked again, if ``waiting`` others wait now.
 
         ``begun`` counts the requests that have left the queue so far, from wherever.
         """
-        if not waiting:
+        if waiting < self._few and (self._calm or not waiting):
             self._calm_down()
-            return None
-        if now >= self._review_at:
-            self._review(waiting, begun, now)
-        if waiting < self._limit or self._bursts_again(waiting, now):
-            return None
-        if self._seconds:
-            self._overloaded = True
-            self._limit = min(self._short, self._most)
+            return self._few - waiting
+        self._calm = False
+        if now >= self._measured_at + _MEASURE_NS:
+            self._measure(begun, now)
+        if self._overloaded:
+            limit = min(self._short, self._most)
+        else:
+            limit = min(self._allowed(waiting, now), self._most)
+            self._overloaded = self._seconds > 0 and waiting >= limit
+        if waiting < limit:
+            return min(limit - waiting, _MANY)
+        self._waiting = waiting
+        return 0
+
+    def refusal(self) -> Unavailable:
+        """Return why nothing was granted."""
         if self._refusal is None:
-            self._refusal = self._explain(waiting)
+            self._refusal = self._explain(self._waiting)
         return self._refusal
 
-    def _bursts_again(self, waiting: int, now: int) -> bool:
-        """Return whether a queue that is too long was an eighth shorter before; then it may grow for a while."""
-        if self._overloaded or waiting >= self._most or self._lowest >= self._highest - self._highest // 8:
-            return False
-        self._begin_burst(waiting, now)
-        self._limit = self._most
-        return True
-
-    def _begin_burst(self, waiting: int, now: int) -> None:
-        self._long_since = now
-        self._highest = self._lowest = waiting
-
-    def _review(self, waiting: int, begun: int, now: int) -> None:
-        """Work out how long the queue may be until the next review."""
-        self._review_at = now + REVIEW_NS
+    def _measure(self, begun: int, now: int) -> None:
+        """Work out how long a queue is short."""
+        self._measured_at = now
         self._refusal = None
         self._pace.note(begun, now)
-        if not self._seconds:
-            return
-        # Asked by everybody now: one of them will find nobody waiting.
-        self.least = 0
         pace = self._pace.per_second
         self._short = self._most if pace is None else max(FEW, int(self._seconds * pace))
-        limit = self._most
-        if self._overloaded:
-            limit = self._short
-        elif waiting < self._short:
+
+    def _allowed(self, waiting: int, now: int) -> int:
+        """Return how long the queue may be, as long as it is not overloaded."""
+        if not self._seconds:
+            return self._most
+        if waiting < self._short:
             self._long_since = 0
-        elif not self._long_since:
-            self._begin_burst(waiting, now)
-        elif now - self._long_since < self._burst:
+            return self._most
+        if not self._long_since:
+            self._long_since = now
+            self._highest = waiting
+        if now < self._long_since + self._burst:
             self._highest = self._lowest = max(self._highest, waiting)
-        else:
-            self._lowest = min(self._lowest, waiting)
-            limit = self._highest + self._highest // 8
-        self._limit = min(limit, self._most)
+            return self._most
+        self._lowest = min(self._lowest, waiting)
+        limit = self._highest + self._highest // 8
+        if waiting >= limit and self._lowest < self._highest - self._highest // 8:
+            self._long_since = now
+            self._highest = self._lowest = waiting
+            return self._most
+        return limit
 
     def _explain(self, waiting: int) -> Unavailable:
         pace = self._pace.per_second
