@@ -87,7 +87,7 @@ class Launcher:
     async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
         """Load a model version and all its instances. Raises ``NeriteError``; nothing is left behind then."""
         began = time.monotonic()
-        scheduler = roster(config)
+        scheduler = await self._loop.run_in_executor(self._loader, roster, config, context.directory)
         admission = Admission(bounds_of(config, self._queue), context.name)
         instances = _instances(config)
         arena = Arena()

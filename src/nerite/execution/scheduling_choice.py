@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from nerite.config.model_config import ModelConfig
 from nerite.config.scheduling_choice import ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching
@@ -16,15 +17,18 @@ from nerite.scheduling.policy import BatchingRules, QueuePolicy
 from nerite.scheduling.sequence_rules import SequenceRules
 
 
-def roster(config: ModelConfig) -> Roster:
-    """Return a model's scheduler. Raises ``NeriteError`` for one there is no code for yet."""
+def roster(config: ModelConfig, directory: Path) -> Roster:
+    """Return the scheduler of a model that lies in ``directory``. Blocks.
+
+    Raises ``NeriteError`` for one there is no code for yet, and where a file that it needs is not right.
+    """
     hold = _hold("TRITONSERVER_DELAY_SCHEDULER")
     if config.ensemble_scheduling is not None:
         raise InvalidArgument(
             f"model '{config.name}' uses 'ensemble_scheduling', which this version of the server does not offer"
         )
     if config.sequence_batching is not None:
-        return SequenceRoster(config, _sequence_rules(config, config.sequence_batching, hold))
+        return SequenceRoster(config, directory, _sequence_rules(config, config.sequence_batching, hold))
     if config.dynamic_batching is not None:
         return AnyInstance(DynamicBatcher(_batching_rules(config, config.dynamic_batching, hold)))
     return AnyInstance(OneByOne(hold))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import InvalidArgument, NeriteError
@@ -28,10 +29,11 @@ class SequenceRoster:
     ahead = False
     settles = True
 
-    def __init__(self, config: ModelConfig, rules: SequenceRules) -> None:
+    def __init__(self, config: ModelConfig, directory: Path, rules: SequenceRules) -> None:
+        """``directory``: where the model lies. Blocks. Raises ``NeriteError`` as ``SequenceDress``."""
         self._model = rules.model
         self._batcher: SequenceBatcher[Runner] = SequenceBatcher(rules)
-        self._dress = SequenceDress(config)
+        self._dress = SequenceDress(config, directory)
         self._numeric = _numeric_id(config)
 
     @property
