@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from nerite import __version__
+from nerite.cache.interface import ResponseCache
 from nerite.config.options import ServerOptions
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.core.request import InferenceRequest, PlacedRequest, ReplySink, RequestHeader, SharedPlace
@@ -20,6 +21,7 @@ from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.running_version import RunningVersion
 from nerite.observability import report
+from nerite.observability.exposition import Family
 from nerite.observability.metrics import Version
 from nerite.observability.trace_settings import TraceSettings
 from nerite.observability.tracing import Tracing
@@ -28,6 +30,7 @@ from nerite.repository import refusals
 from nerite.repository.delivery import Delivery
 from nerite.repository.manager import ModelManager
 from nerite.repository.model_record import ModelRecord, State, version_number
+from nerite.repository.origin import origin
 from nerite.repository.registered import RegisteredRepository
 
 _NOT_OVER_HTTP = "HTTP end point doesn't support models with decoupled transaction policy"
@@ -56,10 +59,12 @@ class InferenceServer:
         options: ServerOptions,
         manager_of: Callable[[Door, Callable[[], None]], ModelManager],
         guests: GuestMemory,
+        cache: ResponseCache | None = None,
     ) -> None:
         """``manager_of`` makes the model manager, given this door and what to call when models come and go."""
         self._options = options
         self._epoch = object()
+        self._cache = cache
         self.regions = Regions(guests, allowed=options.device.allow_client_shared_memory)
         """The shared memory that clients have registered."""
         self.tracing = Tracing(options.trace, self._trace_running)
@@ -77,6 +82,18 @@ class InferenceServer:
         """Forget where headers led: a version came or went."""
         self._epoch = object()
         self._trace_running()
+        if self._cache is not None:
+            self._renew_origins(lasting=self._cache.shared)
+
+    def _renew_origins(self, *, lasting: bool) -> None:
+        """Tell the cache where answers come from now: those of an ensemble from what came or went, perhaps."""
+
+        def origin_of(running: RunningVersion) -> str:
+            return origin(running, self._manager.find, lasting=lasting)
+
+        for record in self._manager.records:
+            for running in record.running.values():
+                running.renew_origin(origin_of)
 
     def _trace_running(self) -> None:
         """Have those versions traced that are to be, and no others."""
@@ -279,10 +296,15 @@ class InferenceServer:
                 running.pending,
                 running.load_seconds,
                 running.restarts,
+                running.cached,
             )
             for record in self._manager.records
             for running in _ascending(record)
         ]
+
+    def cache_metrics(self) -> list[Family]:
+        """Return the metrics of the response cache, if there is one."""
+        return self._cache.families() if self._cache is not None else []
 
     def trace_settings(self, model: str) -> TraceSettings:
         """Return what is traced. Raises Triton's refusal of a model that does not run; an empty name is for all."""

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import uvloop
 
 from nerite import welcome
+from nerite.cache.interface import ResponseCache
+from nerite.cache.opening import open_cache
 from nerite.config.options import ServerOptions
 from nerite.core.errors import NeriteError
 from nerite.execution.door import Door
@@ -51,6 +53,10 @@ from nerite.transports.tls import context_of
 _MAX_METRICS_BODY = 64 * 1024
 _COLLECT_EVERY = 10_000
 """Objects made and not yet gone, before the collector looks for cycles. A batch of requests is some thousand."""
+
+
+_SAID = {"INVALID_ARG": "Invalid argument", "INTERNAL": "Internal", "UNSUPPORTED": "Unsupported"}
+"""How Triton says the codes of errors where it prints them."""
 
 
 class Listener(Protocol):
@@ -102,6 +108,7 @@ class ServerProcess:
         """Start, wait for a signal, stop."""
         try:
             self._repositories = self._open_repositories()
+            cache = await self._open_cache()
         except NeriteError as error:
             log.error(error.message)
             return 1
@@ -116,10 +123,10 @@ class ServerProcess:
         def manager(door: Door, on_change: Callable[[], None]) -> ModelManager:
             queue = self._options.queue
             launcher = Launcher(loop, self._loader, nursery, guests, lines, stay_awake, door, queue)
-            maker = VersionMaker(self._options.repository, self._options.settings_of, launcher, self._loader)
+            maker = VersionMaker(self._options.repository, self._options.settings_of, launcher, self._loader, cache)
             return ModelManager(self._options.repository, self._repositories, maker, self._loader, on_change)
 
-        server = InferenceServer(self._options, manager, guests)
+        server = InferenceServer(self._options, manager, guests, cache)
         try:
             start = loop.create_task(self._start(server))
             stop = loop.create_task(self._stop_asked.wait())
@@ -142,6 +149,8 @@ class ServerProcess:
                 repository.close()
             await server.manager.close()
             server.tracing.close()
+            if cache is not None:
+                cache.close()
             nursery.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
 
@@ -152,6 +161,13 @@ class ServerProcess:
             repository_at(path, os.environ, options.cache_directory) if is_remote(path) else LocalRepository(path)
             for path in options.paths
         ]
+
+    async def _open_cache(self) -> ResponseCache | None:
+        """Return the response cache that the flags ask for. Raises ``NeriteError`` with Triton's text."""
+        try:
+            return await open_cache(self._options.cache)
+        except NeriteError as error:
+            raise error.prefixed(f"error: creating server: {_SAID.get(error.code, error.code)} - ") from None
 
     def _asked_to_stop(self) -> None:
         """Stop in good order; asked again, stop at once."""

@@ -34,6 +34,8 @@ SECONDS = 10.0
 """How long any answer may take."""
 EVENTUALLY_SECONDS = 6.0
 """How long to ask again for the answer that an exchange waits for."""
+COUNTED = ("nv_inference_", "nv_cache_num_")
+"""How the names of metrics begin that count what was asked."""
 HEADERS_BY_CHANCE = {"date", "server", "content-length"}
 """Not compared. That the length of the body is right is checked by reading it."""
 VOLATILE = {"ns", "last_inference", "memory_usage"}
@@ -156,7 +158,7 @@ def scraped(port: int, prefix: str) -> Answer:
     families = {}
     for family in text_string_to_metric_families(answer["text"]):
         if family.name.startswith(prefix):
-            counted = family.name.startswith("nv_inference_") and not family.name.endswith("_us")
+            counted = family.name.startswith(COUNTED) and not family.name.endswith("_us")
             values = {labelled(sample): sample.value if counted else "<value>" for sample in family.samples}
             families[family.name] = {"type": family.type, "help": family.documentation, "values": values}
     return {"headers": answer["headers"], "families": families}

@@ -21,6 +21,7 @@ ROOMS = (
     "testing",
     "repository",
     "execution",
+    "cache",
     "scheduling",
     "backends",
     "observability",

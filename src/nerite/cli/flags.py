@@ -36,6 +36,7 @@ _LATER = "not built yet"
 _LOOP = "one event loop serves every connection"
 _NO_POOL = "there is no pool to size"
 _PACKAGES = "backends are Python packages, not shared libraries"
+_BUILT_IN = "the caches 'local' and 'redis' are built in, and others are not loaded"
 _AGENTS = "the agent 'checksum' is built in, and others are not loaded"
 _GPU = "the server itself keeps nothing in GPU memory"
 
@@ -233,9 +234,9 @@ FLAGS: tuple[Flag, ...] = (
          "Directory of repository agents.", "repoagent_directory", accepted=_AGENTS),
 
     Flag("cache-config", "Response Cache", _CACHE,
-         "Setting of the response cache, such as local,size=1048576. May be repeated, for one cache.", join=add,
-         accepted=_LATER),
-    Flag("cache-directory", "Response Cache", TEXT, "Directory of caches.", "cache.directory", accepted=_PACKAGES),
+         "Setting of the response cache: local,size=<bytes>, or redis,host=<name> and redis,port=<number>. "
+         "May be repeated, for one cache.", join=add),
+    Flag("cache-directory", "Response Cache", TEXT, "Directory of caches.", "cache.directory", accepted=_BUILT_IN),
 
     Flag("rate-limit", "Rate Limiter", _LIMITER,
          "'off' runs an instance whenever it is free; 'execution_count' also waits for the resources that models "
@@ -305,7 +306,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("strict-model-config", "DEPRECATED", BOOLEAN, "Use --disable-auto-complete-config.", default_text="false",
          deprecated=_STRICT),
     Flag("response-cache-byte-size", "DEPRECATED", BYTES, "Use --cache-config local,size=<bytes>.",
-         default_text="0", deprecated=_CACHE_SIZE, accepted=_LATER),
+         default_text="0", deprecated=_CACHE_SIZE),
     Flag("trace-file", "DEPRECATED", TEXT, "Use --trace-config triton,file=<path>.",
          deprecated=_deprecated("trace-file", "--trace-config triton,file=<filepath>")),
     Flag("trace-level", "DEPRECATED", _TRACE_LEVEL, "Use --trace-config level=<level>.", join=add,

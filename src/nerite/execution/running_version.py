@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nerite.backends.interface import InstanceContext
+from nerite.cache.gate import Gate, Queue
+from nerite.cache.interface import ResponseCache
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
@@ -25,6 +28,7 @@ from nerite.scheduling.admission import Admission
 from nerite.scheduling.sequence import SequenceRequest
 
 _TRIM_AFTER = 30.0
+_numbers = itertools.count(1)
 
 
 class RunningVersion:
@@ -55,6 +59,12 @@ class RunningVersion:
         self.statistics = VersionStatistics()
         self._instances = dict(runners)
         self.decoupled = bool(config.model_transaction_policy and config.model_transaction_policy.decoupled)
+        self.number = next(_numbers)
+        """No other version that this process loads has the same."""
+        self.content = ""
+        """A hash of what it was made from, once it is worked out."""
+        self.cached = bool(config.response_cache and config.response_cache.enable)
+        """The model is one whose answers may come from a cache."""
         self.load_seconds = 0.0
         """How long the load took; set by whoever loaded it."""
         self._arena = arena
@@ -73,8 +83,10 @@ class RunningVersion:
             admission,
             preserve_ordering=preserves_ordering(config),
         )
-        self._queue = self._dispatcher.submit if config.sequence_batching is None else self._submit_to_sequence
-        self._submit = self._queue
+        self._queue: Queue = self._dispatcher
+        self._gate: Gate | None = None
+        self._entry = self._queue.submit if config.sequence_batching is None else self._submit_to_sequence
+        self._submit = self._entry
         self._trim_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -85,12 +97,12 @@ class RunningVersion:
     @property
     def pending(self) -> int:
         """Requests that wait for an instance."""
-        return self._dispatcher.pending
+        return self._queue.pending
 
     @property
     def in_flight(self) -> int:
         """Requests that wait or run."""
-        return self._dispatcher.in_flight
+        return self._queue.in_flight
 
     @property
     def restarts(self) -> int:
@@ -116,17 +128,27 @@ class RunningVersion:
 
     def trace(self, tracing: Tracing | None) -> None:
         """Show ``tracing`` each request before it is queued; show none to anybody if it is None."""
-        queue = self._queue
+        entry = self._entry
         if tracing is None:
-            self._submit = queue
+            self._submit = entry
             return
 
         def submit(request: InferenceRequest) -> None:
             tracing.begin(request, self.version)
-            queue(request)
+            entry(request)
 
         self._dispatcher.tell_traces()
         self._submit = submit
+
+    def put_before(self, cache: ResponseCache) -> None:
+        """Answer from a cache what was answered before. Called before there are requests."""
+        self._queue = self._gate = Gate(cache, self._dispatcher, self.statistics, self.signature.outputs)
+        self._entry = self._submit = self._queue.submit
+
+    def renew_origin(self, origin_of: Callable[[RunningVersion], str]) -> None:
+        """Tell the cache, if there is one before this, where answers come from now."""
+        if self._gate is not None:
+            self._gate.renew(origin_of(self))
 
     def receive_buffer(self, size: int) -> memoryview | None:
         """Return writable memory that the instances can read as it is; None if there is none left."""
@@ -177,11 +199,11 @@ class RunningVersion:
 
     def drain(self, drained: Callable[[], None]) -> None:
         """Call ``drained`` once nothing waits or runs any more."""
-        self._dispatcher.when_drained(drained)
+        self._queue.when_drained(drained)
 
     def abandon(self, error: NeriteError) -> None:
         """Answer everything that waits with ``error``."""
-        self._dispatcher.abandon(error)
+        self._queue.abandon(error)
 
     def close(self, closed: Callable[[], None]) -> None:
         """Give everything back; ``closed`` is called when that is done. Nothing may run any more."""

@@ -22,6 +22,8 @@ class Version(NamedTuple):
     load_seconds: float
     restarts: int
     """How often a worker was started in the place of one that died."""
+    cached: bool
+    """The model is one whose answers may come from the cache, whether the server has one or not."""
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
@@ -62,6 +64,21 @@ _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
     ),
 )
 
+_OF_CACHED: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
+    ("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda s: s.cache_hit.count),
+    (
+        "nv_cache_hit_duration_per_model",
+        "Total cache hit duration per model, in microseconds",
+        lambda s: s.cache_hit.ns // 1000,
+    ),
+    ("nv_cache_num_misses_per_model", "Number of cache misses per model", lambda s: s.cache_miss.count),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+        lambda s: s.cache_miss.ns // 1000,
+    ),
+)
+
 
 def families(versions: Iterable[Version], *, counters: bool = True) -> list[Family]:
     """Return the metrics of all versions. Without ``counters`` nothing that counts requests has values."""
@@ -87,6 +104,11 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
         Family(name, text, "counter", [(labels, read(item.statistics)) for labels, item in listed])
         for name, text, read in _COUNTERS
     ]
+    if any(item.cached for _, item in listed):
+        counted += [
+            Family(name, text, "counter", [(labels, read(item.statistics)) for labels, item in listed if item.cached])
+            for name, text, read in _OF_CACHED
+        ]
     pending = Family(
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",

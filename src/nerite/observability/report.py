@@ -9,7 +9,6 @@ from nerite.observability.statistics import BatchStatistics, Duration, ResponseS
 
 def counted(statistics: VersionStatistics, *, decoupled: bool) -> dict[str, Any]:
     """Return what was counted. Only models that are ``decoupled`` have statistics by response."""
-    nothing = Duration()
     return {
         "last_inference": statistics.last_inference_ms,
         "inference_count": statistics.inference_count,
@@ -21,8 +20,8 @@ def counted(statistics: VersionStatistics, *, decoupled: bool) -> dict[str, Any]
             "compute_input": _duration(statistics.compute_input),
             "compute_infer": _duration(statistics.compute_infer),
             "compute_output": _duration(statistics.compute_output),
-            "cache_hit": _duration(nothing),
-            "cache_miss": _duration(nothing),
+            "cache_hit": _duration(statistics.cache_hit),
+            "cache_miss": _duration(statistics.cache_miss),
         },
         "response_stats": {
             str(place): _response(response) for place, response in enumerate(statistics.responses) if decoupled

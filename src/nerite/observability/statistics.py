@@ -90,6 +90,8 @@ class VersionStatistics:
 
     __slots__ = (
         "batches",
+        "cache_hit",
+        "cache_miss",
         "compute_infer",
         "compute_input",
         "compute_output",
@@ -113,6 +115,9 @@ class VersionStatistics:
         self.compute_input = Duration()
         self.compute_infer = Duration()
         self.compute_output = Duration()
+        self.cache_hit = Duration()
+        self.cache_miss = Duration()
+        """Requests that were not in the cache: the time to look for them there, and to keep their answers."""
         self.failures = dict.fromkeys(Outcome, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: list[ResponseStatistics] = []
@@ -122,6 +127,12 @@ class VersionStatistics:
         """Note a request that never ran."""
         self.failures[outcome] += 1
         self.fail.add(time.monotonic_ns() - arrived_ns)
+
+    def found(self, request: InferenceRequest, found_ns: int, now: int) -> None:
+        """Note a request that was answered from the cache, since ``found_ns``. Nothing was executed for it."""
+        self.success.add(now - request.arrived_ns)
+        self.queue.add(found_ns - request.queued_ns)
+        self.cache_hit.add(now - found_ns)
 
     def executed(
         self,

@@ -78,7 +78,8 @@ class Trace:
         """``complete`` is called once nothing more can happen."""
         self.sampler = sampler
         self._request = request
-        self._sink = request.sink
+        self.sink = request.sink
+        """Where responses go on to."""
         self._complete = complete
         self._number = number
         self._version = version
@@ -86,7 +87,7 @@ class Trace:
         self._notes: list[tuple[int, Record]] = []
         self._answered = self._ended = False
         self._runs = self._ran = False
-        self._protocol = getattr(self._sink, "protocol", "")
+        self._protocol = getattr(self.sink, "protocol", "")
         for name, at in zip(_RECEIVED.get(self._protocol, ()), self._received(), strict=False):
             self._stamp(name, at)
         self._began = _now()
@@ -96,7 +97,7 @@ class Trace:
     def _received(self) -> tuple[int, int]:
         """Return when the first of a request was here, and when all of it. Mostly it is one piece."""
         arrived = self._request.arrived_ns
-        return getattr(self._sink, "began_ns", 0) or arrived, arrived
+        return getattr(self.sink, "began_ns", 0) or arrived, arrived
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Pass a response on, and note it."""
@@ -106,7 +107,7 @@ class Trace:
         if response.header is not None:
             self._tensors("TENSOR_BACKEND_OUTPUT", response.header.outputs, response.data)
         sent = _now()
-        self._sink.respond(request, response, final)
+        self.sink.respond(request, response, final)
         if self._protocol and not response.empty:
             self._stamp(f"{self._protocol}_SEND_START", sent)
             self._stamp(f"{self._protocol}_SEND_END", _now())

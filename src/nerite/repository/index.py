@@ -42,6 +42,7 @@ def _of_model(name: str, record: ModelRecord | None, places: int, *, ready_only:
             entry["state"] = state.state.value
             if state.reason:
                 entry["reason"] = state.reason
-            if state.state is State.READY and version in record.content:
-                entry["content_hash"] = record.content[version]
+            running = record.running.get(version)
+            if state.state is State.READY and running is not None and running.content:
+                entry["content_hash"] = running.content
             yield entry

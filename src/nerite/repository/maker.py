@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nerite.backends.interface import ModelContext
+from nerite.cache.interface import ResponseCache
 from nerite.config.json_form import to_json
 from nerite.config.loading import FinishedConfig, PolledModel, Remark, finish_config, poll_model_directory
 from nerite.config.model_config import ModelConfig
@@ -35,12 +36,14 @@ class VersionMaker:
         settings_of: Callable[[str], Mapping[str, str]],
         launcher: Launcher,
         loader: Executor,
+        cache: ResponseCache | None,
     ) -> None:
         """``settings_of`` has the ``--backend-config`` values of a backend."""
         self._options = options
         self._settings_of = settings_of
         self._launcher = launcher
         self._loader = loader
+        self._cache = cache
         self._slots = asyncio.Semaphore(max(options.load_threads, 1))
 
     async def read(self, name: str, directory: Path, delivery: Delivery | None, *, renamed: bool) -> PolledModel:
@@ -98,7 +101,16 @@ class VersionMaker:
                 _log.error("%s", mistake)
             raise finished.mistakes[0].as_error()
         context = self._context(polled, finished.config, version, memo)
-        return await self._launcher.launch(finished.config, context, signature_of(finished.config, polled.directory))
+        running = await self._launcher.launch(finished.config, context, signature_of(finished.config, polled.directory))
+        if running.cached and self._cache is not None:
+            running.put_before(self._cache)
+        elif running.cached:
+            _log.warning(
+                "model '%s' enables the response cache, and the server has none: its answers are computed each time. "
+                "Start the server with --cache-config=local,size=<bytes>",
+                polled.name,
+            )
+        return running
 
     def _finish(self, polled: PolledModel, version: int, memo: dict[str, Any]) -> FinishedConfig:
         def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:

@@ -238,7 +238,6 @@ class ModelManager:
         _log.info("successfully loaded '%s'", record.name)
         for version, previous in old.items():
             if running.get(version) is not previous:
-                record.content.pop(version, None)
                 if version not in running:
                     record.states[version] = VersionState(State.UNLOADING)
                 self._retire(record, previous)
@@ -248,7 +247,8 @@ class ModelManager:
         for version, running in made.items():
             content = await self._in_loader(self._hashes.of_version, loaded, version)
             if content and record.running.get(version) is running:
-                record.content[version] = content
+                running.content = content
+                self._on_change()
 
     async def register(self, repository: RegisteredRepository, name: str) -> None:
         """Take in a repository, and load a model of it: both or neither. Raises ``NeriteError``."""
@@ -285,7 +285,6 @@ class ModelManager:
             old, record.running = record.running, {}
             record.latest = -1
             record.seen = record.loaded = None
-            record.content.clear()
             self._on_change()
             for version in old:
                 record.states[version] = VersionState(State.UNLOADING)

@@ -56,8 +56,6 @@ class ModelRecord:
     """The versions that take requests."""
     latest: int = -1
     """The version a request without one goes to."""
-    content: dict[int, str] = field(default_factory=dict)
-    """A hash of what each running version was made from, once it is worked out."""
     loaded: Loaded | None = None
     """What ``running`` was made from."""
     seen: ModelFingerprint | None = None

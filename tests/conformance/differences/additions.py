@@ -9,6 +9,16 @@ A_TEXT = '200 {"model_name": "texts", "model_version": "1", "outputs": [{"name":
 SAID = '"model_name": "prompt", "model_version": "1", "said": '
 DIFFERENCES = (
     Difference(
+        "The response cache: equal requests at the same time",
+        "While one of them is computed the others wait for its answer, and count as hits. Triton computes each.",
+    ),
+    Difference(
+        "The response cache: settings that there are not",
+        "A setting of --cache-config that a cache does not have is refused, with the name that was meant. So is a size "
+        "with something behind the number. Triton ignores both. A model that enables the cache on a server without one "
+        "gets a warning in the log.",
+    ),
+    Difference(
         "Strings in base64",
         'In JSON an element of BYTES may be `{"b64": "…"}`, so that it may be any bytes, and outputs are written like '
         "this where a request asks for it: with the parameter `base64` of an output, or `base64_output` of the "

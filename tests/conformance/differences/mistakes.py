@@ -12,6 +12,11 @@ PAIR_AND_VERSIONS = ", ".join(
         '{"name": "versions", "version": "4", "state": "UNAVAILABLE", "reason": "unloaded"}',
     )
 )
+ONCE = (
+    '200 {"model_name": "shapes", "model_version": "1", "outputs": [{"name": "SUM", "datatype": "INT32", "shape": [1], '
+    '"data": [10]}, {"name": "ASKED", "datatype": "INT32", "shape": [1], "data": [1]}]}'
+)
+TWICE = ONCE.replace('"data": [1]}]', '"data": [2]}]')
 DIFFERENCES = (
     Difference(
         "Requests that end Triton's process",
@@ -38,6 +43,57 @@ DIFFERENCES = (
             "python_models/gRPC: none": (NEVER, "INTERNAL"),
             "python_models/gRPC: nothing": (NEVER, "INTERNAL"),
         },
+    ),
+    Difference(
+        "The response cache: failures",
+        "Triton keeps a failure as an answer without outputs, and gives it with status 200 to whoever asks again. Only "
+        "what a model has answered is kept.",
+        {
+            "response_cache/an error#2": (
+                '200 {"model_name": "fails", "model_version": "1", "outputs": []}',
+                "500 too",
+            ),
+            "response_cache/an exception#2": (
+                '200 {"model_name": "fails", "model_version": "1", "outputs": []}',
+                "500 Failed to process the request(s) for model 'fails_0_0', message: ValueError: too much",
+            ),
+        },
+    ),
+    Difference(
+        "The response cache: requests that are not the same",
+        "Triton's key is a hash of 64 bits of the names and bytes of the inputs, so that an answer is given to "
+        "requests of another shape, for other outputs, and with other parameters. All of that belongs to ours, of "
+        "256 bits, and the correlation id, which a model can see, too.",
+        {
+            "response_cache/the same bytes in another shape#2": (ONCE, TWICE),
+            "response_cache/other outputs#2": (
+                '200 {"model_name": "outputs", "model_version": "1", "outputs": [{"name": "SUM", "datatype": "INT32", '
+                '"shape": [1], "data": [10]}]}',
+                '200 {"model_name": "outputs", "model_version": "1", "outputs": [{"name": "SUM", "datatype": "INT32", '
+                '"shape": [1], "data": [10]}, {"name": "ASKED"',
+            ),
+            "response_cache/other parameters#2": (
+                ONCE.replace("shapes", "parameters"),
+                TWICE.replace("shapes", "parameters"),
+            ),
+        },
+    ),
+    Difference(
+        "The response cache: answers of a model that was replaced",
+        "Triton goes on giving the answers of a version's old files after a reload. What was computed by other files, "
+        "or by an ensemble of other models, is not an answer any more.",
+        {
+            f"response_cache/what was before a reload#{number}": (
+                ONCE.replace("shapes", "forgets").replace("10]", "3]"),
+                ONCE.replace("shapes", "forgets").replace("10]", "3]").replace("[1]}]}", "[101]}]}"),
+            )
+            for number in (3, 7)
+        },
+    ),
+    Difference(
+        "The response cache: preserve_ordering",
+        "Triton answers nothing any more once a model with preserve_ordering has had an answer from the cache. Such an "
+        "answer leaves at once; what is computed keeps its order.",
     ),
     Difference(
         "Trace rates and frequencies below zero",

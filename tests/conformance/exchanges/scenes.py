@@ -100,6 +100,28 @@ TELEMETRY = Scene(
     ),
 )
 WARM = Scene("warm", repository="warm", flags=("--model-control-mode=explicit", "--disable-auto-complete-config"))
+CACHED = Scene(
+    "cached",
+    repository="cached",
+    flags=(
+        "--cache-config=local,size=30000",
+        "--model-control-mode=explicit",
+        *(
+            f"--load-model={model}"
+            for model in (
+                "batched",
+                "counts",
+                "fails",
+                "forgets",
+                "outputs",
+                "parameters",
+                "shapes",
+                "wide",
+            )
+        ),
+        "--disable-auto-complete-config",
+    ),
+)
 BROKEN = Scene(
     "broken",
     repository="broken",

@@ -53,7 +53,7 @@ def test_numbers_at_the_edge(value: float, text: str) -> None:
 
 
 def version(statistics: VersionStatistics, tags: dict[str, str] | None = None, namespace: str = "") -> Version:
-    return Version("m", "3", namespace, tags or {}, statistics, 5, 0.125, 2)
+    return Version("m", "3", namespace, tags or {}, statistics, 5, 0.125, 2, False)
 
 
 def sample_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

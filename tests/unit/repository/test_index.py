@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,5 +70,5 @@ def test_a_version_without_a_number() -> None:
 def test_the_content_of_what_is_ready() -> None:
     known = catalogue(a={1: READY, 2: UNLOADED})
     record: Any = known.record("", "a")
-    record.content.update({1: "sha256:1", 2: "sha256:2"})
+    record.running.update({1: SimpleNamespace(content="sha256:1"), 2: SimpleNamespace(content="sha256:2")})
     assert [entry.get("content_hash") for entry in entries({"": ["a"]}, known)] == ["sha256:1", None]

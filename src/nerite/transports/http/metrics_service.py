@@ -55,6 +55,7 @@ class MetricsService:
     def page(self, content_type: str) -> Reply:
         """Return the page."""
         families = metrics.families(self._server.metrics(), counters=self._options.counter_latencies)
+        families += self._server.cache_metrics()
         if self._options.cpu:
             families += self._machine.families()
         return Reply(200, exposition.render(families), content_type)

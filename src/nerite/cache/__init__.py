@@ -1,0 +1,1 @@
+"""The response cache: what was answered before is answered again, without the model. ``local`` or ``redis``."""

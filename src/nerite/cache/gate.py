@@ -1,0 +1,246 @@
+"""Stands before the queue of a model version, and lets through what was not answered before.
+
+Requests that ask the same while the first of them is looked up or computed wait for its answer: without that, a cache
+is of no use in the moment that matters most, when something becomes popular or the server starts. A request shares
+only what a model has answered successfully. Where the first is cancelled the next one takes its place; where it fails,
+each of the others goes its own way and learns its own fate, as without a cache. One that is to be answered sooner or
+later than the first, by its priority or timeout, does not wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from nerite.cache.interface import ResponseCache
+from nerite.cache.key import Keys
+from nerite.core.errors import Cancelled, NeriteError
+from nerite.core.request import InferenceRequest, ReplySink
+from nerite.core.response import InferenceResponse
+from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.observability.tracing import Trace
+
+_now = time.monotonic_ns
+
+
+class Queue(Protocol):
+    """What takes the requests of a version and has them answered."""
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for an instance."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait, run, or have not had their last response."""
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Queue a request; its answer comes through ``request.respond``."""
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call once nothing waits or runs any more: at once, if so now."""
+
+    def abandon(self, error: NeriteError) -> None:
+        """Answer everything that waits with ``error``."""
+
+
+class Gate:
+    """A queue with a cache before it. For the loop's thread only."""
+
+    def __init__(
+        self, cache: ResponseCache, queue: Queue, statistics: VersionStatistics, outputs: Iterable[str]
+    ) -> None:
+        """``outputs`` are the names of all outputs of the version."""
+        self._cache = cache
+        self._queue = queue
+        self._statistics = statistics
+        self._keys = Keys(outputs)
+        self._open: dict[bytes, Question] = {}
+        """What is looked up or computed now, by its key."""
+        self._waiting: dict[InferenceRequest, Question] = {}
+        """Requests that are not in the queue: their key is looked up, or another one is computed for them."""
+        self._on_drained: list[Callable[[], None]] = []
+
+    def renew(self, origin: str) -> None:
+        """Answer with nothing that was kept under another origin: that the answers come from (see ``Keys``)."""
+        if origin != self._keys.origin:
+            self._keys.renew(origin)
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait: for an instance, for the cache, or for another request."""
+        return self._queue.pending + len(self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait, run, or have not had their last response."""
+        return self._queue.in_flight + len(self._waiting)
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Answer a request from the cache, or let it through."""
+        if not self._keys.origin:
+            self._queue.submit(request)
+            return
+        key = self._keys.of(request)
+        question = self._open.get(key)
+        if question is None:
+            question = self._open[key] = Question(self, key, request)
+            self._cache.lookup(key, question.found)
+            if question.looking:
+                self._wait(request, question)
+        elif question.urgency == _urgency(request):
+            question.requests.append(request)
+            self._wait(request, question)
+        else:
+            self._compute_apart(request)
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call once nothing waits or runs any more: at once, if so now."""
+        if self._waiting:
+            self._on_drained.append(call)
+        else:
+            self._queue.when_drained(call)
+
+    def abandon(self, error: NeriteError) -> None:
+        """Answer everything that waits with ``error``. What runs, runs on."""
+        for request in list(self._waiting):
+            self._refuse(request, error, Outcome.OTHER)
+        self._queue.abandon(error)
+        self._check_drained()
+
+    def looked_up(self, question: Question, response: InferenceResponse | None) -> None:
+        """The cache has answered."""
+        requests = question.requests
+        if response is None and requests:
+            self._waiting.pop(requests[0], None)
+            self._compute(question)
+        else:
+            # Found, or nobody waits for it any more.
+            del self._open[question.key]
+            for request in requests:
+                self._waiting.pop(request, None)
+                if response is not None:
+                    self._answer(request, response, question.asked_ns)
+        self._check_drained()
+
+    def computed(self, question: Question, response: InferenceResponse) -> None:
+        """The first of the requests that ask the same has its answer."""
+        del self._open[question.key]
+        first, *others = question.requests
+        for each in others:
+            del self._waiting[each]
+            each.on_cancel = None
+        if first.cancelled or isinstance(response.error, Cancelled):
+            # What a model says to one whom nobody waits for is no answer to the others.
+            if others:
+                self._compute_for(others, question.key)
+        elif response.header is None or (first.header.shared and self._keys.of(first) != question.key):
+            # It failed, or its client has written into the shared memory that it was computed from.
+            for each in others:
+                self._compute_apart(each)
+        else:
+            began = _now()
+            self._cache.insert(question.key, response)
+            self._statistics.cache_miss.add(_now() - began, 0)
+            for each in others:
+                self._answer(each, response, _now())
+        self._check_drained()
+
+    def _compute_for(self, requests: list[InferenceRequest], key: bytes) -> None:
+        """Have the first of some requests that ask the same computed, and the others wait for it."""
+        question = self._open[key] = Question(self, key, requests[0])
+        for each in requests[1:]:
+            question.requests.append(each)
+            self._wait(each, question)
+        self._compute(question)
+
+    def _compute(self, question: Question) -> None:
+        first = question.requests[0]
+        question.looking = False
+        self._statistics.cache_miss.add(_now() - question.asked_ns)
+        # A trace stays the first to see responses: by it the queue knows that the request is traced.
+        before: InferenceRequest | Trace = first.sink if isinstance(first.sink, Trace) else first
+        before.sink = Listener(question, before.sink)
+        first.on_cancel = None
+        self._queue.submit(first)
+
+    def _compute_apart(self, request: InferenceRequest) -> None:
+        """Have a request computed, and keep nothing: another one that asks the same is, or failed."""
+        self._statistics.cache_miss.add(0)
+        self._queue.submit(request)
+
+    def _answer(self, request: InferenceRequest, response: InferenceResponse, found_ns: int) -> None:
+        self._statistics.found(request, max(found_ns, request.queued_ns), _now())
+        if isinstance(request.sink, Trace):
+            request.sink.ran(None)
+        request.respond(response)
+
+    def _wait(self, request: InferenceRequest, question: Question) -> None:
+        self._waiting[request] = question
+        request.on_cancel = self._cancelled
+
+    def _cancelled(self, request: InferenceRequest) -> None:
+        self._refuse(request, Cancelled(""), Outcome.CANCELED)
+        self._check_drained()
+
+    def _refuse(self, request: InferenceRequest, error: NeriteError, outcome: Outcome) -> None:
+        """Answer a request that waits with an error."""
+        self._waiting.pop(request).requests.remove(request)
+        self._statistics.failed(outcome, request.arrived_ns)
+        request.respond(InferenceResponse.failed(error))
+
+    def _check_drained(self) -> None:
+        if self._on_drained and not self._waiting:
+            waiting, self._on_drained = self._on_drained, []
+            for call in waiting:
+                self._queue.when_drained(call)
+
+
+class Question:
+    """What some requests ask: first the cache, then the model."""
+
+    __slots__ = ("_gate", "asked_ns", "key", "looking", "requests", "urgency")
+
+    def __init__(self, gate: Gate, key: bytes, request: InferenceRequest) -> None:
+        self._gate = gate
+        self.key = key
+        self.requests = [request]
+        """Those that wait for the answer. Once the cache had none, the first is computed for all."""
+        self.urgency = _urgency(request)
+        self.asked_ns = _now()
+        self.looking = True
+        """The cache has not answered."""
+
+    def found(self, response: InferenceResponse | None) -> None:
+        """Take the answer of the cache."""
+        self.looking = False
+        self._gate.looked_up(self, response)
+
+    def computed(self, response: InferenceResponse) -> None:
+        """Take the answer of the model."""
+        self._gate.computed(self, response)
+
+
+class Listener:
+    """Takes the place of a request's sink, to see what the model answers."""
+
+    __slots__ = ("_only", "_question", "_sink")
+
+    def __init__(self, question: Question, sink: ReplySink) -> None:
+        self._question = question
+        self._sink = sink
+        self._only: InferenceResponse | None = None
+        """The response that came before the one that says only that no other comes."""
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Pass a response on, and tell of the last."""
+        self._sink.respond(request, response, final)
+        if not final:
+            self._only = response
+        else:
+            self._question.computed(self._only if response.empty and self._only is not None else response)
+
+
+def _urgency(request: InferenceRequest) -> tuple[int, int]:
+    return request.header.priority, request.header.timeout_us
