@@ -95,6 +95,9 @@ class AnyInstance:
         """Return ``response``: all of it is the caller's."""
         return response
 
+    def resume(self, request: InferenceRequest) -> None:
+        """Do nothing: what runs, runs."""
+
     def came(self, runner: Runner) -> None:
         """Note that ``runner`` is there, up and idle."""
         self._present.add(runner)

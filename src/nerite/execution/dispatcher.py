@@ -201,7 +201,8 @@ class Dispatcher:
     def _start(self, runner: Runner, batch: Batch) -> None:
         if self._order is not None:
             for request in batch:
-                self._turns[request] = self._order.begin()
+                if request not in self._turns:  # one that runs once more has its turn
+                    self._turns[request] = self._order.begin()
         size = len(batch)
         self._busy += size
         self._begun += size
@@ -257,6 +258,8 @@ class Dispatcher:
         progress = self._progress.get(request)
         if self._settles:
             response = self._roster.settle(request, response)
+            if response.empty and not final:
+                return
         if marks is not None:
             if progress is None:
                 progress = self._progress[request] = Progress(marks)
@@ -322,14 +325,21 @@ class Dispatcher:
         for each in withdrawn:
             self._refuse(each, Cancelled(""), Outcome.CANCELED)
         self._check_drained()
+        # What is left may be a batch that need not wait.
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Look at the queue in the next turn of the loop, if an instance is idle."""
         if self._roster.idle and not self._looking:
-            # What is left may be a batch that need not wait.
             self._looking = True
             self._loop.call_soon(self._turn)
 
     def _pause(self, request: InferenceRequest, paused: bool) -> None:
         for runner in self._runners:
             runner.pause(request, paused)
+        if not paused:
+            self._roster.resume(request)
+            self._look_soon()
 
     def _refuse(self, request: InferenceRequest, error: NeriteError, outcome: Outcome) -> None:
         self._statistics.failed(outcome, request.arrived_ns)

@@ -71,6 +71,9 @@ class Roster(Protocol):
     def holds(self, runner: Runner) -> bool:
         """Return whether an instance that is to leave is needed still, for something that it has begun."""
 
+    def resume(self, request: InferenceRequest) -> None:
+        """Take note that the caller of ``request``, of which responses have left, wants more again."""
+
     def wake_at(self) -> int | None:
         """Return when to call ``expire`` and ``choose`` again if nothing else happens before; None for never.
 

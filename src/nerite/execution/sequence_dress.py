@@ -46,7 +46,12 @@ class SequenceDress:
         assert batching is not None
         dims = (1,) if config.max_batch_size > 0 else ()
         self._controls = Controls(batching, dims)
-        self._states = States(batching, dims, directory) if batching.state else None
+        policy = config.model_transaction_policy
+        self._states = (
+            States(batching, dims, directory, decoupled=policy is not None and policy.decoupled)
+            if batching.state
+            else None
+        )
         self._returnable = frozenset(output.name for output in config.output).intersection(
             state.output_name for state in batching.state
         )
@@ -83,7 +88,8 @@ class SequenceDress:
     def settle(self, request: InferenceRequest, response: InferenceResponse, sequence: Sequence) -> InferenceResponse:
         """Keep the states that a response to a dressed ``request`` has; return what the caller gets of it.
 
-        What says nothing of a state (an error, say) leaves it as it was.
+        What says nothing of a state (an error, say) leaves it as it was. Of several responses one may be for the state
+        alone: then the caller gets nothing of it, and what is returned is ``empty``.
         """
         if self._states is None:
             return response

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nerite.config.model_config import ModelConfig
-from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.errors import Cancelled, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution.roster import Ended, Refusal
@@ -32,8 +33,11 @@ class SequenceRoster:
     def __init__(self, config: ModelConfig, directory: Path, rules: SequenceRules) -> None:
         """``directory``: where the model lies. Blocks. Raises ``NeriteError`` as ``SequenceDress``."""
         self._model = rules.model
-        self._batcher: SequenceBatcher[Runner] = SequenceBatcher(rules)
+        self._batcher: SequenceBatcher[Runner] = SequenceBatcher(rules, self._prepare)
         self._dress = SequenceDress(config, directory)
+        batching = config.sequence_batching
+        self._iterative = batching is not None and batching.iterative_sequence
+        self._ids = itertools.count(1)
         self._numeric = _numeric_id(config)
 
     @property
@@ -49,10 +53,12 @@ class SequenceRoster:
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait for its turn in its sequence, or return why it is refused."""
         assert isinstance(request, SequenceRequest)
+        if self._iterative:
+            self._make_iterative(request)
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
-        sequence_id = request.header.sequence_id
+        sequence_id = request.sequence_id
         if request.starts and self._batcher.begun(sequence_id):
             _log.warning(
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
@@ -72,9 +78,6 @@ class SequenceRoster:
         if chosen is None:
             return None
         runner, slots = chosen
-        for request in slots:
-            if request is not None:
-                self._dress.dress(request, request.sequence, start=request.starts, end=request.ends)
         some = next(request for request in slots if request is not None)
         return runner, [self._dress.null(some) if request is None else request for request in slots]
 
@@ -82,20 +85,32 @@ class SequenceRoster:
         """Note that ``runner`` has finished a batch, and keep what its requests left for the next."""
         real: list[SequenceRequest] = []
         settled: list[InferenceResponse | None] = []
+        again: list[SequenceRequest] = []
         nulls: Batch = []
         for request, response in zip(batch, responses, strict=True):
-            if isinstance(request, SequenceRequest):
-                real.append(request)
-                settled.append(None if response is None else self.settle(request, response))
-            else:
+            if not isinstance(request, SequenceRequest):
                 nulls.append(request)
-        self._batcher.ended(runner, real, _now())
-        return [*real], settled, nulls
+                continue
+            kept = None if response is None else self.settle(request, response)
+            if response is not None and response.again:
+                if not request.cancelled:
+                    again.append(request)
+                    continue
+                kept = InferenceResponse.failed(Cancelled(""))
+            real.append(request)
+            settled.append(kept)
+        self._batcher.ended(runner, real, _now(), again)
+        return [*real], settled, [*nulls, *again]
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
         """Keep what a response leaves for the next request of the sequence; return what the caller gets of it."""
         assert isinstance(request, SequenceRequest)
         return self._dress.settle(request, response, request.sequence)
+
+    def resume(self, request: InferenceRequest) -> None:
+        """Let ``request`` run once more, if that waited for the caller."""
+        assert isinstance(request, SequenceRequest)
+        self._batcher.resume(request)
 
     def came(self, runner: Runner) -> None:
         """Note that ``runner`` is there, up and idle."""
@@ -130,6 +145,19 @@ class SequenceRoster:
         """Drop and return everything that waits."""
         return [*self._batcher.drain()]
 
+    def _prepare(self, request: SequenceRequest) -> None:
+        """Have a request carry what the model is to know of its sequence, and what the last one left."""
+        request.undress()
+        end = request.header.sequence_end and bool(request.header.sequence_id)
+        self._dress.dress(request, request.sequence, start=request.starts, end=end)
+
+    def _make_iterative(self, request: SequenceRequest) -> None:
+        """Have a request be a sequence of its own, with an id if it has none: the model says when it is over."""
+        request.ends = True
+        if not request.sequence_id:
+            request.starts = True
+            request.sequence_id = next(number for number in self._ids if not self._batcher.lives(number))
+
     def _refusal(self, request: SequenceRequest) -> NeriteError | None:
         """Return what is wrong with a request that is to be part of a sequence."""
         header = request.header
@@ -138,7 +166,7 @@ class SequenceRoster:
                 f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
                 "batcher"
             )
-        if not header.sequence_id:
+        if not request.sequence_id:
             return InvalidArgument(
                 f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
             )

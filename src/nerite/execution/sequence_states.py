@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from nerite.config.initial_states import initial_dims, read_initial_state
 from nerite.config.scheduling_choice import ModelSequenceBatching
 from nerite.core import dtype as dtypes
-from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
 
 SMALL: Final = 4096
@@ -43,8 +43,8 @@ class Kept(NamedTuple):
 class _Split(NamedTuple):
     """How the outputs of responses with one header are dealt out."""
 
-    header: ResponseHeader
-    """What the caller gets."""
+    header: ResponseHeader | None
+    """What the caller gets; None if that is nothing, and he gets it only if it is the last he gets."""
     returned: tuple[int, ...]
     """The positions of its outputs."""
     states: tuple[int | None, ...]
@@ -55,11 +55,14 @@ class _Split(NamedTuple):
 class States:
     """The states of one model, from a configuration that has been validated."""
 
-    def __init__(self, batching: ModelSequenceBatching, batching_dims: tuple[int, ...], directory: Path) -> None:
+    def __init__(
+        self, batching: ModelSequenceBatching, batching_dims: tuple[int, ...], directory: Path, *, decoupled: bool
+    ) -> None:
         """``batching_dims``: what stands before the shape of each tensor, 1 where there is a batch dimension.
 
         Reads files in the model's ``directory``; blocks. Raises ``NeriteError`` where they are not as they were.
         """
+        self._decoupled = decoupled
         self.outputs = tuple(state.output_name for state in batching.state)
         """Their names as outputs."""
         self._inputs = {state.output_name: state.input_name for state in batching.state}
@@ -93,6 +96,8 @@ class States:
         data = response.data
         kept = [old if at is None else _held(data[at]) for at, old in zip(split.states, before.data, strict=True)]
         specs = tuple([new or old for new, old in zip(split.specs, before.form.specs, strict=True)])
+        if split.header is None:
+            return Kept(self._form(specs), kept), EMPTY
         return Kept(self._form(specs), kept), InferenceResponse(split.header, [data[at] for at in split.returned])
 
     def _form(self, specs: tuple[TensorSpec, ...]) -> StateForm:
@@ -107,13 +112,13 @@ class States:
         positions = {spec.name: at for at, spec in enumerate(header.outputs)}
         theirs = tuple(at for name, at in positions.items() if name not in self._inputs or name in returned)
         states = tuple(positions.get(name) for name in self.outputs)
+        # What a decoupled model sends to leave a state, and nothing else, is no response.
+        nothing = self._decoupled and not theirs and not header.parameters and bool(positions)
+        rest = ResponseHeader(
+            header.model_name, header.model_version, [header.outputs[at] for at in theirs], header.parameters
+        )
         return _Split(
-            ResponseHeader(
-                header.model_name,
-                header.model_version,
-                [header.outputs[at] for at in theirs],
-                header.parameters,
-            ),
+            None if nothing else rest,
             theirs,
             states,
             tuple(

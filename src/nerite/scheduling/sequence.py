@@ -12,7 +12,19 @@ from nerite.core.response import InferenceResponse
 class Sequence:
     """One sequence, from its first request until its last was answered. Changed by ``SequenceBatcher`` only."""
 
-    __slots__ = ("closed", "follower", "follows", "id", "running", "slot", "slots", "state", "touched_ns", "waiting")
+    __slots__ = (
+        "closed",
+        "follower",
+        "follows",
+        "id",
+        "ready",
+        "running",
+        "slot",
+        "slots",
+        "state",
+        "touched_ns",
+        "waiting",
+    )
 
     def __init__(self, id: int | str) -> None:
         self.id = id
@@ -21,6 +33,8 @@ class Sequence:
         self.waiting: deque[SequenceRequest] = deque()
         self.running = False
         """A request of it runs. Two never do."""
+        self.ready = False
+        """The first request that waits may run: ``slots`` know of it."""
         self.closed = False
         """No request joins it any more."""
         self.follower: Sequence | None = None
@@ -58,7 +72,7 @@ class SequenceRequest(InferenceRequest):
     It may get another header and other data than the caller wrote, and may run several times.
     """
 
-    __slots__ = ("ends", "outer", "sequence", "starts")
+    __slots__ = ("ends", "outer", "paused", "sequence", "sequence_id", "starts")
 
     sequence: Sequence
 
@@ -66,9 +80,14 @@ class SequenceRequest(InferenceRequest):
         super().__init__(outer.header, outer.data, outer.sink, outer.arrived_ns, outer.id)
         self.outer = outer
         """The caller's."""
+        self.sequence_id = outer.header.sequence_id
+        """The caller's, or one that he was given."""
+        self.paused = False
+        """The caller wants no more responses for now."""
         self.starts = outer.header.sequence_start
         """It is the first of its sequence."""
         self.ends = outer.header.sequence_end
+        """It is the last."""
         outer.on_cancel = self._outer_cancelled
         outer.on_pause = self._outer_paused
 
@@ -79,8 +98,18 @@ class SequenceRequest(InferenceRequest):
             self.on_cancel = self.on_pause = None
         self.outer.respond(response, final)
 
+    def undress(self) -> None:
+        """Have the caller's header and data."""
+        self.header, self.data = self.outer.header, self.outer.data
+
+    @property
+    def held(self) -> bool:
+        """Whether it is not to run again for now: it has had responses, and the caller wants no more yet."""
+        return self.paused and self.on_pause is not None
+
     def _outer_cancelled(self, _outer: InferenceRequest) -> None:
         self.cancel()
 
     def _outer_paused(self, _outer: InferenceRequest, paused: bool) -> None:
+        self.paused = paused
         self.pause(paused)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeAlias, TypeVar
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
@@ -42,6 +42,7 @@ class SequenceBatcher(Generic[Instance]):
         "_idle_ns",
         "_live",
         "_number",
+        "_prepare",
         "_resting",
         "_rules",
         "_slots",
@@ -49,8 +50,12 @@ class SequenceBatcher(Generic[Instance]):
         "size",
     )
 
-    def __init__(self, rules: SequenceRules) -> None:
+    def __init__(
+        self, rules: SequenceRules, prepare: Callable[[SequenceRequest], None] = lambda _request: None
+    ) -> None:
+        """``prepare`` is called with a request when what ran before it in its sequence is over, before it may run."""
         self._rules = rules
+        self._prepare = prepare
         self._idle_ns = rules.max_idle_us * 1000
         self._hold = rules.hold_until > 0 or rules.hold_until_backlog > 0
         self._live: dict[int | str, Sequence] = {}
@@ -68,6 +73,10 @@ class SequenceBatcher(Generic[Instance]):
         self.size = 0
         """Requests that wait."""
 
+    def lives(self, sequence_id: int | str) -> bool:
+        """Return whether there is a sequence with this id."""
+        return sequence_id in self._live
+
     def begun(self, sequence_id: int | str) -> bool:
         """Return whether the next request of a sequence goes on with what is there."""
         sequence = self._live.get(sequence_id)
@@ -75,7 +84,7 @@ class SequenceBatcher(Generic[Instance]):
 
     def offer(self, request: SequenceRequest, now: int) -> NeriteError | None:
         """Let ``request``, which names a sequence, wait; or return why it is refused."""
-        sequence_id = request.header.sequence_id
+        sequence_id = request.sequence_id
         sequence = self._live.get(sequence_id)
         if sequence is None or sequence.closed:
             if not request.starts:
@@ -92,7 +101,7 @@ class SequenceBatcher(Generic[Instance]):
         else:
             self._join(sequence, request, now)
             if sequence.slots is not None and not sequence.running and len(sequence.waiting) == 1:
-                sequence.slots.ready(sequence)
+                self._make_ready(sequence)
         if sequence.slots is None:
             self._backlog.limit(request, now)
         return None
@@ -108,7 +117,7 @@ class SequenceBatcher(Generic[Instance]):
                     if request is not None:
                         request.queue = None
                         request.sequence.waiting.popleft()
-                        request.sequence.running = True
+                        request.sequence.running, request.sequence.ready = True, False
                         self.size -= 1
                 del self.idle[instance]
                 return instance, batch
@@ -156,7 +165,7 @@ class SequenceBatcher(Generic[Instance]):
         for sequence in seated(slots):
             self._resting.pop(sequence, None)
             sequence.slots = sequence.state = None
-            sequence.running = False
+            sequence.running = sequence.ready = False
             before = sequence.drop_before_start()
             self.size -= len(before)
             if not sequence.waiting:
@@ -198,6 +207,11 @@ class SequenceBatcher(Generic[Instance]):
         for sequence in [*itertools.takewhile(lambda each: each.touched_ns + self._idle_ns <= now, self._resting)]:
             self._end(sequence, f"it got no request for {self._rules.max_idle_us} µs (max_sequence_idle_microseconds)")
         return lost
+
+    def resume(self, request: SequenceRequest) -> None:
+        """Note that the caller of ``request``, of which responses have left, wants more again."""
+        if request.queue is self and not request.sequence.ready:
+            self._make_ready(request.sequence)
 
     def withdraw(self, request: SequenceRequest) -> list[SequenceRequest]:
         """End the sequence of ``request``, whose caller gave up; return all of it that waited.
@@ -245,14 +259,22 @@ class SequenceBatcher(Generic[Instance]):
                 sequence = self._backlog.pop()
                 slots.seats[slot] = sequence
                 sequence.slot, sequence.slots = slot, slots
-                slots.ready(sequence)
+                self._make_ready(sequence)
+
+    def _make_ready(self, sequence: Sequence) -> None:
+        """Let the first request that waits of a sequence run, unless its caller has enough for now."""
+        request = sequence.waiting[0]
+        if not request.held:
+            self._prepare(request)
+            sequence.ready = True
+            sequence.slots.ready(sequence)
 
     def _rested(self, sequence: Sequence, now: int) -> None:
         """A request of a sequence has run: the next may, or it is over, or it rests."""
         sequence.running = False
         sequence.touched_ns = now
         if sequence.waiting:
-            sequence.slots.ready(sequence)
+            self._make_ready(sequence)
         elif sequence.closed:
             self._give_up_slot(sequence)
         else:
@@ -266,8 +288,9 @@ class SequenceBatcher(Generic[Instance]):
 
     def _end(self, sequence: Sequence, why: str) -> list[SequenceRequest]:
         """Let go of what waits of a sequence, and of the sequence as soon as nothing of it runs."""
-        if sequence.slots is not None:
+        if sequence.ready:
             sequence.slots.withdraw(sequence)
+            sequence.ready = False
         dropped = sequence.drop()
         self.size -= len(dropped)
         self._close(sequence, why)

@@ -26,7 +26,7 @@ class Slots(Protocol):
         """Note that the first request that waits of a sequence, which has a slot here, may run."""
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Note that the requests of a sequence that wait are about to be dropped."""
+        """Note that the first request that waits of a sequence may not run after all."""
 
     def take(self, now: int) -> SlotBatch | None:
         """Return the batch that the instance, which is idle, should run now; None if it should wait."""
@@ -60,7 +60,7 @@ class DirectSlots:
     def take(self, now: int) -> SlotBatch | None:
         """Return the first requests of all sequences, each in its slot, if they are enough or have waited enough."""
         self._due = None
-        first = [None if sequence is None or not sequence.waiting else sequence.waiting[0] for sequence in self.seats]
+        first = [sequence.waiting[0] if sequence is not None and sequence.ready else None for sequence in self.seats]
         ready = [request for request in first if request is not None]
         if not ready:
             return None
@@ -97,9 +97,8 @@ class OldestSlots:
         self._batcher.offer(request, request.queued_ns)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Take it back, if it is there."""
-        if sequence.waiting and not sequence.running:
-            self._batcher.withdraw(sequence.waiting[0])
+        """Take it back."""
+        self._batcher.withdraw(sequence.waiting[0])
 
     def take(self, now: int) -> SlotBatch | None:
         """Return what the rules of dynamic batching make of the first requests of all sequences."""
