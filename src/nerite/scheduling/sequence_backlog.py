@@ -43,11 +43,11 @@ class Backlog:
         """Take out a sequence, if it is here."""
         self._line.pop(sequence, None)
 
-    def limit(self, request: SequenceRequest, now: int) -> None:
+    def limit(self, request: SequenceRequest) -> None:
         """Note how long a request of a sequence without a slot wants to wait at the most."""
         timeout_us = request.header.timeout_us
         if timeout_us:
-            heapq.heappush(self._deadlines, (now + timeout_us * 1000, next(self._number), request))
+            heapq.heappush(self._deadlines, (request.queued_ns + timeout_us * 1000, next(self._number), request))
             # Requests that wait no more leave their entry behind; it must not keep their tensors alive for long.
             if len(self._deadlines) > self._most:
                 self._deadlines = [entry for entry in self._deadlines if _waits(entry[2])]

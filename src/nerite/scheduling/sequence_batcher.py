@@ -103,7 +103,7 @@ class SequenceBatcher(Generic[Instance]):
             if sequence.slots is not None and not sequence.running and len(sequence.waiting) == 1:
                 self._make_ready(sequence)
         if sequence.slots is None:
-            self._backlog.limit(request, now)
+            self._backlog.limit(request)
         return None
 
     def choose(self, now: int) -> tuple[Instance, SlotBatch] | None:
@@ -172,6 +172,8 @@ class SequenceBatcher(Generic[Instance]):
                 self._close(sequence, why)
                 self._let_go(sequence)
             else:  # it had not begun, or is to begin anew: that can be done elsewhere
+                for request in sequence.waiting:
+                    self._backlog.limit(request)
                 self._find_slot(sequence)
             lost += [(request, self._not_begun(sequence.id, why)) for request in before]
         return lost
@@ -335,4 +337,4 @@ class SequenceBatcher(Generic[Instance]):
             "on the first request of the sequence"
         )
         why = why or self._ended.why(sequence_id)
-        return InvalidArgument(text if why is None else f"{text}; what was sequence {sequence_id} is over: {why}")
+        return InvalidArgument(text if why is None else f"{text} (what was sequence {sequence_id} is over: {why})")

@@ -55,7 +55,8 @@ class DirectSlots:
         """Do nothing: ``take`` looks at all slots."""
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Do nothing, as in ``ready``."""
+        """Wait for nothing until ``take`` is asked again."""
+        self._due = None
 
     def take(self, now: int) -> SlotBatch | None:
         """Return the first requests of all sequences, each in its slot, if they are enough or have waited enough."""

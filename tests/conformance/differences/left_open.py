@@ -43,4 +43,13 @@ DIFFERENCES = (
             ),
         },
     ),
+    Difference(
+        "A request on a stream that does not fit its sequence",
+        "The error has the name of the model, and that it is the last response, as all that come from a model's queue.",
+        {"sequences/on another stream": ("OK [end, inference", "OK [end, inference")},
+    ),
+    Difference(
+        "Slots of sequences that end",
+        "With the strategy direct, a slot is free when the request with END has run, in Triton when it begins to.",
+    ),
 )

@@ -481,4 +481,36 @@ DIFFERENCES = (
         "With an unknown SAGEMAKER_TRITON_PING_MODE Triton starts, and says that it is well whatever happens. Nerite "
         "does not start. So it is with SAGEMAKER_TRITON_INFERENCE_TYPE, which Triton looks at in its start script.",
     ),
+    Difference(
+        "A correlation id that is a text, for a control input that is a number",
+        "Triton hands the model whatever stands in memory. Nerite refuses the request. (A number for a control input "
+        "that is TYPE_STRING, which Triton refuses as well as a text, arrives as its digits.)",
+        {
+            "sequences/a text for a control that is a number": (
+                '200 {"model_name": "direct"',
+                "400 sequence batching control 'CORRID' data-type is 'TYPE_UINT64', but model 'direct' expects",
+            )
+        },
+    ),
+    Difference(
+        "A sequence whose request runs longer than a sequence may be idle",
+        "Triton counts from when the last request came, and ends the sequence while the model works for it. In Nerite "
+        "a sequence is idle while nothing of it waits or runs.",
+        {
+            "sequences/longer than a sequence may be idle#2": (
+                "400 inference request for sequence 82 to model 'brief' must specify the START flag",
+                '200 {"model_name": "brief"',
+            )
+        },
+    ),
+    Difference(
+        "A worker that dies in the middle of a sequence",
+        "Triton starts another and goes on with the sequence, of which the model knows nothing any more. Nerite "
+        "refuses what follows in sequences that were lost, until they begin anew, and says why.",
+    ),
+    Difference(
+        "START for a correlation id whose last request has END and has not run",
+        "Triton gives the new sequence another slot, so that the model may get its requests before the END of the old "
+        "one, or together with it. In Nerite it begins when the old one has ended.",
+    ),
 )

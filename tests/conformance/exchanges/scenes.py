@@ -127,3 +127,4 @@ BROKEN = Scene(
     repository="broken",
     flags=("--exit-on-error=false", "--disable-auto-complete-config"),
 )
+SEQUENCES = Scene("sequences", repository="sequences", flags=("--disable-auto-complete-config",))
