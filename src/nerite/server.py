@@ -12,6 +12,7 @@ from typing import Any, cast
 from nerite import __version__
 from nerite.cache.interface import ResponseCache
 from nerite.config.options import ServerOptions
+from nerite.core.child_request import ChildRequest
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.core.request import InferenceRequest, PlacedRequest, ReplySink, RequestHeader, SharedPlace
 from nerite.core.response import InferenceResponse
@@ -149,7 +150,7 @@ class InferenceServer:
 
     def _resolve(self, request: InferenceRequest, decoupled: str = "") -> tuple[object, RunningVersion]:
         header = request.header
-        if self._stopping:
+        if self._stopping and not isinstance(request, ChildRequest):
             raise refusals.stopping()
         version = self.find(header.model_name, header.model_version, decoupled)
         version.signature.bind(header, request.id)
@@ -346,7 +347,7 @@ class InferenceServer:
     async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
         """Unload a model by hand."""
         self._require_explicit()
-        await self._manager.unload(model)
+        await self._manager.unload(model, dependents=bool(parameters.get("unload_dependents")))
 
     async def add_repository(self, repository: RegisteredRepository, model: str) -> None:
         """Serve a model of one more repository, from now until ``remove_repository``."""

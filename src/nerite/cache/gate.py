@@ -18,8 +18,8 @@ from nerite.cache.key import Keys
 from nerite.core.errors import Cancelled, NeriteError
 from nerite.core.request import InferenceRequest, ReplySink
 from nerite.core.response import InferenceResponse
+from nerite.core.witness import Relay, Witness
 from nerite.observability.statistics import Outcome, VersionStatistics
-from nerite.observability.tracing import Trace
 
 _now = time.monotonic_ns
 
@@ -159,9 +159,7 @@ class Gate:
         first = question.requests[0]
         question.looking = False
         self._statistics.cache_miss.add(_now() - question.asked_ns)
-        # A trace stays the first to see responses: by it the queue knows that the request is traced.
-        before: InferenceRequest | Trace = first.sink if isinstance(first.sink, Trace) else first
-        before.sink = Listener(question, before.sink)
+        first.sink = Listener(question, first.sink)
         first.on_cancel = None
         self._queue.submit(first)
 
@@ -172,8 +170,8 @@ class Gate:
 
     def _answer(self, request: InferenceRequest, response: InferenceResponse, found_ns: int) -> None:
         self._statistics.found(request, max(found_ns, request.queued_ns), _now())
-        if isinstance(request.sink, Trace):
-            request.sink.ran(None)
+        if isinstance(request.sink, Witness):
+            request.sink.ran(request, None)
         request.respond(response)
 
     def _wait(self, request: InferenceRequest, question: Question) -> None:
@@ -222,14 +220,14 @@ class Question:
         self._gate.computed(self, response)
 
 
-class Listener:
+class Listener(Relay):
     """Takes the place of a request's sink, to see what the model answers."""
 
-    __slots__ = ("_only", "_question", "_sink")
+    __slots__ = ("_only", "_question")
 
     def __init__(self, question: Question, sink: ReplySink) -> None:
+        super().__init__(sink)
         self._question = question
-        self._sink = sink
         self._only: InferenceResponse | None = None
         """The response that came before the one that says only that no other comes."""
 

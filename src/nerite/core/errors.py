@@ -28,9 +28,9 @@ class NeriteError(Exception):
         if retry_after:
             self.retry_after = retry_after
 
-    def prefixed(self, prefix: str) -> NeriteError:
-        """Return the same error with ``prefix`` before its text."""
-        return type(self)(prefix + self.message, self.retry_after)
+    def prefixed(self, prefix: str, note: str = "") -> NeriteError:
+        """Return the same error with ``prefix`` before its text and ``note`` after it."""
+        return type(self)(prefix + self.message + note, self.retry_after)
 
 
 class Unknown(NeriteError):

@@ -15,11 +15,11 @@ from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, Unavaila
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, labelled
 from nerite.core.response import InferenceResponse
+from nerite.core.witness import Witness
 from nerite.execution.roster import Roster
 from nerite.execution.runner import Batch, Done, Part, Runner
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import Outcome, Progress, VersionStatistics
-from nerite.observability.tracing import Trace
 from nerite.scheduling.admission import Admission
 from nerite.scheduling.release_order import ReleaseOrder
 
@@ -155,25 +155,25 @@ class Dispatcher:
             self._refuse(request, error, Outcome.OTHER)
         self._check_drained()
 
-    def tell_traces(self) -> None:
-        """Tell the traces of requests how these ran, from now on. Until then nobody looks whether there are any."""
-        self._on_done, self._on_part = self._traced_done, self._traced_part
+    def tell_witnesses(self) -> None:
+        """Tell sinks that are a ``Witness`` how their requests ran, from now on. Until then nobody looks for any."""
+        self._on_done, self._on_part = self._witnessed_done, self._witnessed_part
         for runner in self._runners:
             runner.done, runner.part = self._on_done, self._on_part
 
-    def _traced_done(
+    def _witnessed_done(
         self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], marks: Marks | None
     ) -> None:
         for request in batch:
-            if isinstance(request.sink, Trace):
-                request.sink.ran(marks)
+            if isinstance(request.sink, Witness):
+                request.sink.ran(request, marks)
         self._done(runner, batch, responses, marks)
 
-    def _traced_part(
+    def _witnessed_part(
         self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None
     ) -> None:
-        if isinstance(request.sink, Trace):
-            request.sink.runs()
+        if isinstance(request.sink, Witness):
+            request.sink.parted(request, marks)
         self._part(request, response, final, marks)
 
     def _turn(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,22 @@ from nerite.core.signature import Signature
 from nerite.execution import messages
 from nerite.execution.arena import Arena
 from nerite.execution.channel import Log
+from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.door import Door
+from nerite.execution.ensemble import Ensemble
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import Nursery
-from nerite.execution.runner_makers import NativeMaker, RunnerMaker, WorkerMaker
+from nerite.execution.runner_makers import NativeMaker, NoInstances, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
-from nerite.execution.scheduling_choice import roster
+from nerite.execution.scheduling_choice import preserves_ordering, roster
 from nerite.execution.sentry import Sentry
 from nerite.execution.warm_up import WarmMaker
 from nerite.execution.warm_up_data import samples
 from nerite.execution.worker import write_context
 from nerite.execution.worker_runner import WorkerPlan
+from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.admission import Admission
+from nerite.scheduling.ensemble.graph import Graph, Part
 
 _log = logging.getLogger("nerite.execution")
 
@@ -104,22 +108,59 @@ class Launcher:
         except BaseException:  # whatever it was: nothing may be left behind
             maker.close()
             raise
+        statistics = VersionStatistics()
+        dispatcher = Dispatcher(
+            scheduler,
+            runners,
+            statistics,
+            self._loop,
+            self._sentry,
+            admission,
+            preserve_ordering=preserves_ordering(config),
+        )
         running = RunningVersion(
             context.name,
             context.version,
             config,
             config_json,
             signature,
-            scheduler,
-            admission,
+            statistics,
+            dispatcher,
             dict(zip(instances, runners, strict=True)),
             maker,
             arena,
             self._loop,
-            self._sentry,
         )
         running.load_seconds = time.monotonic() - began
         return running
+
+    def assemble(
+        self, name: str, version: int, config: ModelConfig, signature: Signature, parts: Sequence[Part]
+    ) -> RunningVersion:
+        """Make a version of an ensemble run. ``parts`` are the models of its steps, which it was checked against."""
+        assert config.ensemble_scheduling is not None
+        arena = Arena()
+        self._guests.host(arena)
+        statistics = VersionStatistics()
+        limit = config.ensemble_scheduling.max_inflight_requests
+        if limit:
+            _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)
+        graph = Graph(signature, str(version), config.ensemble_scheduling.step, parts)
+        decoupled = any(part.decoupled for part in parts)
+        scheduler = Ensemble(graph, self._door, statistics, self._loop, decoupled=decoupled, most_inflight=limit)
+        return RunningVersion(
+            name,
+            version,
+            config,
+            to_json(config),
+            signature,
+            statistics,
+            scheduler,
+            {},
+            NoInstances(),
+            arena,
+            self._loop,
+        )
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
         """Give a running version the instances that ``config`` asks for. Raises as ``launch``; it is as before then."""

@@ -27,6 +27,17 @@ class RunnerMaker(Protocol):
         """Give back what the instances shared. Called once, when every one of them is closed."""
 
 
+class NoInstances:
+    """For what is put together from other models."""
+
+    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+        """Return nothing: nothing is ever asked for."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
 class WorkerMaker:
     """A process for each instance."""
 

@@ -17,14 +17,11 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
-from nerite.execution.roster import Roster
 from nerite.execution.runner import Runner
 from nerite.execution.runner_makers import RunnerMaker
-from nerite.execution.scheduling_choice import preserves_ordering
-from nerite.execution.sentry import Sentry
+from nerite.execution.scheduler import Scheduler
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.tracing import Tracing
-from nerite.scheduling.admission import Admission
 from nerite.scheduling.sequence import SequenceRequest
 
 _TRIM_AFTER = 30.0
@@ -41,22 +38,21 @@ class RunningVersion:
         config: ModelConfig,
         config_json: dict[str, Any],
         signature: Signature,
-        roster: Roster,
-        admission: Admission,
+        statistics: VersionStatistics,
+        scheduler: Scheduler,
         runners: Mapping[InstanceContext, Runner],
         maker: RunnerMaker,
         arena: Arena,
         loop: asyncio.AbstractEventLoop,
-        sentry: Sentry,
     ) -> None:
-        """``maker`` makes more instances, and is closed in the end."""
+        """``scheduler`` counts in ``statistics``; ``maker`` makes more instances, and is closed in the end."""
         self.name = name
         self.version = version
         self.label = str(version)
         self.config = config
         self.config_json = config_json
         self.signature = signature
-        self.statistics = VersionStatistics()
+        self.statistics = statistics
         self._instances = dict(runners)
         self.decoupled = bool(config.model_transaction_policy and config.model_transaction_policy.decoupled)
         self.number = next(_numbers)
@@ -74,18 +70,10 @@ class RunningVersion:
         """Instances that are not closed yet: some may be leaving."""
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
-        self._dispatcher = Dispatcher(
-            roster,
-            self.runners,
-            self.statistics,
-            loop,
-            sentry,
-            admission,
-            preserve_ordering=preserves_ordering(config),
-        )
-        self._queue: Queue = self._dispatcher
+        self._scheduler = scheduler
+        self._queue: Queue = scheduler
         self._gate: Gate | None = None
-        self._entry = self._queue.submit if config.sequence_batching is None else self._submit_to_sequence
+        self._entry = scheduler.submit if config.sequence_batching is None else self._submit_to_sequence
         self._submit = self._entry
         self._trim_timer: asyncio.TimerHandle | None = None
 
@@ -124,7 +112,7 @@ class RunningVersion:
         self._submit(request)
 
     def _submit_to_sequence(self, request: InferenceRequest) -> None:
-        self._dispatcher.submit(SequenceRequest(request))
+        self._scheduler.submit(SequenceRequest(request))
 
     def trace(self, tracing: Tracing | None) -> None:
         """Show ``tracing`` each request before it is queued; show none to anybody if it is None."""
@@ -137,18 +125,22 @@ class RunningVersion:
             tracing.begin(request, self.version)
             entry(request)
 
-        self._dispatcher.tell_traces()
+        self.tell_witnesses()
         self._submit = submit
 
     def put_before(self, cache: ResponseCache) -> None:
         """Answer from a cache what was answered before. Called before there are requests."""
-        self._queue = self._gate = Gate(cache, self._dispatcher, self.statistics, self.signature.outputs)
+        self._queue = self._gate = Gate(cache, self._scheduler, self.statistics, self.signature.outputs)
         self._entry = self._submit = self._queue.submit
 
     def renew_origin(self, origin_of: Callable[[RunningVersion], str]) -> None:
         """Tell the cache, if there is one before this, where answers come from now."""
         if self._gate is not None:
             self._gate.renew(origin_of(self))
+
+    def tell_witnesses(self) -> None:
+        """Tell sinks that want to know how their requests ran, from now on."""
+        self._scheduler.tell_witnesses()
 
     def receive_buffer(self, size: int) -> memoryview | None:
         """Return writable memory that the instances can read as it is; None if there is none left."""
@@ -183,6 +175,8 @@ class RunningVersion:
         made; nothing has changed then.
         """
         new = [each for each in instances if each not in self._instances]
+        dispatcher = self._scheduler
+        assert isinstance(dispatcher, Dispatcher)  # nothing else has instances
         made = await self._maker.make(new, config_json)
         self._open.update(made)
         if self._closing:
@@ -191,10 +185,10 @@ class RunningVersion:
             raise Unavailable(f"model '{self.name}' is being unloaded")
         for instance, runner in zip(new, made, strict=True):
             self._instances[instance] = runner
-            self._dispatcher.add(runner)
+            dispatcher.add(runner)
         for instance in self._instances.keys() - set(instances):
             leaving = self._instances.pop(instance)
-            self._dispatcher.remove(leaving, self._close_one)
+            dispatcher.remove(leaving, self._close_one)
         self.config, self.config_json = config, config_json
 
     def drain(self, drained: Callable[[], None]) -> None:

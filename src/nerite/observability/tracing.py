@@ -17,6 +17,7 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec, to_array
+from nerite.core.witness import Relay
 from nerite.observability.trace_file import Record, TraceFile
 from nerite.observability.trace_settings import Sampler, TraceSettings
 
@@ -64,7 +65,7 @@ class Tracing:
         self._file.add(trace.records(), values.log_frequency, last=values.count == 0 and not sampler.open)
 
 
-class Trace:
+class Trace(Relay):
     """What happened to one request. Takes the place of its sink."""
 
     def __init__(
@@ -78,8 +79,7 @@ class Trace:
         """``complete`` is called once nothing more can happen."""
         self.sampler = sampler
         self._request = request
-        self.sink = request.sink
-        """Where responses go on to."""
+        super().__init__(request.sink)
         self._complete = complete
         self._number = number
         self._version = version
@@ -87,7 +87,7 @@ class Trace:
         self._notes: list[tuple[int, Record]] = []
         self._answered = self._ended = False
         self._runs = self._ran = False
-        self._protocol = getattr(self.sink, "protocol", "")
+        self._protocol = getattr(self._sink, "protocol", "")
         for name, at in zip(_RECEIVED.get(self._protocol, ()), self._received(), strict=False):
             self._stamp(name, at)
         self._began = _now()
@@ -97,7 +97,7 @@ class Trace:
     def _received(self) -> tuple[int, int]:
         """Return when the first of a request was here, and when all of it. Mostly it is one piece."""
         arrived = self._request.arrived_ns
-        return getattr(self.sink, "began_ns", 0) or arrived, arrived
+        return getattr(self._sink, "began_ns", 0) or arrived, arrived
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Pass a response on, and note it."""
@@ -107,7 +107,7 @@ class Trace:
         if response.header is not None:
             self._tensors("TENSOR_BACKEND_OUTPUT", response.header.outputs, response.data)
         sent = _now()
-        self.sink.respond(request, response, final)
+        self._sink.respond(request, response, final)
         if self._protocol and not response.empty:
             self._stamp(f"{self._protocol}_SEND_START", sent)
             self._stamp(f"{self._protocol}_SEND_END", _now())
@@ -116,13 +116,15 @@ class Trace:
             if not self._runs:
                 self._complete(self)
 
-    def runs(self) -> None:
+    def parted(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Take note that an instance answers: sooner or later it says how it ran."""
         self._runs = not self._ran
+        super().parted(request, marks)
 
-    def ran(self, marks: Marks | None) -> None:
-        """Note the execution. ``marks`` is None if the worker died. Responses may be still to come."""
+    def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Note the execution."""
         self._runs, self._ran = False, True
+        super().ran(request, marks)
         self._stamp("QUEUE_START", max(self._request.queued_ns, self._began))
         if marks is not None:
             self._stamp("COMPUTE_START", marks.started_ns)

@@ -59,6 +59,19 @@ class Catalogue:
             )
         return running[0]
 
+    def part(self, own: str, namespace: str, name: str) -> ModelRecord | None:
+        """Return the model that an ensemble of namespace ``own`` means; None if there is none, or more than one.
+
+        That is the one in ``namespace`` if the ensemble names one; else its neighbour, else the only one that runs.
+        """
+        named = self._named.get(name, {})
+        if not self._namespacing:
+            return named.get("")
+        if namespace or own in named:
+            return named.get(namespace or own)
+        running = [record for record in named.values() if record.running]
+        return running[0] if len(running) == 1 else None
+
     def find(self, name: str, version: str) -> RunningVersion:
         """Return where a request for ``name`` goes. Raises Triton's refusals."""
         return self.meant(name).find(version)

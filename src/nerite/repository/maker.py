@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,13 @@ from nerite.config.model_config import ModelConfig
 from nerite.config.options import RepositoryOptions
 from nerite.config.signature import signature_of
 from nerite.core.errors import NeriteError
+from nerite.core.signature import Signature
 from nerite.execution.launcher import Launcher
 from nerite.execution.running_version import RunningVersion
 from nerite.repository import agents
+from nerite.repository.assembly import Assembly
 from nerite.repository.delivery import Delivery
+from nerite.scheduling.ensemble.graph import Part
 
 _log = logging.getLogger("nerite.repository")
 _LEVELS = {"note": _log.info, "warning": _log.warning, "error": _log.error}
@@ -81,6 +84,25 @@ class VersionMaker:
                     _log.warning(
                         "failed to load '%s' version %d, trying again: %s", polled.name, version, error.message
                     )
+
+    async def assembly(self, polled: PolledModel) -> Assembly:
+        """Return what there is to an ensemble. Raises ``NeriteError`` for the first mistake in it."""
+
+        def complete() -> Assembly:
+            finished = finish_config(polled, None)
+            if finished.mistakes:
+                raise finished.mistakes[0].as_error()
+            signature = signature_of(finished.config, polled.directory)
+            return Assembly(finished.config, signature, polled.versions, polled.text.source)
+
+        return await asyncio.get_running_loop().run_in_executor(self._loader, complete)
+
+    def assemble(
+        self, name: str, version: int, config: ModelConfig, signature: Signature, parts: Sequence[Part]
+    ) -> RunningVersion:
+        """Make a version of an ensemble run, whose models run already."""
+        _log.info("loading: %s:%d", name, version)
+        return self._launcher.assemble(name, version, config, signature, parts)
 
     async def resize(self, polled: PolledModel, running: RunningVersion) -> None:
         """Give a version that runs the instances that its configuration asks for now. Raises ``NeriteError``."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nerite.config.loading import PolledModel
+from nerite.config.mistake import Mistake
 from nerite.config.options import RepositoryOptions
 from nerite.core.errors import NeriteError
 from nerite.execution.running_version import RunningVersion
@@ -24,7 +25,9 @@ from nerite.repository import fingerprint, index, refusals
 from nerite.repository.catalogue import Catalogue
 from nerite.repository.content import ContentHashes
 from nerite.repository.delivery import Delivery, unpack
+from nerite.repository.ensembles import Ensembles
 from nerite.repository.folders import FoldersInUse
+from nerite.repository.loading_round import LoadingRound, Waits
 from nerite.repository.maker import VersionMaker
 from nerite.repository.model_record import Loaded, ModelRecord, State, VersionState
 from nerite.repository.registered import Register, RegisteredRepository
@@ -32,6 +35,7 @@ from nerite.repository.source import Repository
 
 _log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
+_NO_CIRCLE = "Take the step out that leads back: no ensemble can be a part of itself."
 
 
 class ModelManager:
@@ -53,6 +57,8 @@ class ModelManager:
         self._loader = loader
         self._on_change = on_change
         self._catalogue = Catalogue(namespacing=options.namespacing)
+        self._ensembles = Ensembles(self._catalogue, maker, self._swap, self._let_go)
+        self._waits: Waits = {}
         self._folders = FoldersInUse()
         self._hashes = ContentHashes()
         self._background: set[asyncio.Task[None]] = set()
@@ -118,7 +124,9 @@ class ModelManager:
     async def load_all(self, names: Iterable[str]) -> list[tuple[str, NeriteError]]:
         """Load models side by side; return the failures."""
         names = list(names)
-        outcomes = await asyncio.gather(*map(self.load, names), return_exceptions=True)
+        loading = LoadingRound(self._bring, self._waits)
+        outcomes = await asyncio.gather(*map(loading.load, names), return_exceptions=True)
+        self._loaded(loading, names)
         failures = []
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, NeriteError):
@@ -130,8 +138,22 @@ class ModelManager:
     async def load(self, name: str, delivery: Delivery | None = None) -> None:
         """Bring all models of that name to what their files say now, or to what was delivered.
 
-        Raises ``NeriteError``; what was serving goes on then.
+        An ensemble's models come with it. Raises ``NeriteError``; what was serving goes on then.
         """
+        loading = LoadingRound(self._bring, self._waits)
+        try:
+            await loading.load(name, delivery)
+        finally:
+            self._loaded(loading, (name,))
+
+    def _loaded(self, loading: LoadingRound, asked: Iterable[str]) -> None:
+        """See to what follows from a round of loads."""
+        for name in asked:
+            for record in self._catalogue.all_named(name):
+                record.asked = record.asked or bool(record.running)
+        self._ensembles.revise(loading.names)
+
+    async def _bring(self, name: str, delivery: Delivery | None, loading: LoadingRound) -> None:
         load = object()
         try:
             if delivery is None or not delivery.files:
@@ -141,7 +163,7 @@ class ModelManager:
                 self._folders.take(folder, load, partial(shutil.rmtree, folder))
                 namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
                 found = dict.fromkeys(namespaces, folder)
-            await self._load_found(name, found, delivery)
+            await self._load_found(name, found, delivery, loading)
         finally:
             await self._leave(load)
 
@@ -163,20 +185,24 @@ class ModelManager:
             raise refusals.in_several(name, [repository.location for repository, _ in found])
         return {self._namespace(repository): folder for repository, folder in found}
 
-    async def _load_found(self, name: str, found: Mapping[str, Path], delivery: Delivery | None) -> None:
+    async def _load_found(
+        self, name: str, found: Mapping[str, Path], delivery: Delivery | None, loading: LoadingRound
+    ) -> None:
         if not found:
             raise refusals.not_polled(name)
-        loads = [self._load_one(namespace, name, folder, delivery) for namespace, folder in found.items()]
+        loads = [self._load_one(namespace, name, folder, delivery, loading) for namespace, folder in found.items()]
         for outcome in await asyncio.gather(*loads, return_exceptions=True):
             if outcome is not None:
                 raise outcome
 
-    async def _load_one(self, namespace: str, name: str, folder: Path, delivery: Delivery | None) -> None:
+    async def _load_one(
+        self, namespace: str, name: str, folder: Path, delivery: Delivery | None, loading: LoadingRound
+    ) -> None:
         record = self._catalogue.open(namespace, name)
         async with record.lock:
-            await self._load(record, folder, delivery)
+            await self._load(record, folder, delivery, loading)
 
-    async def _load(self, record: ModelRecord, folder: Path, delivery: Delivery | None) -> None:
+    async def _load(self, record: ModelRecord, folder: Path, delivery: Delivery | None, loading: LoadingRound) -> None:
         seen = await self._in_loader(fingerprint.of_model, folder)
         record.seen = seen
         renamed = self._register.gives(record.name)
@@ -184,13 +210,27 @@ class ModelManager:
         if polled.mistakes:
             raise refusals.unreadable(record, polled)
         loaded = Loaded(polled, seen, delivered=delivery is not None)
+        if polled.config.ensemble_scheduling is not None:
+            await self._load_ensemble(record, loaded, loading)
+            return
         kept = record.unchanged(loaded)
         made = await self._launch(record, polled, kept)
         for running in made.values():
             self._folders.use(folder, running)
         record.loaded = loaded
+        record.assembly = None
         self._swap(record, {**kept, **made})
         self._in_background(self._hash(record, loaded, made))
+
+    async def _load_ensemble(self, record: ModelRecord, loaded: Loaded, loading: LoadingRound) -> None:
+        """Load the models that an ensemble needs, and put it together from them."""
+        assembly = await self._maker.assembly(loaded.polled)
+        await loading.load_parts(record.name, assembly.models)
+        circle = loading.circle(record.name)
+        mistakes = [Mistake(message=f"circular dependency between ensembles: {circle}", remedy=_NO_CIRCLE)]
+        self._ensembles.put_together(record, assembly, mistakes if circle else [])
+        record.loaded = loaded
+        self._in_background(self._hash(record, loaded, record.running))
 
     async def _launch(
         self, record: ModelRecord, polled: PolledModel, kept: Mapping[int, RunningVersion]
@@ -231,6 +271,7 @@ class ModelManager:
         record.running = running
         record.latest = max(running)
         record.unreadable = ""
+        record.going = False
         record.states.pop(-1, None)
         for version in running:
             record.states[version] = VersionState(State.READY)
@@ -271,24 +312,61 @@ class ModelManager:
             await asyncio.wait(closing)
         self._register.remove(repository)
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Stop serving all models of that name. What they have to do is finished first, but not waited for.
 
-        An unknown name is fine.
+        With ``dependents`` the models of an ensemble go with it that are there for it alone. An unknown name is fine.
         """
         for record in self._catalogue.all_named(name):
-            await self.unload_one(record)
+            await self.unload_one(record, dependents=dependents)
 
-    async def unload_one(self, record: ModelRecord) -> list[asyncio.Task[None]]:
-        """Stop serving a model, once no load of it is under way. Returns what is then still to be finished."""
+    async def unload_one(self, record: ModelRecord, *, dependents: bool = False) -> list[asyncio.Task[None]]:
+        """Stop serving a model, once no load of it is under way. Returns what is then still to be finished.
+
+        Ensembles that need it are out of service from now on; it stays until they have answered what they hold.
+        """
         async with record.lock:
-            old, record.running = record.running, {}
-            record.latest = -1
-            record.seen = record.loaded = None
-            self._on_change()
-            for version in old:
-                record.states[version] = VersionState(State.UNLOADING)
-            return [self._retire(record, running) for running in old.values()]
+            spare = self._ensembles.spare_without(record) if dependents else []
+            self._announce(record)
+            closing = self._ensembles.revise((record.name,))
+            if closing:
+                closing.append(self._in_background(self._dismiss_after(record, tuple(closing))))
+            else:
+                closing = self._dismiss(record)
+        for part in spare:
+            self._announce(part)
+            closing.append(self._in_background(self._dismiss_after(part, tuple(closing))))
+        return closing
+
+    def _announce(self, record: ModelRecord) -> None:
+        """Take note that a model is to go, unless it is loaded before that."""
+        record.asked = False
+        record.assembly = None
+        record.going = bool(record.running)
+        for version in record.running:
+            record.states[version] = VersionState(State.UNLOADING)
+
+    async def _dismiss_after(self, record: ModelRecord, earlier: Sequence[asyncio.Task[None]]) -> None:
+        if earlier:
+            await asyncio.wait(earlier)
+        async with record.lock:
+            closing = self._dismiss(record) if record.going else []
+        if closing:
+            await asyncio.wait(closing)
+
+    def _dismiss(self, record: ModelRecord) -> list[asyncio.Task[None]]:
+        record.seen = record.loaded = None
+        return self._let_go(record)
+
+    def _let_go(self, record: ModelRecord) -> list[asyncio.Task[None]]:
+        """Send no more requests to a model, and let it finish what it has."""
+        old, record.running = record.running, {}
+        record.latest = -1
+        record.going = False
+        self._on_change()
+        for version in old:
+            record.states[version] = VersionState(State.UNLOADING)
+        return [self._retire(record, running) for running in old.values()]
 
     def _retire(self, record: ModelRecord | None, running: RunningVersion) -> asyncio.Task[None]:
         """Close a version when it has answered what it holds."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import enum
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from nerite.config.loading import PolledModel
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import InvalidArgument, NotFound, Unavailable
 from nerite.execution.running_version import RunningVersion
 from nerite.repository.fingerprint import ModelFingerprint
+
+if TYPE_CHECKING:
+    from nerite.repository.assembly import Assembly
 
 
 class State(enum.Enum):
@@ -42,7 +46,7 @@ class Loaded:
     """A load request brought the configuration, and perhaps the files."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ModelRecord:
     """One model. Changed by the ``ModelManager`` only."""
 
@@ -60,6 +64,14 @@ class ModelRecord:
     """What ``running`` was made from."""
     seen: ModelFingerprint | None = None
     """How the files looked when they were last loaded, or failed to load."""
+    going: bool = False
+    """It is to be unloaded once the ensembles that need it have answered what they hold."""
+    asked: bool = False
+    """It was loaded for its own sake, not because an ensemble needs it."""
+    assembly: Assembly | None = None
+    """What there is to an ensemble, whether it runs or waits for its models; None for any other model."""
+    parts: tuple[object, ...] = ()
+    """What the models of an ensemble were like when it was put together."""
     unreadable: str = ""
     """What is wrong with the files, where it is so wrong that no load was tried."""
 

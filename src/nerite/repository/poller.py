@@ -40,10 +40,7 @@ class Poller:
         known = {model: record.seen for model, record in records.items()}
         running: list[Model] = [model for model, record in records.items() if record.running]
         findings = self._watch.look(found, known, running, time.time_ns())
-        for _, name in findings.changed:
-            try:
-                await manager.load(name)
-            except NeriteError as error:
-                _log.error("failed to reload '%s': %s", name, error.message)
+        for name, error in await manager.load_all(name for _, name in findings.changed):
+            _log.error("failed to reload '%s': %s", name, error.message)
         for model in findings.gone:
             await manager.unload_one(records[model])

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from nerite.config.loading import PolledModel
+from nerite.config.mistake import Mistake
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
 from nerite.repository.index import IN_SEVERAL
 from nerite.repository.model_record import ModelRecord, State, VersionState
@@ -46,6 +47,16 @@ def unreadable(record: ModelRecord, polled: PolledModel) -> NeriteError:
         return InvalidArgument(f"load failed for model '{record.name}': {first.message}\n")
     record.unreadable = str(first)
     return Internal(f"failed to load '{record.name}', failed to poll from model repository\n{first}")
+
+
+def unfit(record: ModelRecord, mistakes: Sequence[Mistake]) -> NeriteError:
+    """Note what keeps an ensemble from being put together, and return the refusal of its load."""
+    for mistake in mistakes:
+        _log.error("%s", mistake)
+    first = mistakes[0]
+    if not record.running:
+        record.unreadable = first.message
+    return InvalidArgument(f"load failed for model '{record.name}': {first.message}\n{first.place}\n    {first.remedy}")
 
 
 def failed(record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteError:

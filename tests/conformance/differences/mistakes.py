@@ -160,10 +160,56 @@ DIFFERENCES = (
                 '200 {"model_name": "options"',
                 "400 [request id: <id_unknown>] expected number of inputs between 2 and 3 but got 2 inputs",
             ),
+            "ensembles/an input that is not optional": (
+                "400 in ensemble 'optional', [request id: <id_unknown>] unexpected deadlock, at least one output",
+                "400 [request id: <id_unknown>] expected number of inputs between 1 and 2 but got 1 inputs for model",
+            ),
+            "ensembles/optional input of a model that needs it": (
+                "500 in ensemble 'needed', Failed to process the request(s) for model 'plus_0', message: Attribute",
+                "400 in ensemble 'needed', [request id: <id_unknown>] expected number of inputs between 1 and 2",
+            ),
             "generate/an input is missing": (
                 '200 {"count": 41, "model_name": "prompt"',
                 "400 [request id: <id_unknown>] expected number of inputs between 1 and 6 but got 1 inputs",
             ),
+        },
+    ),
+    Difference(
+        "Some outputs of an ensemble",
+        "Triton fails where an output that is wanted also leads to one that is not. Nerite runs what is needed.",
+        {
+            f"ensembles/{exchange}": (
+                f"400 in ensemble '{ensemble}', [request id: <id_unknown>] unexpected deadlock, at least one output is",
+                f'200 {{"model_name": "{ensemble}"',
+            )
+            for exchange, ensemble in (
+                ("an output that others are made of", "branches"),
+                ("an output that is made of another", "branches"),
+                ("an output of a step that gives others", "diamond"),
+            )
+        },
+    ),
+    Difference(
+        "How often a request to an ensemble fails",
+        "Triton counts it twice. Nerite counts each request once.",
+        {
+            "ensembles/failures are counted": (
+                '200 {"model_stats": [{"name": "failing_end", "version": "1"',
+                '200 {"model_stats": [{"name": "failing_end", "version": "1"',
+            )
+        },
+    ),
+    Difference(
+        "Models that stay when an ensemble goes with all that it needs",
+        "`unload_dependents` is to leave what was loaded for its own sake. Triton forgets that it was, once it is part "
+        "of an ensemble.",
+        {
+            f"ensembles_explicit/unload keeps what was asked for{when}#{number}": (theirs, ours)
+            for when in ("", " later")
+            for number, theirs, ours in (
+                (4, '200 [{"name": "bad_batch"}', '200 [{"name": "bad_batch"}'),
+                (5, "200 []", '200 [{"name": "twice", "version": "1", "state": "READY"}]'),
+            )
         },
     ),
     Difference(
@@ -423,6 +469,10 @@ DIFFERENCES = (
         "Triton lists a model whose configuration is wrong like one that nobody tried to load, and one without a "
         "version not at all once its load was tried. Nerite says what is wrong with it.",
         {
+            "ensembles/index of all": (
+                '200 [{"name": "bad_batch"}, ',
+                '200 [{"name": "bad_batch", "state": "UNAVAILABLE", "reason": "ensemble bad_batch allows maximum batch',
+            ),
             "broken_start/index": (
                 '200 [{"name": "badfield"}, {"name": "badtype"}, ',
                 '200 [{"name": "badfield", "state": "UNAVAILABLE", "reason": "<models>/badfield/config.pbtxt:2:1: ',

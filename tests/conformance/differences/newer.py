@@ -6,6 +6,20 @@ from conformance.differences.difference import Difference
 
 DIFFERENCES = (
     Difference(
+        "How much an ensemble may have under way",
+        "Newer versions of Triton have `max_inflight_requests`, and so has the configuration of an ensemble.",
+        {
+            "ensembles/configuration": (
+                '200 {"name": "chain", "platform": "ensemble"',
+                '200 {"name": "chain", "platform": "ensemble"',
+            ),
+            "ensembles/configuration of one with several responses": (
+                '200 {"name": "stream", "platform": "ensemble"',
+                '200 {"name": "stream", "platform": "ensemble"',
+            ),
+        },
+    ),
+    Difference(
         "Registering CUDA memory",
         "As a newer Triton without GPU support answers.",
         {

@@ -99,6 +99,14 @@ TELEMETRY = Scene(
         "--disable-auto-complete-config",
     ),
 )
+ENSEMBLES = Scene(
+    "ensembles", repository="ensembles", flags=("--exit-on-error=false", "--disable-auto-complete-config")
+)
+ENSEMBLES_EXPLICIT = Scene(
+    "ensembles-explicit",
+    repository="ensembles",
+    flags=("--model-control-mode=explicit", "--disable-auto-complete-config"),
+)
 WARM = Scene("warm", repository="warm", flags=("--model-control-mode=explicit", "--disable-auto-complete-config"))
 CACHED = Scene(
     "cached",

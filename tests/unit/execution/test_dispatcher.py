@@ -727,7 +727,7 @@ def test_traces_are_told_how_requests_ran(bench: Bench) -> None:
         tracing.begin(each, 1)
         assert isinstance(each.sink, Trace)
         traces.append(each.sink)
-    of.tell_traces()
+    of.tell_witnesses()
     added = FakeRunner("model_1")
     of.add(added)
     (first,) = bench.runners

@@ -67,7 +67,7 @@ def ran() -> Marks:
 
 def test_a_request_from_its_arrival_to_its_answer(bench: Bench) -> None:
     asked, trace = bench.begin(id="me")
-    trace.ran(ran())
+    trace.ran(asked, ran())
     asked.respond(OUT)
     assert bench.caller.of(asked) == [OUT]
     assert bench.written[0] == {"id": 1, "model_name": "model", "model_version": 3, "request_id": "me"}
@@ -94,7 +94,7 @@ def test_a_request_that_never_ran(bench: Bench) -> None:
 
 def test_a_worker_that_died(bench: Bench) -> None:
     asked, trace = bench.begin()
-    trace.ran(None)
+    trace.ran(asked, None)
     asked.respond(InferenceResponse.failed(Unavailable("died")))
     assert "REQUEST_END" in bench.names and "COMPUTE_START" not in bench.names
 
@@ -102,10 +102,10 @@ def test_a_worker_that_died(bench: Bench) -> None:
 def test_many_responses_before_the_execution_ends(bench: Bench) -> None:
     asked, trace = bench.begin()
     for response, final in ((OUT, False), (OUT, False), (EMPTY, True)):
-        trace.runs()
+        trace.parted(asked, None)
         asked.respond(response, final)
     assert bench.written == []
-    trace.ran(ran())
+    trace.ran(asked, ran())
     assert bench.names.count("HTTP_SEND_END") == 2
     assert bench.names.count("INFER_RESPONSE_COMPLETE") == 1
     assert set(COMPUTED) < set(bench.names)
@@ -113,11 +113,11 @@ def test_many_responses_before_the_execution_ends(bench: Bench) -> None:
 
 def test_many_responses_after_the_execution_ended(bench: Bench) -> None:
     asked, trace = bench.begin()
-    trace.ran(ran())
-    trace.runs()
+    trace.ran(asked, ran())
+    trace.parted(asked, None)
     asked.respond(OUT, False)
     assert bench.written == []
-    trace.runs()
+    trace.parted(asked, None)
     asked.respond(OUT)
     assert bench.names.count("HTTP_SEND_END") == 2
 
@@ -125,7 +125,7 @@ def test_many_responses_after_the_execution_ended(bench: Bench) -> None:
 def test_tensors(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "TENSORS")
     asked, trace = bench.begin(value=0.1)
-    trace.ran(ran())
+    trace.ran(asked, ran())
     asked.respond(OUT)
     assert bench.written == [
         {
@@ -160,10 +160,10 @@ def test_elements(datatype: DataType, data: bytes, expected: str) -> None:
 def test_the_last_of_a_count_waits_for_those_that_are_under_way(bench: Bench) -> None:
     bench.tracing.settings.update("", {"count": 2})
     (first, slow), (second, quick) = bench.begin(), bench.begin()
-    quick.ran(ran())
+    quick.ran(second, ran())
     second.respond(OUT)
     assert not bench.file.with_name("t.0").exists()
-    slow.ran(ran())
+    slow.ran(first, ran())
     first.respond(OUT)
     written = json.loads(bench.file.with_name("t.0").read_text())
     assert [record["id"] for record in written if "model_name" in record] == [2, 1]
@@ -171,7 +171,7 @@ def test_the_last_of_a_count_waits_for_those_that_are_under_way(bench: Bench) ->
 
 def test_other_settings_write_what_is_there(bench: Bench) -> None:
     asked, trace = bench.begin()
-    trace.ran(ran())
+    trace.ran(asked, ran())
     asked.respond(OUT)
     assert not bench.file.exists()
     bench.tracing.settings.update("", {"levels": frozenset()})

@@ -1,0 +1,37 @@
+"""A sink that also wants to know how its request ran: a trace, an ensemble that adds up what its steps took."""
+
+from __future__ import annotations
+
+from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest, ReplySink
+
+
+class Witness:
+    """Told by the scheduler, on the loop's thread, before the answer that the news are about is passed on."""
+
+    __slots__ = ()
+
+    def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Take note of the execution. ``marks`` is None if the worker died. Responses may be still to come."""
+
+    def parted(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Take note of one of several responses; ``marks`` as in ``Part``. Sooner or later comes ``ran`` as well."""
+
+
+class Relay(Witness):
+    """A sink before another one, which gets the news if it wants them. ``respond`` is up to those who derive from it."""
+
+    __slots__ = ("_sink",)
+
+    def __init__(self, sink: ReplySink) -> None:
+        self._sink = sink
+
+    def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Pass it on."""
+        if isinstance(self._sink, Witness):
+            self._sink.ran(request, marks)
+
+    def parted(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Pass it on."""
+        if isinstance(self._sink, Witness):
+            self._sink.parted(request, marks)

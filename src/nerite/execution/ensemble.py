@@ -1,0 +1,202 @@
+"""An ensemble: asks the models that it is put together from, in the place of instances of its own.
+
+Each step is a request of its own that goes through the door, like a client's. Steps of several requests that are due in
+one turn of the loop arrive at their model together, and are batched there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.signature import show
+from nerite.core.witness import Witness
+from nerite.execution.door import Door
+from nerite.execution.ensemble_run import EnsembleRun, StepRequest, Wave
+from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.scheduling.ensemble.graph import Graph
+from nerite.scheduling.ensemble.inflight_limit import GIVES_WAY_NS, InflightLimit
+from nerite.scheduling.ensemble.situation import Course, Situation, Start
+
+_log = logging.getLogger("nerite.execution")
+_now = time.monotonic_ns
+_MOST_COURSES = 512
+"""Headers of requests whose way is remembered."""
+
+_Waiting: TypeAlias = tuple[EnsembleRun, Wave, Start]
+
+
+class Ensemble:
+    """The scheduler of one version of an ensemble. For the loop's thread only."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        door: Door,
+        statistics: VersionStatistics,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        decoupled: bool,
+        most_inflight: int,
+    ) -> None:
+        """``most_inflight`` requests of each step may be under way at once; 0: any number."""
+        self.door = door
+        self.decoupled = decoupled
+        self._graph = graph
+        self._name = graph.signature.model_name
+        self._statistics = statistics
+        self._loop = loop
+        self._beginnings: dict[RequestHeader, Situation] = {}
+        self._runs: set[EnsembleRun] = set()
+        self._limits = [InflightLimit[_Waiting](most_inflight) for _ in graph.steps] if most_inflight else []
+        self._paused: list[set[StepRequest]] = [set() for _ in self._limits]
+        """By step, the requests whose next responses would have to wait for it."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._tells = False
+        self._on_drained: list[Callable[[], None]] = []
+
+    @property
+    def pending(self) -> int:
+        """Steps that are held back."""
+        return sum(limit.waiting for limit in self._limits)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not had their last response."""
+        return len(self._runs)
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Take a request through the steps; its answer comes through ``request.respond``."""
+        beginning = self._beginnings.get(request.header)
+        if beginning is None:
+            if len(self._beginnings) >= _MOST_COURSES:
+                self._beginnings.clear()
+            beginning = self._beginnings[request.header] = Course(self._graph, request.header).beginning
+        run = EnsembleRun(self, request)
+        self._runs.add(run)
+        run.begin(beginning)
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call once nothing is under way any more: at once, if so now."""
+        if self._runs:
+            self._on_drained.append(call)
+        else:
+            call()
+
+    def abandon(self, error: NeriteError) -> None:
+        """Answer everything that is under way with ``error``: the models will not go on with it."""
+        for run in tuple(self._runs):
+            run.fail(error, Outcome.OTHER)
+
+    def tell_witnesses(self) -> None:
+        """Tell sinks how their requests ran, from now on."""
+        self._tells = True
+
+    # What the runs tell
+
+    def admits(self, run: EnsembleRun, wave: Wave, start: Start, cause: StepRequest | None) -> bool:
+        """Return whether a step may begin now; else it begins when it may, and ``cause`` pauses until then."""
+        if not self._limits:
+            return True
+        number = start.step.number
+        if self._limits[number].enter((run, wave, start), _now()):
+            return True
+        run.waiting += 1
+        if cause is not None and cause not in self._paused[number]:
+            self._paused[number].add(cause)
+            cause.pause(True)
+        self._arm()
+        return False
+
+    def left(self, request: StepRequest) -> None:
+        """Take note that a step is done with a request."""
+        if not self._limits:
+            return
+        number = request.start.step.number
+        limit = self._limits[number]
+        self._begin(limit.leave())
+        if not limit.waiting:
+            resumed, self._paused[number] = self._paused[number], set()
+            for cause in resumed:
+                cause.pause(False)
+
+    def ran(self, run: EnsembleRun, marks: Marks) -> None:
+        """Count a request that was answered; ``marks`` has the sums over its steps."""
+        self._statistics.executed([run.request], marks, _now())
+        if self._tells and isinstance(run.request.sink, Witness):
+            run.request.sink.ran(run.request, marks)
+
+    def failed(self, run: EnsembleRun, outcome: Outcome) -> None:
+        """Count a request that failed."""
+        self._statistics.failed(outcome, run.request.arrived_ns)
+        if self._tells and isinstance(run.request.sink, Witness):
+            run.request.sink.ran(run.request, None)
+
+    def over(self, run: EnsembleRun) -> None:
+        """Forget a request that has had its last response."""
+        self._runs.discard(run)
+        for limit in self._limits if run.waiting else ():
+            limit.withdraw(lambda waiting: waiting[0] is run)
+        if self._on_drained and not self._runs:
+            drained, self._on_drained = self._on_drained, []
+            for call in drained:
+                call()
+
+    # Errors
+
+    def explained(self, request: StepRequest, error: NeriteError) -> NeriteError:
+        """Return the error of a step as the caller is told: Triton's words, and then where it was."""
+        step = request.start.step
+        try:
+            version = self.door.find(step.model, step.version, "").label
+        except NeriteError:  # the very thing that went wrong, perhaps
+            version = step.version or "latest"
+        given = ", ".join(f"{spec.name} {spec.datatype.name} {show(spec.shape)}" for spec in request.header.inputs)
+        return error.prefixed(
+            f"in ensemble '{self._name}', ",
+            f"\n    at step {step.number + 1} of '{self._name}': model '{step.model}', version {version}, "
+            f"given {given or 'no tensors'}",
+        )
+
+    def deadlock(self, request: InferenceRequest) -> NeriteError:
+        """Return the error of a request some of whose outputs were never made."""
+        return InvalidArgument(
+            f"in ensemble '{self._name}', {request.label}unexpected deadlock, at least one output is not set while "
+            "no more ensemble steps can be made\n    A model without several responses ended without one: let each of "
+            "its requests have one."
+        )
+
+    # Waiting
+
+    def _begin(self, waiting: _Waiting | None) -> None:
+        if waiting is not None:
+            run, wave, start = waiting
+            run.waiting -= 1
+            run.ask(wave, start)
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(GIVES_WAY_NS / 1e9, self._give_way)
+
+    def _give_way(self) -> None:
+        """Let those begin that waited too long."""
+        self._timer = None
+        for number, limit in enumerate(self._limits):
+            for waiting in limit.overdue(_now()):
+                _log.warning(
+                    "ensemble '%s': a request waited 300 s for step %d (model '%s'), which has as many under way as "
+                    "max_inflight_requests allows, and begins all the same",
+                    self._name,
+                    number + 1,
+                    waiting[2].step.model,
+                )
+                self._begin(waiting)
+        times = [at for limit in self._limits if (at := limit.wake_at()) is not None]
+        if times:
+            self._timer = self._loop.call_later(max(0, min(times) - _now()) / 1e9, self._give_way)

@@ -1,0 +1,1 @@
+"""Ensembles: which step of a request runs next, with which tensors. Pure."""

@@ -1,0 +1,183 @@
+"""How far a request to an ensemble is: which tensors it has, which steps begin now, and what the answer is.
+
+Requests with one header whose steps answer with the same headers go the same way, and a header is one object however
+often it comes. So a situation is worked out once and shared by all requests that get there; a request itself carries
+nothing but its situation and the bytes of its tensors. From a situation one gets to the next by the answer of a step:
+a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from nerite.core.dtype import DataType
+from nerite.core.request import Parameter, RequestedOutput, RequestHeader
+from nerite.core.response import ResponseHeader
+from nerite.core.tensor import TensorSpec
+from nerite.scheduling.ensemble.graph import Graph, Plan, Step
+
+_MOST_WAYS = 128
+"""Ways on that are remembered of a situation. More is a caller, or a model, that never repeats itself."""
+
+Place: TypeAlias = tuple[int, int]
+"""Where the bytes of a tensor are: whose (a place in the list of what came, first the caller's), and which of them."""
+
+
+class Start(NamedTuple):
+    """A step that begins: what its model is asked, and where the bytes are."""
+
+    step: Step
+    header: RequestHeader
+    places: tuple[Place, ...]
+
+
+class Answer(NamedTuple):
+    """What the caller gets."""
+
+    header: ResponseHeader
+    places: tuple[Place, ...]
+
+
+class _Tensor(NamedTuple):
+    """A tensor that has come."""
+
+    datatype: DataType
+    shape: tuple[int, ...]
+    batched: bool
+    """It is from a model with a batch dimension."""
+    place: Place
+
+
+class Situation:
+    """One point on the way. ``starts`` begin now; ``answer`` is complete now, if there is one."""
+
+    __slots__ = ("_begun", "_came", "_course", "_next", "_tensors", "answer", "starts")
+
+    def __init__(
+        self, course: Course, tensors: Mapping[str, _Tensor | None], begun: frozenset[int], came: int, answered: bool
+    ) -> None:
+        """``came``: how many brought tensors so far. A tensor that is None will not come any more."""
+        self._course = course
+        self._tensors = tensors
+        self._came = came
+        self._next: dict[tuple[int, ResponseHeader], Situation] = {}
+        steps = [step for step in course.plan.steps if step.number not in begun and _ready(step, tensors)]
+        self.starts = tuple(course.start(step, tensors) for step in steps)
+        self._begun = begun.union(step.number for step in steps)
+        self.answer = None if answered else course.answer(tensors)
+
+    def after(self, step: Step, header: ResponseHeader) -> Situation:
+        """Return where the answer of a step leads to: its tensors come last in the list of those who brought some.
+
+        Each response of a decoupled model is a beginning of its own, of which nothing else is part.
+        """
+        found = self._next.get((step.number, header))
+        if found is None:
+            if len(self._next) >= _MOST_WAYS:
+                self._next.clear()
+            if step.decoupled:
+                found = Situation(self._course, _given(step, header, 0), frozenset((step.number,)), 1, False)
+            else:
+                tensors = {**self._tensors, **_given(step, header, self._came)}
+                answered = self.answer is not None
+                found = Situation(self._course, tensors, self._begun, self._came + 1, answered)
+            self._next[step.number, header] = found
+        return found
+
+
+class Course:
+    """The way of all requests with one header."""
+
+    def __init__(self, graph: Graph, header: RequestHeader) -> None:
+        self.plan: Plan = graph.plan(header.wanted)
+        self._graph = graph
+        self._header = header
+        batched = graph.signature.max_batch_size > 0
+        tensors: dict[str, _Tensor | None] = dict.fromkeys(graph.signature.inputs)
+        for at, spec in enumerate(header.inputs):
+            tensors[spec.name] = _Tensor(spec.datatype, spec.shape, batched, (0, at))
+        self.beginning = Situation(self, tensors, frozenset(), 1, False)
+
+    def start(self, step: Step, tensors: Mapping[str, _Tensor | None]) -> Start:
+        """Return what the model of a step is asked: everything but the tensors is as the caller said it."""
+        specs: list[TensorSpec] = []
+        places: list[Place] = []
+        for name, source in step.inputs:
+            tensor = tensors[source]
+            if tensor is not None:
+                shape = fitted(tensor.shape, tensor.batched, step.dims[name], step.batched)
+                specs.append(TensorSpec(name, tensor.datatype, shape))
+                places.append(tensor.place)
+        caller = self._header
+        header = RequestHeader(
+            step.model,
+            step.version,
+            specs,
+            [RequestedOutput(name) for name, _ in step.outputs],
+            parameters=caller.parameters,
+            priority=caller.priority,
+            timeout_us=caller.timeout_us,
+            sequence_id=caller.sequence_id,
+            sequence_start=caller.sequence_start,
+            sequence_end=caller.sequence_end,
+        )
+        return Start(step, header, tuple(places))
+
+    def answer(self, tensors: Mapping[str, _Tensor | None]) -> Answer | None:
+        """Return what the caller gets, once every output it wants has come or will not come."""
+        if not all(name in tensors for name in self.plan.outputs):
+            return None
+        signature = self._graph.signature
+        batched = signature.max_batch_size > 0
+        specs: list[TensorSpec] = []
+        places: list[Place] = []
+        for name in self.plan.outputs:
+            tensor = tensors[name]
+            if tensor is not None:
+                shape = fitted(tensor.shape, tensor.batched, signature.outputs[name].dims, batched)
+                specs.append(TensorSpec(name, tensor.datatype, shape))
+                places.append(tensor.place)
+        header = self._header
+        sequence: dict[str, Parameter] = {
+            "sequence_id": header.sequence_id,
+            "sequence_start": header.sequence_start,
+            "sequence_end": header.sequence_end,
+        }
+        version = self._graph.version
+        return Answer(ResponseHeader(signature.model_name, version, specs, sequence if specs else None), tuple(places))
+
+
+def fitted(shape: tuple[int, ...], batched: bool, dims: Sequence[int], wants_batch: bool) -> tuple[int, ...]:
+    """Return the shape of a tensor as its taker wants it, who may have a batch dimension where the giver has none.
+
+    As in Triton, what fits neither way stays as it is, and is judged by the taker.
+    """
+    if batched == wants_batch:
+        return shape
+    if wants_batch:
+        return (1, *shape) if _matches(shape, dims) else shape
+    if not _matches(shape, dims) and shape[:1] == (1,) and _matches(shape[1:], dims):
+        return shape[1:]
+    return shape
+
+
+def _matches(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(expected in (-1, size) for size, expected in zip(shape, dims, strict=True))
+
+
+def _ready(step: Step, tensors: Mapping[str, _Tensor | None]) -> bool:
+    return all(source in tensors for _, source in step.inputs)
+
+
+def _given(step: Step, header: ResponseHeader, whose: int) -> dict[str, _Tensor | None]:
+    """Return the tensors that the answer of a step brings; one that it leaves out will not come."""
+    brought = {spec.name: (at, spec) for at, spec in enumerate(header.outputs)}
+    tensors: dict[str, _Tensor | None] = {}
+    for name, tensor in step.outputs:
+        if name in brought:
+            at, spec = brought[name]
+            tensors[tensor] = _Tensor(spec.datatype, spec.shape, step.batched, (whose, at))
+        else:
+            tensors[tensor] = None
+    return tensors

@@ -1,0 +1,24 @@
+"""Returns what the request says beside its tensors."""
+
+import json
+
+import numpy as np
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        said = [
+            request.request_id(),
+            request.correlation_id(),
+            request.flags(),
+            request.timeout(),
+            json.loads(request.parameters()),
+            sorted(request.requested_output_names()),
+        ]
+        text = np.array([[json.dumps(said).encode()]], object)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", text)])
