@@ -19,7 +19,7 @@ class Witness:
 
 
 class Relay(Witness):
-    """A sink before another one, which gets the news if it wants them. ``respond`` is up to those who derive from it."""
+    """A sink before another one, which gets the news if it wants them. Responses are the business of who derives."""
 
     __slots__ = ("_sink",)
 
