@@ -24,8 +24,23 @@ def execute(self, requests):
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+START = 'control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ]'
+TOTAL = """
+def execute(self, requests):
+    self.seen = getattr(self, "seen", set())
+    responses = []
+    for request in requests:
+        of = request.correlation_id()
+        if of and pb_utils.get_input_tensor_by_name(request, "START").as_numpy().any():
+            self.seen.add(of)
+        assert not of or of in self.seen
+        values = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+        responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)]))
+    return responses
+"""
 SHARED = ("--shared-memory=system", "--output-shared-memory-size=64")
 STREAM = ("--streaming", "--async", "--concurrency-range=4")
+SEQUENCES = ("--sequence-length=5", "--sequence-id-range=100:200")
 MODES = {
     "http": ("http", "identity", ("--sync",)),
     "http, async": ("http", "identity", ("--async", "--concurrency-range=4")),
@@ -44,6 +59,11 @@ MODES = {
     "grpc, stream": ("grpc", "identity", STREAM),
     "grpc, compression": ("grpc", "identity", ("--grpc-compression-algorithm=gzip",)),
     "grpc, stream, decoupled": ("grpc", "three_times", STREAM),
+    "http, sequences": ("http", "total", ("--concurrency-range=3", *SEQUENCES)),
+    "grpc, sequences that take turns": ("grpc", "oldest_total", ("--concurrency-range=4", *SEQUENCES)),
+    "grpc, sequences at a rate": ("grpc", "oldest_total", ("--request-rate-range=200", "--num-of-sequences=6")),
+    "grpc, stream, sequences": ("grpc", "total", (*STREAM, *SEQUENCES)),
+    "grpc, stream, more sequences than slots": ("grpc", "oldest_total", ("--streaming", "--concurrency-range=12")),
 }
 
 
@@ -53,6 +73,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     decoupled = pbtxt(batch=0, more="model_transaction_policy { decoupled: true }")
     python_model(folder / "models", "identity", IDENTITY)
     python_model(folder / "models", "three_times", THREE_TIMES, decoupled)
+    for name, strategy in (("total", "direct { }"), ("oldest_total", "oldest { max_candidate_sequences: 4 }")):
+        python_model(folder / "models", name, TOTAL, pbtxt(batch=8, more=f"sequence_batching {{ {strategy} {START} }}"))
     with serving(folder / "models", folder / "log", "--allow-client-shm=true") as running:
         yield running
 
