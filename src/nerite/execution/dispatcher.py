@@ -57,6 +57,8 @@ class Dispatcher:
         self._progress: dict[InferenceRequest, Progress] = {}
         """Requests that had such a response, until their batch has run and they had the last."""
         self._looking = False
+        self._enough = False
+        """What waits now has to wait for the next turn of the loop: a batch that ran on the loop is to run again."""
         self._timed = roster.timed
         self._settles = roster.settles
         self._timer: asyncio.TimerHandle | None = None
@@ -187,7 +189,8 @@ class Dispatcher:
     def _look(self) -> None:
         """Give batches to instances for as long as the roster says so."""
         self._looking = True
-        while True:
+        self._enough = False
+        while not self._enough:
             now = _now()
             if self._timed:
                 self._expire(now)
@@ -196,6 +199,8 @@ class Dispatcher:
                 break
             self._start(*chosen)
         self._looking = False
+        if self._enough:
+            self._look_soon()
         self._arm()
 
     def _start(self, runner: Runner, batch: Batch) -> None:
@@ -214,7 +219,9 @@ class Dispatcher:
         """An instance has finished: start its next batch, then pass the answers on."""
         self._busy -= len(batch)
         took_ns = marks.ended_ns - marks.started_ns if marks is not None else 0
+        waiting = self._roster.size
         batch, responses, apart = self._roster.ended(runner, batch, responses, took_ns)
+        self._enough = self._looking and self._roster.size > waiting
         if self._leaving:
             self._loop.call_soon(self._see_off)
         if not self._looking:
@@ -257,9 +264,10 @@ class Dispatcher:
         """One of several responses to a request is here. Only last ones keep an order."""
         progress = self._progress.get(request)
         if self._settles:
-            response = self._roster.settle(request, response)
-            if response.empty and not final:
+            settled = self._roster.settle(request, response)
+            if settled is None or (settled.empty and not final):
                 return
+            response = settled
         if marks is not None:
             if progress is None:
                 progress = self._progress[request] = Progress(marks)

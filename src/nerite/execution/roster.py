@@ -56,8 +56,11 @@ class Roster(Protocol):
     def ended(self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int) -> Ended:
         """Note that ``runner`` has finished a batch."""
 
-    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
-        """Take note of one of several responses to a request; return what its caller gets of it."""
+    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
+        """Take note of one of several responses to a request; return what its caller gets of it, None if it has none.
+
+        What is ``empty`` and not the last, the caller does not get.
+        """
 
     def came(self, runner: Runner) -> None:
         """Note that ``runner`` is there, up and idle."""

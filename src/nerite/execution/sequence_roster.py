@@ -102,9 +102,13 @@ class SequenceRoster:
         self._batcher.ended(runner, real, _now(), again)
         return [*real], settled, [*nulls, *again]
 
-    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
-        """Keep what a response leaves for the next request of the sequence; return what the caller gets of it."""
-        assert isinstance(request, SequenceRequest)
+    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
+        """Keep what a response leaves for the next request of the sequence; return what the caller gets of it.
+
+        A slot without a request has no caller.
+        """
+        if not isinstance(request, SequenceRequest):
+            return None
         return self._dress.settle(request, response, request.sequence)
 
     def resume(self, request: InferenceRequest) -> None:
