@@ -70,7 +70,7 @@ class SequenceRoster:
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
         """Return ``request`` if it would begin a sequence; one that is under way goes on."""
-        return request if request.header.sequence_start else None
+        return request if self._iterative or request.header.sequence_start else None
 
     def choose(self, now: int) -> tuple[Runner, Batch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start."""
