@@ -87,6 +87,8 @@ class Administration:
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
         parameters = _object(body).get("parameters", {})
+        if not isinstance(parameters, dict):  # Triton looks for one it knows, and finds none
+            parameters = {}
         self._errands.start(connection, _done(self._server.unload(model, parameters)))
 
     def regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
