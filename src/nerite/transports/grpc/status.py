@@ -53,8 +53,12 @@ def trailers(status: int, message: str, retry_after: int = 0) -> bytes:
     return encode_headers(_status_fields(status, message, retry_after))
 
 
+@lru_cache
 def trailers_only(status: int, message: str, retry_after: int = 0) -> bytes:
-    """Return the whole reply to a call that failed."""
+    """Return the whole reply to a call that failed.
+
+    Remembered, as a server of which too much is asked says the same again and again: refusing must be cheap.
+    """
     return encode_headers([*_BEGINNING[:2], *_status_fields(status, message, retry_after)])
 
 

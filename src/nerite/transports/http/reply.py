@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import orjson
@@ -84,10 +85,15 @@ def json_reply(value: object, status: int = 200) -> Reply:
 
 def error_reply(error: NeriteError, content_type: str = "application/json") -> Reply:
     """Return the reply that a refusal is."""
+    return _refusal(error.http_status, error.message, error.retry_after, content_type)
+
+
+@lru_cache
+def _refusal(status: int, message: str, retry_after: int, content_type: str) -> Reply:
     # What a model raises may have half a character in it, as file names do that are not UTF-8.
-    message = error.message.encode(errors="replace").decode()
-    headers = b"Retry-After: %d\r\n" % error.retry_after if error.retry_after else b""
-    return Reply(error.http_status, orjson.dumps({"error": message}), content_type, headers)
+    message = message.encode(errors="replace").decode()
+    headers = b"Retry-After: %d\r\n" % retry_after if retry_after else b""
+    return Reply(status, orjson.dumps({"error": message}), content_type, headers)
 
 
 PLAIN: Final = "text/plain"
