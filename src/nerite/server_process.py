@@ -41,6 +41,7 @@ from nerite.transports import keys
 from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
 from nerite.transports.clouds.sagemaker_models import SagemakerModels
 from nerite.transports.clouds.vertex import VertexRouter, default_model
+from nerite.transports.http import recorded_request
 from nerite.transports.http.cors import Cors, CorsRouter
 from nerite.transports.http.handler import Handler
 from nerite.transports.http.listener import HttpListener
@@ -122,7 +123,9 @@ class ServerProcess:
 
         def manager(door: Door, on_change: Callable[[], None]) -> ModelManager:
             queue = self._options.queue
-            launcher = Launcher(loop, self._loader, nursery, guests, lines, stay_awake, door, queue)
+            launcher = Launcher(
+                loop, self._loader, nursery, guests, lines, stay_awake, door, queue, recorded_request.read
+            )
             maker = VersionMaker(self._options.repository, self._options.settings_of, launcher, self._loader, cache)
             return ModelManager(self._options.repository, self._repositories, maker, self._loader, on_change)
 

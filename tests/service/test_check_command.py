@@ -183,6 +183,19 @@ def test_samples_for_warming_up(models: Path) -> None:
     assert "'good'" not in done.stdout
 
 
+def test_recorded_requests(models: Path) -> None:
+    parameter = 'parameters { key: "WARMUP_REQUESTS" value { string_value: "requests.jsonl" } }\n'
+    model = add(models, "m", TENSORS + parameter)
+    (model / "warmup").mkdir()
+    right = '{"inputs": [{"name": "A", "shape": [1], "datatype": "FP32", "data": [1]}]}\n'
+    (model / "warmup" / "requests.jsonl").write_text(right + right.replace('"A"', '"B"'))
+    done = check(models)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"{model}/config.pbtxt:")
+    assert "It is the request at warmup/requests.jsonl:2 that is wrong.\n" in done.stdout
+    assert "jsonl:1" not in done.stdout
+
+
 def test_one_model_in_two_repositories(models: Path) -> None:
     add(models, "m", TENSORS)
     other = add(models.parent / "other", "m", TENSORS)

@@ -27,5 +27,8 @@ def test_the_commands(tmp_path: Path) -> None:
         assert instances() == 3 != before
         run(without, server)
         assert instances() == before
+        recording = page.block("--record").replace("nerite client", f"nerite client --url {server.http}")
+        run(recording, cwd=tmp_path)
+        assert json.loads((tmp_path / "requests.jsonl").read_text())["inputs"][0]["data"] == [1.0, 2.0, 3.0]
         index = page.block("curl -X POST")
         eventually(lambda: all(entry["content_hash"].startswith("sha256:") for entry in json.loads(run(index, server))))

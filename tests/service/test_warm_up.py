@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from serving import IDENTITY, IN_PROCESS, Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, IN_PROCESS, NERITE, Serving, eventually, pbtxt, python_model, serving
 
 RUNS = """
 def initialize(self, args):
@@ -130,3 +132,50 @@ def test_a_decoupled_model(tmp_path: Path) -> None:
     with serving(tmp_path / "models", tmp_path / "log") as server:
         assert server.ready("m")
         assert server.text.count("ran") == 2
+
+
+def recorded(repository: Path, lines: str) -> Path:
+    """Write a model that is warmed up by the requests in a file."""
+    parameters = 'parameters { key: "WARMUP_REQUESTS" value: { string_value: "requests.jsonl" } }'
+    folder = python_model(repository, "m", RUNS, pbtxt(parameters=parameters))
+    (folder / "warmup").mkdir()
+    (folder / "warmup" / "requests.jsonl").write_text(lines)
+    return folder
+
+
+def asked(value: float) -> str:
+    tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [value]}
+    return json.dumps({"inputs": [tensor]}) + "\n"
+
+
+def test_recorded_requests_are_answered_by_each_instance(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "models", asked(1) + asked(2))
+    config = (folder / "config.pbtxt").read_text()
+    (folder / "config.pbtxt").write_text(config.replace("KIND_CPU }]", "KIND_CPU count: 2 }]"))
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        for number in range(2):
+            assert [server.text.count(f"ran m_0_{number} 1 {value}") for value in (1.0, 2.0)] == [1, 1]
+
+
+def test_a_recorded_request_that_fails_fails_the_load_by_its_line(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "models", asked(1) + asked(13))
+    with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit") as server:
+        status, body = load(server, "m")
+        assert status == 400
+        assert "failed to run warmup sample 'requests.jsonl:2': " in body
+        assert "ValueError: unlucky" in body
+        (folder / "warmup" / "requests.jsonl").write_text(asked(1) + asked(2).replace("INPUT0", "INPUT"))
+        status, body = load(server, "m")
+        assert status == 400
+        assert "It is the request at warmup/requests.jsonl:2 that is wrong." in body
+
+
+def test_what_the_client_records_warms_up(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "models", "")
+    with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit", "--load-model=m") as server:
+        command = [str(NERITE), "client", "--url", server.http, "infer", "m", "--record"]
+        for value in (1.5, 13):
+            subprocess.run([*command, str(folder / "warmup" / "requests.jsonl"), f"INPUT0={value}"], check=False)
+        assert load(server, "m") == (200, "")
+        assert server.text.count("ran m_0_0 1 1.5") == 2
+        assert server.text.count("ran m_0_0 1 13.0") == 1

@@ -21,8 +21,9 @@ from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig
 from nerite.config.signature import signature_of
 from nerite.core.errors import Internal, Unsupported
-from nerite.execution import warm_up_data
+from nerite.execution import recorded_requests, warm_up_data
 from nerite.repository import agents
+from nerite.transports.http import recorded_request
 
 _EPILOG = """\
 Prints each mistake as FILE:LINE:COLUMN: what is wrong, and below it the edit that cures it.
@@ -123,11 +124,13 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _samples(loaded: LoadedModel) -> list[Mistake]:
-    """Find what is wrong with the samples for warming up, of a model that is right so far."""
+    """Find what is wrong with what is to warm a model up, of one that is right so far."""
     polled = loaded.polled
     found: list[Mistake] = []
     for config in () if loaded.mistakes else loaded.configs.values():
-        found += warm_up_data.mistakes(config, signature_of(config, polled.directory), polled.directory)
+        signature = signature_of(config, polled.directory)
+        found += warm_up_data.mistakes(config, signature, polled.directory)
+        found += recorded_requests.mistakes(config, signature, polled.directory, recorded_request.read)
     return polled.text.source.place(list(dict.fromkeys(found)))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,14 +28,9 @@ def encode(
 
     Raises ``ClientError`` for a value that is not what the model wants.
     """
-    described = {tensor.name: tensor for tensor in model.inputs}
     entries: list[dict[str, Any]] = []
     parts: list[Buffer] = []
-    for name, value in inputs.items():
-        if name not in described:
-            known = ", ".join(described) or "none"
-            raise ClientError(f"model '{model.name}' has no input '{name}'. Its inputs: {known}")
-        datatype, array = to_tensor(described[name], value)
+    for name, datatype, array in _tensors(model, inputs):
         raw = encode_bytes(array) if datatype is dtypes.BYTES else buffer_of(array, datatype)
         size = {"binary_data_size": len(raw)}
         entries.append({"name": name, "datatype": datatype.name, "shape": list(array.shape), "parameters": size})
@@ -45,6 +42,45 @@ def encode(
     head["parameters"] = {"binary_data_output": True, **parameters}
     text = orjson.dumps(head)
     return [text, *parts], len(text)
+
+
+def as_line(model: Model, inputs: Mapping[str, object], outputs: Sequence[str], parameters: Mapping[str, Any]) -> str:
+    """Return a request as one line of JSON, with all data in it. Raises as ``encode`` does."""
+    document: dict[str, Any] = {
+        "inputs": [
+            {"name": name, "datatype": datatype.name, "shape": list(array.shape), "data": _to_json(datatype, array)}
+            for name, datatype, array in _tensors(model, inputs)
+        ]
+    }
+    if outputs:
+        document["outputs"] = [{"name": name} for name in outputs]
+    if parameters:
+        document["parameters"] = dict(parameters)
+    # Not orjson: numbers may be NaN or infinite.
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+def _tensors(model: Model, inputs: Mapping[str, object]) -> Iterator[tuple[str, DataType, Array]]:
+    described = {tensor.name: tensor for tensor in model.inputs}
+    for name, value in inputs.items():
+        if name not in described:
+            known = ", ".join(described) or "none"
+            raise ClientError(f"model '{model.name}' has no input '{name}'. Its inputs: {known}")
+        yield name, *to_tensor(described[name], value)
+
+
+def _to_json(datatype: DataType, array: Array) -> list[Any]:
+    """Return the elements as JSON has them; bytes that are no text in base64."""
+    if datatype is not dtypes.BYTES:
+        elements: list[Any] = (widened(array) if datatype is dtypes.BF16 else array).ravel().tolist()
+        return elements
+    texts: list[Any] = []
+    for element in array.flat:
+        try:
+            texts.append(element if isinstance(element, str) else element.decode())
+        except UnicodeDecodeError:
+            texts.append({"b64": base64.b64encode(element).decode()})
+    return texts
 
 
 def decode(answer: Answer) -> dict[str, Array]:

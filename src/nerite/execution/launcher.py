@@ -19,7 +19,7 @@ from nerite.config.options import QueueOptions
 from nerite.config.queue_bounds import bounds_of
 from nerite.core.errors import InvalidArgument
 from nerite.core.signature import Signature
-from nerite.execution import messages
+from nerite.execution import messages, recorded_requests, warm_up_data
 from nerite.execution.arena import Arena
 from nerite.execution.channel import Log
 from nerite.execution.dispatcher import Dispatcher
@@ -27,12 +27,13 @@ from nerite.execution.door import Door
 from nerite.execution.ensemble import Ensemble
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import Nursery
+from nerite.execution.recorded_requests import ReadRequest
 from nerite.execution.runner_makers import NativeMaker, NoInstances, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
 from nerite.execution.scheduling_choice import preserves_ordering, roster
 from nerite.execution.sentry import Sentry
 from nerite.execution.warm_up import WarmMaker
-from nerite.execution.warm_up_data import samples
+from nerite.execution.warm_up_data import Sample
 from nerite.execution.worker import write_context
 from nerite.execution.worker_runner import WorkerPlan
 from nerite.observability.statistics import VersionStatistics
@@ -58,17 +59,19 @@ class Launcher:
         stay_awake: float,
         door: Door,
         queue: QueueOptions,
+        read_request: ReadRequest,
     ) -> None:
         """``stay_awake``: seconds that the loop, and each worker, may wait awake for what comes next.
 
         ``door`` is for what runs inside and asks the server in its turn; ``queue`` bounds the queues of models that do
-        not say.
+        not say; ``read_request`` reads a recorded request.
         """
         self._loop = loop
         self._door = door
         self._stay_awake = stay_awake
         self._sentry = Sentry(loop, stay_awake)
         self._queue = queue
+        self._read_request = read_request
         self._loader = loader
         self._nursery = nursery
         self._guests = guests
@@ -96,9 +99,7 @@ class Launcher:
         instances = _instances(config)
         arena = Arena()
         self._guests.host(arena)
-        warm_up = await self._loop.run_in_executor(
-            self._loader, samples, config, signature, context.directory, _skipped
-        )
+        warm_up = await self._loop.run_in_executor(self._loader, self._samples, config, context, signature)
         maker = await self._maker(config, context, arena)
         if warm_up:
             maker = WarmMaker(maker, context.name, warm_up)
@@ -179,6 +180,14 @@ class Launcher:
             return WorkerMaker(plan, self._loop, self._loader)
         model = await run(self._loader, registry.backend(config.backend).open, context)
         return NativeMaker(model, self._loop, self._loader, on_loop_only=in_process)
+
+    def _samples(self, config: ModelConfig, context: ModelContext, signature: Signature) -> list[Sample]:
+        """Return what each instance has to answer before it is ready. Blocks. Raises ``NeriteError``."""
+        directory = context.directory
+        return [
+            *warm_up_data.samples(config, signature, directory, _skipped),
+            *recorded_requests.samples(config, signature, directory, self._read_request),
+        ]
 
     def _plan(
         self,

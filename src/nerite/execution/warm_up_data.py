@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.request import NOBODY, InferenceRequest, ReplySink, RequestHeader, labelled
 from nerite.core.signature import Signature
-from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 
 FOLDER = "warmup"
 
@@ -31,7 +31,7 @@ class Sample(NamedTuple):
     times: int
     """How often it runs."""
     header: RequestHeader
-    data: list[bytes]
+    data: Sequence[Buffer]
 
     def requests(self, sink: ReplySink, now_ns: int) -> list[InferenceRequest]:
         """Return a batch, whose memory is its own: models may work in place."""
@@ -94,7 +94,11 @@ def _sample(warmup: ModelWarmup, signature: Signature, directory: Path) -> Sampl
         data.append(_data(declared, spec, directory / FOLDER))
     header = RequestHeader(signature.model_name, "", specs)
     signature.bind(header)
-    sample = Sample(warmup.name, warmup.batch_size, max(warmup.count, 1), header, data)
+    return checked(Sample(warmup.name, warmup.batch_size, max(warmup.count, 1), header, data), signature)
+
+
+def checked(sample: Sample, signature: Signature) -> Sample:
+    """Return a sample whose data is what its header says. Raises what is said to a client otherwise."""
     wrong = signature.check_data(sample.requests(NOBODY, 0)[0])
     if wrong is not None:
         raise wrong
@@ -114,17 +118,22 @@ def _data(declared: WarmupInput, spec: TensorSpec, folder: Path) -> bytes:
 
 
 def _from_file(name: str, spec: TensorSpec, folder: Path) -> bytes:
-    path = folder / name
-    if posixpath.normpath(name).startswith(("..", "/")):
-        raise InvalidArgument(f"warmup data file '{name}' of input '{spec.name}' must stay within {folder}")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise Internal(f"failed to open text file for read {path}: {error.strerror}") from None
+    content = read_file(name, f"input '{spec.name}'", folder)
     if len(content) < spec.byte_size:
         wrong = f"warmup setting expects {spec.byte_size} bytes, but the data provided from {name} only has "
         raise labelled(InvalidArgument(f"{wrong}{len(content)} bytes"), "")
     return content if spec.byte_size < 0 else content[: spec.byte_size]
+
+
+def read_file(name: str, of: str, folder: Path) -> bytes:
+    """Return what is in a file of ``folder`` that ``of`` names. Raises ``NeriteError``."""
+    path = folder / name
+    if posixpath.normpath(name).startswith(("..", "/")):
+        raise InvalidArgument(f"warmup data file '{name}' of {of} must stay within {folder}")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Internal(f"failed to open text file for read {path}: {error.strerror}") from None
 
 
 def _random(datatype: DataType, elements: int) -> bytes:

@@ -10,7 +10,8 @@ import pytest
 
 from nerite.client import ClientError, Model, TensorDescription
 from nerite.client.connection import Answer
-from nerite.client.infer_form import HEADER_LENGTH, decode, encode
+from nerite.client.infer_form import HEADER_LENGTH, as_line, decode, encode
+from nerite.transports.http import recorded_request
 
 MODEL = Model(
     "m",
@@ -74,3 +75,35 @@ def test_a_response() -> None:
 def test_an_answer_that_is_no_response(document: object) -> None:
     with pytest.raises(ClientError, match="is no inference response"):
         decode(answer(document, length=False))
+
+
+def test_a_request_as_a_line() -> None:
+    model = Model(
+        "m",
+        (),
+        "",
+        (
+            TensorDescription("NUMBERS", "FP16", (-1, 2)),
+            TensorDescription("SHORT", "BF16", (1,)),
+            TensorDescription("TEXTS", "BYTES", (-1,)),
+        ),
+        (),
+    )
+    inputs = {"NUMBERS": [[1, 2.5]], "SHORT": [0.5], "TEXTS": ["é\n", b"plain", b"\xff"]}
+    line = as_line(model, inputs, ["OUT"], {"priority": 1})
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "inputs": [
+            {"name": "NUMBERS", "datatype": "FP16", "shape": [1, 2], "data": [1.0, 2.5]},
+            {"name": "SHORT", "datatype": "BF16", "shape": [1], "data": [0.5]},
+            {"name": "TEXTS", "datatype": "BYTES", "shape": [3], "data": ["é\n", "plain", {"b64": "/w=="}]},
+        ],
+        "outputs": [{"name": "OUT"}],
+        "parameters": {"priority": 1},
+    }
+    header, data = recorded_request.read("m", line.encode())
+    assert [spec.shape for spec in header.inputs] == [(1, 2), (1,), (3,)]
+    assert bytes(data[1]) == b"\0\x3f"
+    assert bytes(data[2]).endswith(b"\x01\0\0\0\xff")
+    with pytest.raises(ClientError, match="has no input 'OTHER'"):
+        as_line(model, {"OTHER": 1}, (), {})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from nerite.cli.client import samples
 from nerite.cli.client.outputs import as_json, as_table
 from nerite.cli.client.values import parameter, read_inputs
 from nerite.cli.help import show
-from nerite.client import Client, ClientError, Model, TensorDescription
+from nerite.client import Client, ClientError, Model, TensorDescription, infer_form
 from nerite.observability.table import terminal_width
 
 EXAMPLES = """\
@@ -47,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stream", action="store_true", help="run a model of many responses; print each as a line of JSON as it comes"
     )
+    parser.add_argument(
+        "--record",
+        metavar="FILE",
+        type=Path,
+        help="append the request to FILE once it was answered: the model's WARMUP_REQUESTS may be such a file",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON: datatype, shape and data of each output")
 
 
@@ -64,7 +71,17 @@ def run(client: Client, options: argparse.Namespace) -> int:
             _once(client, options, model, inputs)
     except ClientError as error:
         raise ClientError(f"{error}{_advice(client, options, model, inputs, error)}", error.status) from error
+    if options.record is not None:
+        _record(options.record, infer_form.as_line(model, inputs, options.output, dict(options.parameter)))
     return 0
+
+
+def _record(path: Path, line: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise ClientError(f"the request cannot be recorded in {path}: {error.strerror}") from None
 
 
 def _once(client: Client, options: argparse.Namespace, model: Model, inputs: dict[str, object]) -> None:
