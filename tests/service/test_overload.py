@@ -18,6 +18,7 @@ import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from pages import Page
 from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
 
 WAITS = "    print('runs', flush=True)\n    while os.path.exists(os.environ['HOLD']):\n        time.sleep(0.005)\n"
@@ -174,3 +175,16 @@ def test_what_is_not_there_does_not_come_back_by_waiting(tmp_path: Path) -> None
         assert (status, headers.get("Retry-After")) == (404, None)
         status, headers, _ = server.ask("POST", "/v2/repository/models/wide/unload", {})
         assert (status, headers.get("Retry-After")) == (503, None)
+
+
+def test_a_client_with_the_retry_policy_that_the_page_shows(tmp_path: Path) -> None:
+    with held(tmp_path, pbtxt(batch=1, more="", parameters=TWO)) as of:
+        of.fill()
+        names: dict[str, Any] = {}
+        exec(Page("docs/overload.md").block("retryPolicy").replace("localhost:8001", of.server.grpc), names)
+        with names["channel"] as channel:
+            pending = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(grpc_request())
+            eventually(lambda: of.rejected() == 1)
+            assert set(of.let_go().values()) == {200}
+            assert pending.result(timeout=20).raw_output_contents == [np.ones(1, np.float32).tobytes()]
+        assert of.rejected() == 1

@@ -19,6 +19,18 @@ DIFFERENCES = (
         "gets a warning in the log.",
     ),
     Difference(
+        "Queues have a bound",
+        "A queue that goes on growing refuses requests with status 503, `Retry-After` and, over gRPC, "
+        "`grpc-retry-pushback-ms`, which a full `max_queue_size` and a server that stops have as well. In Triton a "
+        "queue without `max_queue_size` grows until the memory is full. `--max-queue-seconds=0 "
+        "--max-queued-requests=0` lifts the bound. See [When too much comes](overload.md).",
+    ),
+    Difference(
+        "Warming up with recorded requests",
+        "The parameter `WARMUP_REQUESTS` of a model names a file with requests, which each instance answers before it "
+        "is ready. See [Model repositories](repositories.md).",
+    ),
+    Difference(
         "Strings in base64",
         'In JSON an element of BYTES may be `{"b64": "…"}`, so that it may be any bytes, and outputs are written like '
         "this where a request asks for it: with the parameter `base64` of an output, or `base64_output` of the "
