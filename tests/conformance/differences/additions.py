@@ -7,6 +7,8 @@ from conformance.differences.difference import Difference
 NO_STRING = "500 Unable to parse JSON bytes array: attempt to access JSON non-string as string"
 A_TEXT = '200 {"model_name": "texts", "model_version": "1", "outputs": [{"name": "OUT", "datatype": "BYTES"'
 SAID = '"model_name": "prompt", "model_version": "1", "said": '
+FULL = "503 [request id: third] Exceeds maximum queue size"
+"""What only our headers say is not here."""
 DIFFERENCES = (
     Difference(
         "The response cache: equal requests at the same time",
@@ -24,6 +26,7 @@ DIFFERENCES = (
         "`grpc-retry-pushback-ms`, which a full `max_queue_size` and a server that stops have as well. In Triton a "
         "queue without `max_queue_size` grows until the memory is full. `--max-queue-seconds=0 "
         "--max-queued-requests=0` lifts the bound. See [When too much comes](overload.md).",
+        {"queue/no place in the queue#3": (FULL, FULL)},
     ),
     Difference(
         "Warming up with recorded requests",
