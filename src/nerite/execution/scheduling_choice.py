@@ -66,10 +66,11 @@ def _sequence_rules(config: ModelConfig, batching: ModelSequenceBatching, hold: 
             max_batch_size=config.max_batch_size,
             preferred_sizes=tuple(oldest.preferred_batch_size),
             max_delay_us=oldest.max_queue_delay_microseconds,
+            hold_until=hold,
         ),
         max_delay_us=direct.max_queue_delay_microseconds if direct else 0,
         min_utilization=direct.minimum_slot_utilization if direct else 0.0,
-        hold_until=hold,
+        hold_until=0 if oldest else hold,
         hold_until_backlog=_hold("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"),
     )
 

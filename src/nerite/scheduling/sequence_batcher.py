@@ -57,7 +57,7 @@ class SequenceBatcher(Generic[Instance]):
         self._rules = rules
         self._prepare = prepare
         self._idle_ns = rules.max_idle_us * 1000
-        self._hold = rules.hold_until > 0 or rules.hold_until_backlog > 0
+        self._hold = rules.hold_until > 0
         self._live: dict[int | str, Sequence] = {}
         """By id, the sequence that was begun last and is not over."""
         self._slots: dict[Instance, Slots] = {}

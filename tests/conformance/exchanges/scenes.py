@@ -136,3 +136,9 @@ BROKEN = Scene(
     flags=("--exit-on-error=false", "--disable-auto-complete-config"),
 )
 SEQUENCES = Scene("sequences", repository="sequences", flags=("--disable-auto-complete-config",))
+SEQUENCES_HELD = Scene(
+    "sequences-held",
+    repository="sequences",
+    flags=SEQUENCES.flags,
+    environment=(("TRITONSERVER_DELAY_SCHEDULER", "2"), ("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "1")),
+)
