@@ -22,6 +22,6 @@ class SequenceRules:
     min_utilization: float = 0.0
     """``direct``: the fraction of slots with a request that a batch need not wait with."""
     hold_until: int = 0
-    """``direct``: start nothing before this many requests wait in slots: ``TRITONSERVER_DELAY_SCHEDULER``, for tests."""
+    """``direct``: start nothing before this many wait in slots (``TRITONSERVER_DELAY_SCHEDULER``, a hook for tests)."""
     hold_until_backlog: int = 0
     """Nor, then, before this many wait for a slot (``TRITONSERVER_BACKLOG_DELAY_SCHEDULER``)."""

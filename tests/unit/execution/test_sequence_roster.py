@@ -1,0 +1,196 @@
+"""Sequences between callers and instances: what is counted, what leaves with an instance, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runner import OK, FakeRunner
+
+from doubles import Caller, FakeLoop, request
+from nerite.config.model_config import ModelConfig
+from nerite.config.options import QueueOptions
+from nerite.config.scheduling_choice import ModelSequenceBatching, SequenceControl, SequenceControlInput
+from nerite.core.marks import Marks
+from nerite.core.request import InferenceRequest
+from nerite.execution import dispatcher, sequence_roster
+from nerite.execution.dispatcher import Dispatcher
+from nerite.execution.sentry import Sentry
+from nerite.execution.sequence_roster import SequenceRoster
+from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.scheduling.admission import Admission
+from nerite.scheduling.sequence import SequenceRequest
+from nerite.scheduling.sequence_rules import SequenceRules
+
+MS = 1_000_000
+CORRID = SequenceControl(kind="CONTROL_SEQUENCE_CORRID", data_type="TYPE_UINT64")
+
+
+class Bench:
+    """A dispatcher with a roster of sequences, and everything around it."""
+
+    def __init__(self, loop: FakeLoop) -> None:
+        self.loop: Any = loop
+        self.caller = Caller()
+        self.statistics = VersionStatistics()
+        self.runners: list[FakeRunner] = []
+        self.of: Dispatcher
+
+    def start(self, instances: int = 1, slots: int = 2) -> Dispatcher:
+        """Sequences may be idle for 10 ms. The model is told of a correlation id that is a number."""
+        batching = ModelSequenceBatching(control_input=(SequenceControlInput(name="CORRID", control=(CORRID,)),))
+        config = ModelConfig(name="model", max_batch_size=slots, sequence_batching=batching)
+        roster = SequenceRoster(config, Path(), SequenceRules("model", slots, 10_000))
+        self.runners = [FakeRunner(f"model_{number}") for number in range(instances)]
+        admission = Admission(QueueOptions(), "model")
+        self.of = Dispatcher(roster, self.runners, self.statistics, self.loop, Sentry(self.loop, 0.0), admission)
+        return self.of
+
+    def ask(self, sequence_id: int | str, *, start: bool = False, end: bool = False, rows: int = 1) -> InferenceRequest:
+        outer = request(rows, sink=self.caller)
+        outer.header.sequence_id = sequence_id
+        outer.header.sequence_start = start
+        outer.header.sequence_end = end
+        self.of.submit(SequenceRequest(outer))
+        self.loop.settle()
+        return outer
+
+    def answer(self, asked: InferenceRequest) -> str:
+        answers = self.caller.of(asked)
+        assert len(answers) <= 1
+        if not answers:
+            return "nothing yet"
+        error = answers[0].error
+        return "ok" if error is None else error.message
+
+    def running(self, number: int = 0) -> list[InferenceRequest | None]:
+        """What an instance runs, by the callers' requests; None for a slot without one."""
+        batch = self.runners[number].batch or []
+        return [each.outer if isinstance(each, SequenceRequest) else None for each in batch]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    loop = FakeLoop()
+    monkeypatch.setattr(dispatcher, "_now", loop.now)
+    monkeypatch.setattr(sequence_roster, "_now", loop.now)
+    yield Bench(loop)
+
+
+def test_slots_without_a_request_are_rows_and_nothing_else(bench: Bench) -> None:
+    bench.start()
+    bench.ask(1, start=True)
+    second = bench.ask(2, start=True)
+    bench.runners[0].finish()
+    bench.runners[0].finish()
+    third = bench.ask(2, end=True)
+    assert bench.running() == [None, third]
+    bench.runners[0].finish()
+    assert [bench.answer(each) for each in (second, third)] == ["ok", "ok"]
+    assert bench.of.in_flight == 0
+    statistics = bench.statistics
+    assert (statistics.inference_count, statistics.execution_count, statistics.success.count) == (3, 3, 3)
+    assert {size: counts.compute_infer.count for size, counts in statistics.batches.items()} == {1: 1, 2: 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"sequence_id": 1}, "must specify the START flag on the first request"),
+        ({"sequence_id": 0, "start": True}, "must specify a non-zero or non-empty correlation ID"),
+        ({"sequence_id": "", "start": True}, "must specify a non-zero or non-empty correlation ID"),
+        ({"sequence_id": "a", "start": True}, "control 'CORRID' data-type is 'TYPE_UINT64', but model 'model' expects"),
+        ({"sequence_id": 1, "start": True, "rows": 2}, "must specify batch-size 1 due to requirements of sequence"),
+    ],
+)
+def test_a_mistake_of_the_caller_counts_nowhere(bench: Bench, asked: dict[str, Any], words: str) -> None:
+    bench.start()
+    assert words in bench.answer(bench.ask(**asked))
+    assert bench.statistics.fail.count == 0
+    assert bench.of.in_flight == 0
+
+
+def test_what_the_caller_does_reaches_the_model(bench: Bench) -> None:
+    bench.start()
+    asked = bench.ask(1, start=True)
+    inner = bench.runners[0].batches[0][0]
+    bench.runners[0].part(inner, OK, False, Marks())
+    asked.pause(True)
+    asked.pause(False)
+    asked.cancel()
+    assert bench.runners[0].told == [("pause", inner), ("resume", inner), ("cancel", inner)]
+
+
+def test_who_cancels_answers_for_the_rest_of_the_sequence(bench: Bench) -> None:
+    bench.start()
+    first, second, third = bench.ask(1, start=True), bench.ask(1), bench.ask(1)
+    third.cancel()
+    assert [bench.answer(each) for each in (first, second, third)] == ["nothing yet", "", ""]
+    bench.runners[0].finish()
+    assert bench.answer(first) == "ok"
+    assert bench.statistics.failures[Outcome.CANCELED] == 2
+
+
+def test_what_dies_with_an_instance(bench: Bench) -> None:
+    bench.start(instances=2, slots=1)
+    running, other = bench.ask(1, start=True), bench.ask(2, start=True)
+    waiting, elsewhere = bench.ask(1), bench.ask(3, start=True)
+    bench.runners[0].die()
+    assert bench.answer(running) == "died"
+    assert "(what was sequence 1 is over: the instance that had it, 'model_0', died)" in bench.answer(waiting)
+    bench.runners[0].come_back()
+    assert (bench.running(0), bench.running(1)) == ([elsewhere], [other])
+    assert bench.of.in_flight == 2
+
+
+def test_nobody_waits_for_ever(bench: Bench) -> None:
+    bench.start(slots=1)
+    bench.runners[0].die()
+    asked = [bench.ask(number, start=True) for number in (1, 2, 3)]
+    asked.append(bench.ask(3))
+    bench.runners[0].fail_to_come_back()
+    assert {bench.answer(each) for each in asked} == {"no instance of the model can be started: no such file"}
+    assert bench.of.in_flight == 0
+
+
+@pytest.mark.parametrize("how", ["ends", "is idle", "dies", "is cancelled"])
+def test_an_instance_leaves_when_its_last_sequence_is_over(bench: Bench, how: str) -> None:
+    of = bench.start(instances=2)
+    left: list[str] = []
+    bench.ask(1, start=True)
+    first = bench.runners[0]
+    first.finish()
+    of.remove(first, lambda runner: left.append(runner.name))
+    bench.loop.settle()
+    new = bench.ask(2, start=True)
+    assert bench.running(1) == [new]
+    assert left == []
+    if how == "ends":
+        bench.ask(1, end=True)
+        first.finish()
+    elif how == "is idle":
+        bench.loop.advance(11 * MS)
+    elif how == "dies":
+        first.die()
+    else:
+        running, waiting = bench.ask(1), bench.ask(1)
+        waiting.cancel()
+        bench.loop.settle()
+        assert (left, bench.answer(running)) == ([], "nothing yet")
+        first.finish()
+    bench.loop.settle()
+    assert left == ["model_0"]
+
+
+def test_an_idle_sequence_is_over_when_its_time_is(bench: Bench) -> None:
+    bench.start(slots=1)
+    bench.ask(1, start=True)
+    bench.loop.pass_time(50 * MS)
+    bench.runners[0].finish()
+    waiting = bench.ask(2, start=True)
+    bench.loop.advance(10 * MS - 1)
+    assert bench.running() == []
+    bench.loop.advance(2 * FakeLoop.TURN_NS)
+    assert bench.running() == [waiting]
