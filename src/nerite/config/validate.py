@@ -1,9 +1,9 @@
 """What has to hold for a configuration, in Triton's words and order, and every breach of it rather than the first.
 
-The checks come in the three groups in which Triton makes them: of the configuration as such, before anything is loaded
-(``check_config``); of the tensors, which a backend may have completed by then (``check_tensors``); and of the instance
-groups, against the machine (``check_instances``). A check is left out where the text of a field that it reads was wrong
-already, because what it would say then may not be true.
+The checks come in the four groups in which Triton makes them: of the configuration as such, before anything is loaded
+(``check_config``); of the tensors, which a backend may have completed by then (``check_tensors``); of what sequences
+leave (``check_sequences``); and of the instance groups, against the machine (``check_instances``). A check is left out
+where the text of a field that it reads was wrong already, because what it would say then may not be true.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def check_config(config: ModelConfig, text: Parsed) -> list[Mistake]:
 def check_tensors(config: ModelConfig, text: Parsed) -> list[Mistake]:
     """Return what is wrong with the inputs and outputs of ``config``."""
     return _run(_TENSOR_CHECKS, config, text)
+
+
+def check_sequences(config: ModelConfig, text: Parsed) -> list[Mistake]:
+    """Return what is wrong with the controls and states of ``config``, taken together with its inputs and outputs."""
+    return _run(_SEQUENCE_CHECKS, config, text)
 
 
 def check_instances(config: ModelConfig, text: Parsed, gpus: Collection[int]) -> list[Mistake]:
@@ -222,5 +227,5 @@ _TENSOR_CHECKS: Final = (
     Check(_reads("input", "max_batch_size", "platform"), check_inputs),
     Check(_reads("output", "max_batch_size", "platform"), check_outputs),
     Check(_reads("batch_input", "batch_output", "input", "output"), check_batch_tensors),
-    Check(_reads("sequence_batching", "input"), check_states),
 )
+_SEQUENCE_CHECKS: Final = (Check(_reads("sequence_batching", "input"), check_states),)

@@ -11,6 +11,12 @@ FULL = "503 [request id: third] Exceeds maximum queue size"
 """What only our headers say is not here."""
 DIFFERENCES = (
     Difference(
+        "States of Python models",
+        "A Python model leaves a state by returning it as an output with the name that `output_name` says, also with a "
+        "request that is to run again. In Triton it can read its states, and leave none. See "
+        "[Sequences](sequences.md).",
+    ),
+    Difference(
         "The response cache: equal requests at the same time",
         "While one of them is computed the others wait for its answer, and count as hits. Triton computes each.",
     ),

@@ -45,6 +45,32 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Iterative sequences: END before the last turn",
+        "A request with START and END that its model wants once more is lost in Triton, and its caller waits for ever. "
+        "So is one of a model whose sequences are not iterative; with us it fails, in the words of Triton's log.",
+        {"iterative/END in two turns": (NEVER, "200")},
+    ),
+    Difference(
+        "Iterative sequences: statistics",
+        "Triton counts a request as often as it ran. Here it is one inference, when it is over; each turn is an "
+        "execution.",
+    ),
+    Difference(
+        "States with initial values of a size of their own",
+        "Where a state may have any size, Triton writes all of its initial state into memory for one of size 1, and "
+        "may end of it. The model gets all of it, in the shape that `initial_state` has.",
+    ),
+    Difference(
+        "States without an initial state",
+        "Triton gives the first request of a sequence whatever is in memory; here it gets zeros.",
+    ),
+    Difference(
+        "Tensors of sequences that are two things at once",
+        "A control or a state with the name of an input, of another control or of another state is refused when the "
+        "model is loaded, as are states without names or type, and one tensor for two kinds of control. Triton takes "
+        "them, and gives the model one of the two tensors, or ends at the first request.",
+    ),
+    Difference(
         "The response cache: failures",
         "Triton keeps a failure as an answer without outputs, and gives it with status 200 to whoever asks again. Only "
         "what a model has answered is kept.",

@@ -84,6 +84,16 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "A response to a request that is to run again",
+        "It is allowed where it has nothing but states, which Triton's Python models cannot leave.",
+        {
+            "iterative/a response, and once more": (
+                "500 Failed to process the request(s) for model 'turns_0', message: Expected a None object in the",
+                "500 Failed to process the request(s) for model 'turns_0', message: Expected a None object in the",
+            )
+        },
+    ),
+    Difference(
         "Names of classes and files in the errors of Python models",
         "They are the names of Triton's C++ module and of Python's import machinery; Nerite shows its own class, and "
         "of a traceback the part that belongs to the model.",

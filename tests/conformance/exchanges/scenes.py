@@ -142,3 +142,12 @@ SEQUENCES_HELD = Scene(
     flags=SEQUENCES.flags,
     environment=(("TRITONSERVER_DELAY_SCHEDULER", "2"), ("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "1")),
 )
+ITERATIVE = Scene(
+    "iterative",
+    repository="iterative",
+    flags=(
+        "--model-control-mode=explicit",
+        "--disable-auto-complete-config",
+        *(f"--load-model={model}" for model in ("begins", "begins_text", "streamed", "turns")),
+    ),
+)
