@@ -270,7 +270,7 @@ class Dispatcher:
             response = settled
         if marks is not None:
             if progress is None:
-                progress = self._progress[request] = Progress(marks)
+                progress = self._progress[request] = Progress(marks, request.queued_ns)
             self._statistics.responded(request, response, progress, marks)
         if not final:
             request.on_pause = self._on_pause

@@ -75,12 +75,13 @@ class ResponseStatistics:
 class Progress:
     """How far a request is that gets its responses one by one."""
 
-    __slots__ = ("count", "over", "ready_ns", "started_ns")
+    __slots__ = ("count", "over", "queued_ns", "ready_ns", "started_ns")
 
-    def __init__(self, first: Marks) -> None:
-        """``first`` are the marks of the first response."""
+    def __init__(self, first: Marks, queued_ns: int) -> None:
+        """``first`` are the marks of the first response; ``queued_ns`` is when the request had begun to wait."""
         self.count = 0
         self.over = False
+        self.queued_ns = queued_ns
         self.started_ns = first.started_ns
         self.ready_ns = first.inputs_ready_ns
 
@@ -220,7 +221,7 @@ class VersionStatistics:
         else:
             self.inference_count += request.header.batch_size
             self.success.add(now - request.arrived_ns)
-            self.queue.add(progress.started_ns - request.queued_ns)
+            self.queue.add(progress.started_ns - progress.queued_ns)
             self.compute_input.add(progress.ready_ns - progress.started_ns)
             self.compute_infer.add(marks.computed_ns - progress.ready_ns)
             self.compute_output.add(marks.ended_ns - marks.computed_ns)

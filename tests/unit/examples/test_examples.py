@@ -63,8 +63,11 @@ def contents(models: Path) -> dict[str, tuple[int, bytes]]:
 
 def test_the_first_build_makes_every_model(first_build: tuple[Path, list[str]]) -> None:
     models, done = first_build
-    assert {path.name for path in models.iterdir()} == {"digits", "digits_preprocess", "scaler"}
+    assert {path.name for path in models.iterdir()} == {"babble", "digits", "digits_preprocess", "scaler"}
     assert done[:-1] == [
+        "copied babble/1/corpus.txt",
+        "copied babble/1/model.py",
+        "copied babble/config.pbtxt",
         "copied digits/config.pbtxt",
         "copied digits/labels.txt",
         "copied digits_preprocess/1/model.py",

@@ -126,8 +126,8 @@ def counts(of: VersionStatistics, place: int) -> dict[str, tuple[int, int]]:
 def test_responses_by_their_place() -> None:
     of = VersionStatistics()
     first = marks(100, 110, 150, 155)
-    progress = Progress(first)
     asked = waited(1, 0, 0)
+    progress = Progress(first, asked.queued_ns)
     of.responded(asked, OK, progress, first)
     of.responded(asked, BAD, progress, marks(100, 155, 165, 168))
     of.responded(asked, EMPTY, progress, marks(100, 168, 170, 171))
@@ -142,13 +142,13 @@ def test_the_end_of_a_request_that_was_given_up(last: InferenceResponse) -> None
     of = VersionStatistics()
     asked = waited(1, 0, 0)
     asked.cancel()
-    of.responded(asked, last, Progress(marks(0, 0, 0, 0)), marks(100, 110, 150, 155))
+    of.responded(asked, last, Progress(marks(0, 0, 0, 0), asked.queued_ns), marks(100, 110, 150, 155))
     assert counts(of, 0) == {"cancel": (1, 45)}
 
 
 def test_an_endless_stream_is_counted_in_bounded_memory() -> None:
     of = VersionStatistics()
-    progress = Progress(marks(0, 0, 0, 0))
+    progress = Progress(marks(0, 0, 0, 0), 0)
     for _ in range(MOST_RESPONSES + 10):
         of.responded(waited(1, 0, 0), OK, progress, marks(0, 1, 2, 3))
     assert len(of.responses) == MOST_RESPONSES
@@ -159,7 +159,7 @@ def test_an_endless_stream_is_counted_in_bounded_memory() -> None:
 def test_a_request_with_several_responses_counts_at_the_last() -> None:
     of = VersionStatistics()
     asked = waited(2, 50, 60)
-    progress = Progress(marks(100, 110, 150, 155))
+    progress = Progress(marks(100, 110, 150, 155), asked.queued_ns)
     of.ended(asked, EMPTY, progress, marks(100, 400, 500, 505), 520)
     assert (of.inference_count, of.last_inference_ms, of.execution_count) == (2, 1_700_000_000_123, 0)
     durations = (of.success, of.queue, of.compute_input, of.compute_infer, of.compute_output)
@@ -175,7 +175,7 @@ def test_a_request_that_ended_badly(last: InferenceResponse, given_up: bool, out
     asked = waited(1, 50, 60)
     if given_up:
         asked.cancel()
-    of.ended(asked, last, Progress(marks(100, 110, 150, 155)), marks(100, 110, 150, 155), 200)
+    of.ended(asked, last, Progress(marks(100, 110, 150, 155), asked.queued_ns), marks(100, 110, 150, 155), 200)
     assert (show(of.fail), show(of.success), of.failures[outcome]) == ((1, 150), (0, 0), 1)
 
 
