@@ -24,11 +24,12 @@ check: $(VENV)/dev  ## lint, formatting, types
 test: $(VENV)/dev  ## every test
 	$(BIN)/pytest
 
-bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, shared memory, and the curves
+bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, shared memory, curves, overload
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/onnx_served.py
 	$(BIN)/python benchmarks/shared_memory.py
 	$(BIN)/python benchmarks/curves.py
+	$(BIN)/python benchmarks/overload.py
 
 soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them (5 minutes)
 	$(BIN)/python benchmarks/churn.py

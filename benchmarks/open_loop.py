@@ -11,15 +11,19 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import hpack
 import uvloop
 
+USEFUL = 1.0
+"""Seconds after which nobody waits for an answer any more."""
 _GRACE = 2.0
 """Seconds after the last request, in which answers still count."""
 _MOST_CONNECTIONS = 14_000
@@ -207,7 +211,18 @@ def main() -> None:
     protocol, port, body, head_size, rate, seconds = sys.argv[1:]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         tally = runner.run(run(protocol, int(port), Path(body).read_bytes(), head_size, float(rate), float(seconds)))
-    print(json.dumps({"sent": tally.sent, "refused": tally.refused, "answered": tally.answered}))
+    took = [each for _, each in tally.answered]
+    late = [each for sent_at, each in tally.answered if sent_at > float(seconds) / 2]
+    told = {"sent": tally.sent, "refused": tally.refused, "answered": len(took)}
+    told |= {"useful": sum(each < USEFUL for each in took), "took": _times(took), "took_late": _times(late)}
+    print(json.dumps(told))
+
+
+def _times(took: Sequence[float]) -> str:
+    """Return the median and the 99th percentile."""
+    if len(took) < 2:
+        return "nothing came"
+    return f"{statistics.median(took):.2f} s, {statistics.quantiles(took, n=100)[98]:.2f} s"
 
 
 if __name__ == "__main__":

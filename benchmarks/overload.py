@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from contestants import Contestant, nerite, real_triton
@@ -23,7 +21,6 @@ from footprint import resident
 from loads import SMALL, need, write_http, wrk
 from page import machine, write
 
-_USEFUL = 1.0
 _PEAK_CONNECTIONS = 64
 _CONFIG = """
 name: "steady"
@@ -62,21 +59,12 @@ def offered(server: Contestant, folder: Path, protocol: str, peak: float, times:
     command += [str(folder / f"small.{protocol}"), str(size), rate, str(seconds)]
     done = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     more = resident(server.process.pid) - before
-    took = [each for _, each in done["answered"]]
-    useful = sum(each < _USEFUL for each in took) / seconds
-    settled = [each for at, each in done["answered"] if at > seconds / 2]
+    figures = [peak, done["sent"] / seconds, done["answered"] / seconds, done["useful"] / seconds]
+    title = f"{server.name}, {'HTTP' if protocol == 'http' else 'gRPC'}, {times} x"
     return (
-        f"| {server.name}, {protocol if protocol == 'grpc' else 'HTTP'}, {times} x | {done['sent'] / seconds:,.0f} "
-        f"| {len(took) / seconds:,.0f} | {useful:,.0f} | **{useful / peak:.0%}** | {_times(took)} | {_times(settled)} "
-        f"| {done['refused'] / seconds:,.0f} | {more:,.0f} MB |"
-    ).replace("grpc", "gRPC")
-
-
-def _times(took: Sequence[float]) -> str:
-    """Return the median and the 99th percentile."""
-    if len(took) < 2:
-        return "nothing came"
-    return f"{statistics.median(took):.2f} s, {statistics.quantiles(took, n=100)[98]:.2f} s"
+        f"| {title} | {' | '.join(f'{figure:,.0f}' for figure in figures)} | **{figures[-1] / peak:.0%}** "
+        f"| {done['took']} | {done['took_late']} | {done['refused'] / seconds:,.0f} | {more:,.0f} MB |"
+    )
 
 
 def write_requests(folder: Path) -> None:
@@ -111,14 +99,14 @@ def main() -> None:
     options = parser.parse_args()
     need("wrk")
     lines = [
-        "| | offered/s | answered/s | within 1 s | of the peak | p50, p99 | in the second half | refused/s | memory |"
+        "| | peak/s | offered/s | answered/s | within 1 s | of the peak | p50, p99 | in the second half "
+        "| refused/s | memory |"
     ]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_requests(folder)
         repository = write_model(folder)
-        peaks = []
         for start in (lambda: nerite("Nerite", repository, folder), lambda: real_triton(repository, folder)):
             for protocol in ("http", "grpc"):
                 for times in (2, 10):
@@ -127,9 +115,8 @@ def main() -> None:
                         load = wrk(folder, "small", _PEAK_CONNECTIONS, 2, "steady")
                         load(server)
                         peak = load(server).rate
-                        peaks.append(f"{peak:,.0f}")
                         lines.append(offered(server, folder, protocol, peak, times, options.seconds))
-    text = f"Measured on {machine()}; {options.seconds} s each; peaks of {' and '.join(sorted(set(peaks)))}.\n\n"
+    text = f"Measured on {machine()}; {options.seconds} s each.\n\n"
     text += "\n".join(lines) + "\n"
     if options.print:
         print(text)
