@@ -14,12 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from nerite.core import header_form
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, Again, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
-from nerite.execution import header_form, messages, records
+from nerite.execution import messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import WorkerProcess

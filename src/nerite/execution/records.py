@@ -20,11 +20,12 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
+from nerite.core import header_form
 from nerite.core.errors import NeriteError
 from nerite.core.request import RequestHeader
 from nerite.core.response import Again, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.execution import header_form, messages
+from nerite.execution import messages
 from nerite.execution.arena import Arena, Borrower, Loans, address_of
 from nerite.execution.messages import PADDING
 

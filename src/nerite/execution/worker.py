@@ -19,13 +19,14 @@ from typing import Any
 
 from nerite.backends import registry
 from nerite.backends.interface import Instance, InstanceContext, Model, ModelContext
+from nerite.core import header_form
 from nerite.core.at_hand import ids_at_hand
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
-from nerite.execution import guard, header_form, messages, records
+from nerite.execution import guard, messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
 from nerite.execution.inbox import Inbox
 from nerite.execution.vigil import Vigil

@@ -23,12 +23,12 @@ from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution import messages
 from nerite.execution.arena import Arena
-from nerite.execution.backoff import Backoff
 from nerite.execution.channel import Channel, Log
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import Nursery, WorkerProcess
 from nerite.execution.runner import Batch, Done, Part, Runner
 from nerite.execution.worker import write_context
+from nerite.scheduling.backoff import Backoff
 
 _log = logging.getLogger("nerite.execution")
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerite.core import dtype as dtypes
-from nerite.core import errors
+from nerite.core import errors, header_form
 from nerite.core.marks import Marks
 from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec
-from nerite.execution import header_form, messages, records
+from nerite.execution import messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, anonymous_file
 
 

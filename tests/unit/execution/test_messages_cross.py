@@ -20,13 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerite.core import dtype as dtypes
+from nerite.core import header_form
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import Again, ResponseHeader
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.execution import arena as arena_module
-from nerite.execution import header_form, messages, records
+from nerite.execution import messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, address_of
 
 KB = 1024

@@ -9,7 +9,7 @@ from threading import Event
 from typing import TypeVar
 
 from nerite.core.errors import Internal, Unavailable
-from nerite.execution.backoff import Backoff
+from nerite.scheduling.backoff import Backoff
 
 _log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
