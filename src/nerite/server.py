@@ -87,7 +87,7 @@ class InferenceServer:
             self._renew_origins(lasting=self._cache.shared)
 
     def _renew_origins(self, *, lasting: bool) -> None:
-        """Tell the cache where answers come from now: those of an ensemble from what came or went, perhaps."""
+        """Have the cache ask where answers come from now: those of an ensemble from what came or went, perhaps."""
 
         def origin_of(running: RunningVersion) -> str:
             return origin(running, self._manager.find, lasting=lasting)

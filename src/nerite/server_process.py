@@ -168,7 +168,7 @@ class ServerProcess:
     async def _open_cache(self) -> ResponseCache | None:
         """Return the response cache that the flags ask for. Raises ``NeriteError`` with Triton's text."""
         try:
-            return await open_cache(self._options.cache)
+            return await open_cache(self._options.cache, os.environ)
         except NeriteError as error:
             raise error.prefixed(f"error: creating server: {_SAID.get(error.code, error.code)} - ") from None
 

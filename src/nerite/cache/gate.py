@@ -56,16 +56,17 @@ class Gate:
         self._queue = queue
         self._statistics = statistics
         self._keys = Keys(outputs)
+        self._origin_of: Callable[[], str] = lambda: ""
         self._open: dict[bytes, Question] = {}
         """What is looked up or computed now, by its key."""
         self._waiting: dict[InferenceRequest, Question] = {}
         """Requests that are not in the queue: their key is looked up, or another one is computed for them."""
         self._on_drained: list[Callable[[], None]] = []
 
-    def renew(self, origin: str) -> None:
-        """Answer with nothing that was kept under another origin: that the answers come from (see ``Keys``)."""
-        if origin != self._keys.origin:
-            self._keys.renew(origin)
+    def renew(self, origin_of: Callable[[], str]) -> None:
+        """Answer with nothing that comes from elsewhere: ask where answers come from now (see ``Keys.origin``)."""
+        self._origin_of = origin_of
+        self._keys.renew("")
 
     @property
     def pending(self) -> int:
@@ -80,8 +81,10 @@ class Gate:
     def submit(self, request: InferenceRequest) -> None:
         """Answer a request from the cache, or let it through."""
         if not self._keys.origin:
-            self._queue.submit(request)
-            return
+            self._keys.renew(self._origin_of())
+            if not self._keys.origin:
+                self._queue.submit(request)
+                return
         key = self._keys.of(request)
         question = self._open.get(key)
         if question is None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from nerite.cache.interface import ResponseCache
 from nerite.cache.local import LocalCache
-from nerite.config.near import nearest
+from nerite.cache.refusals import choice, refuse_unknown
 from nerite.config.options import CacheOptions
-from nerite.core.errors import Internal, InvalidArgument
+from nerite.core.errors import Internal, InvalidArgument, Unsupported
 
-_CACHES = ("local",)
 _EXAMPLE = "--cache-config=local,size=1048576"
 
 
-async def open_cache(options: CacheOptions) -> ResponseCache | None:
+async def open_cache(options: CacheOptions, environment: Mapping[str, str]) -> ResponseCache | None:
     """Return the cache that the options ask for, ready for use; None if they ask for none.
 
     Raises ``NeriteError``, in Triton's words where it has any.
@@ -24,41 +23,32 @@ async def open_cache(options: CacheOptions) -> ResponseCache | None:
             return None
         case "local":
             return _local(options.settings)
+        case "redis":
+            try:
+                from nerite.cache.redis.cache import open_redis
+            except ModuleNotFoundError as error:
+                if error.name != "hiredis":
+                    raise
+                raise Unsupported(
+                    "the cache 'redis' needs the package 'hiredis'. Install it with: pip install 'nerite[redis]'"
+                ) from None
+            return await open_redis(options.settings, environment)
     raise InvalidArgument(
         f"unable to find 'libtritoncache_{options.name}.so' for cache. Searched: {options.directory}. "
-        f"The caches of this server are {_listed(_CACHES)}.{_meant(options.name, _CACHES)}"
+        f"The caches of this server are {choice(options.name, ('local', 'redis'))}"
     )
-
-
-def refuse_unknown(cache: str, settings: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ``InvalidArgument`` for the first setting that a cache does not have."""
-    known = list(known)
-    for name in settings:
-        if name not in known:
-            raise InvalidArgument(
-                f"the cache '{cache}' has no setting '{name}'. It has {_listed(known)}.{_meant(name, known)}"
-            )
 
 
 def _local(settings: Mapping[str, str]) -> LocalCache:
     failed = "Failed to initialize LocalCache:"
-    size = settings.get("size")
-    if size is None:
+    text = settings.get("size")
+    if text is None:
         raise InvalidArgument(f"{failed} config didn't contain a valid 'size' field. Say how many bytes: {_EXAMPLE}")
     refuse_unknown("local", settings, ("size",))
     try:
-        bytes_ = int(size)
+        size = int(text)
     except ValueError:
-        raise Internal(f"{failed} stoull '{size}' is not a number of bytes: {_EXAMPLE}") from None
-    if bytes_ <= 0:
-        raise Internal(f"{failed} failed to allocate buffer {bytes_} bytes are too few: {_EXAMPLE}")
-    return LocalCache(bytes_)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
-def _meant(wrong: str, known: Iterable[str]) -> str:
-    near = nearest(wrong, known)
-    return f" Did you mean '{near}'?" if near else ""
+        raise Internal(f"{failed} stoull. '{text}' is not a number of bytes: {_EXAMPLE}") from None
+    if size <= 0:
+        raise Internal(f"{failed} failed to allocate buffer. {size} bytes are too few: {_EXAMPLE}")
+    return LocalCache(size)

@@ -134,9 +134,9 @@ class RunningVersion:
         self._entry = self._submit = self._queue.submit
 
     def renew_origin(self, origin_of: Callable[[RunningVersion], str]) -> None:
-        """Tell the cache, if there is one before this, where answers come from now."""
+        """Have the cache, if there is one before this, ask where answers come from now."""
         if self._gate is not None:
-            self._gate.renew(origin_of(self))
+            self._gate.renew(lambda: origin_of(self))
 
     def tell_witnesses(self) -> None:
         """Tell sinks that want to know how their requests ran, from now on."""

@@ -289,7 +289,6 @@ class ModelManager:
             content = await self._in_loader(self._hashes.of_version, loaded, version)
             if content and record.running.get(version) is running:
                 running.content = content
-                self._on_change()
 
     async def register(self, repository: RegisteredRepository, name: str) -> None:
         """Take in a repository, and load a model of it: both or neither. Raises ``NeriteError``."""

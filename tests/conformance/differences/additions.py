@@ -21,6 +21,12 @@ DIFFERENCES = (
         "While one of them is computed the others wait for its answer, and count as hits. Triton computes each.",
     ),
     Difference(
+        "The response cache: Redis that is slow or gone",
+        "Triton's cache waits for an answer of Redis without end, unless socket_timeout says otherwise. Nerite waits "
+        "100 ms; then, and until Redis can be reached again, models compute, and nobody waits for it. Entries belong "
+        "to the content of a model's files, and what somebody else has written there is not believed.",
+    ),
+    Difference(
         "The response cache: settings that there are not",
         "A setting of --cache-config that a cache does not have is refused, with the name that was meant. So is a size "
         "with something behind the number. Triton ignores both. A model that enables the cache on a server without one "

@@ -98,7 +98,7 @@ class Bench:
         self.statistics = VersionStatistics()
         self.caller = Caller()
         self.gate = Gate(cache, self.queue, self.statistics, ["OUT"])
-        self.gate.renew("model/1/1")
+        self.gate.renew(lambda: "model/1/1")
 
     def ask(self, value: int = 0, of: RequestHeader = PLAIN) -> InferenceRequest:
         asked = InferenceRequest(of, [bytes([value] * 4)], self.caller, 0)
@@ -232,16 +232,16 @@ def test_a_response_before_the_end_of_responses(bench: Bench) -> None:
 def test_other_origin_other_answers(bench: Bench) -> None:
     bench.ask()
     bench.compute(1)
-    bench.gate.renew("model/1/1")
+    bench.gate.renew(lambda: "model/1/1")
     assert bench.told(bench.ask()) == 1
-    bench.gate.renew("model/1/2")
+    bench.gate.renew(lambda: "model/1/2")
     bench.ask()
     bench.compute(2)
     assert bench.told(bench.ask()) == 2
 
 
 def test_nothing_is_kept_as_long_as_the_origin_is_not_known(bench: Bench) -> None:
-    bench.gate.renew("")
+    bench.gate.renew(lambda: "")
     for value in (1, 2):
         asked = bench.ask()
         bench.compute(value)
@@ -373,3 +373,13 @@ def test_every_request_is_answered_once_and_with_its_own_answer(events: list[tup
         assert bench.told(each) in (each.data[0][0], "no", "")
     assert bench.gate.in_flight == 0
     assert not bench.gate._open
+
+
+def test_the_origin_may_become_known_later(remote: Bench, slow: SlowCache) -> None:
+    origin = ""
+    remote.gate.renew(lambda: origin)
+    remote.ask()
+    assert (len(slow.asked), len(remote.queue.held)) == (0, 1)
+    origin = "model/1/sha256:1"
+    remote.ask()
+    assert (len(slow.asked), len(remote.queue.held)) == (1, 1)

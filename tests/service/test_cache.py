@@ -1,0 +1,278 @@
+"""The response cache of a real server, in this process and in Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.utils.shared_memory as shm
+import trustme
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+
+from redis_server import Redis, redis_server
+from regions import region
+from serving import NERITE, Serving, adds, binary_request, eventually, pbtxt, python_model, serving
+
+CACHED = pbtxt(more="dynamic_batching {} response_cache { enable: true }")
+COUNTS = """
+def initialize(self, args):
+    self.asked = 0
+
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        self.asked += 1
+        given = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+        if given.flat[0] < 0:
+            time.sleep(-float(given.flat[0]))
+        answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", given + self.asked)]))
+    return answers
+"""
+LOCAL = "--cache-config=local,size=10000000"
+
+
+def stats(server: Serving, model: str = "counts") -> dict[str, int]:
+    """How often a model was asked, by the way in which it was answered."""
+    (version,) = server.json("GET", f"/v2/models/{model}/stats")["model_stats"]
+    counts = {name: each["count"] for name, each in version["inference_stats"].items()}
+    return {"executions": version["execution_count"], **counts}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    python_model(folder, "counts", COUNTS, CACHED)
+    python_model(folder, "uncached", COUNTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving(repository, tmp_path_factory.mktemp("log") / "log", LOCAL, "--allow-client-shm=true") as running:
+        yield running
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Redis]:
+    with redis_server(tmp_path / "redis") as running:
+        yield running
+
+
+def test_large_tensors(server: Serving) -> None:
+    """They come from memory of the worker's, which is used again while the cache has what was in it."""
+    array = np.arange(250_000, dtype=np.float32).reshape(1, -1)
+
+    def ask(add: int) -> bytes:
+        body, headers = binary_request(array + add)
+        return server.ask("POST", "/v2/models/counts/infer", body, **headers)[2]
+
+    first = ask(0)
+    others = [ask(add) for add in (1, 2)]
+    assert [ask(0), ask(1), ask(2)] == [first, *others]
+    assert len({first, *others}) == 3
+
+
+def test_equal_requests_at_the_same_time_are_computed_once(server: Serving) -> None:
+    before = stats(server)
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: server.infer("counts", [-0.5]), range(8)))
+    after = stats(server)
+    assert len({*map(tuple, answers)}) == 1
+    assert after["executions"] - before["executions"] == 1
+    assert (after["cache_hit"] - before["cache_hit"], after["cache_miss"] - before["cache_miss"]) == (7, 1)
+
+
+def test_a_model_that_does_not_ask_for_it(server: Serving) -> None:
+    for _ in range(2):
+        server.infer("uncached", [1.0])
+    assert stats(server, "uncached")["executions"] == 2
+
+
+def test_tensors_in_shared_memory(server: Serving) -> None:
+    client = InferenceServerClient(server.http)
+    given = np.array([[5, 6]], np.float32)
+    with region(client, "given", 8) as ours, region(client, "taken", 8) as theirs:
+        tensor = InferInput("INPUT0", [1, 2], "FP32")
+        tensor.set_shared_memory("given", 8)
+        output = InferRequestedOutput("OUTPUT0")
+        output.set_shared_memory("taken", 8)
+        shm.set_shared_memory_region(ours, [given])
+        before = stats(server)["cache_hit"]
+        seen = []
+        for _ in range(2):
+            shm.set_shared_memory_region(theirs, [np.zeros(2, np.float32)])
+            client.infer("counts", [tensor], outputs=[output])
+            seen.append(shm.get_contents_as_numpy(theirs, np.float32, [2]).tolist())
+    assert seen[0] == seen[1] == server.infer("counts", [5.0, 6.0]) != [0, 0]
+    assert stats(server)["cache_hit"] == before + 2
+    client.close()
+
+
+def test_a_server_without_a_cache_says_so(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log") as server:
+        assert server.infer("counts", [1.0]) != server.infer("counts", [1.0])
+    assert "model 'counts' enables the response cache, and the server has none" in server.text
+    assert "model 'uncached' enables" not in server.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--cache-config=local,x=1"],
+            "error: creating server: Invalid argument - Failed to initialize LocalCache: config didn't contain a valid "
+            "'size' field.",
+        ),
+        (
+            ["--cache-config=redis,host=127.0.0.1", "--cache-config=redis,port=1"],
+            "error: creating server: Internal - Failed to initialize RedisCache: Failed to connect to Redis "
+            "(127.0.0.1:1): Connection refused",
+        ),
+        (
+            ["--cache-config=redis,host=nowhere.invalid", "--cache-config=redis,port=1"],
+            "Failed to connect to Redis (nowhere.invalid:1): ",
+        ),
+    ],
+)
+def test_no_start_without_the_cache(repository: Path, flags: list[str], said: str) -> None:
+    done = subprocess.run([NERITE, "serve", repository, *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_two_servers_have_one_redis(repository: Path, redis: Redis, tmp_path: Path) -> None:
+    with (
+        serving(repository, tmp_path / "one", *redis.flags) as one,
+        serving(repository, tmp_path / "two", *redis.flags) as two,
+    ):
+        known(one)
+        known(two)
+        answer = one.infer("counts", [1.0, 2.0])
+        eventually(lambda: len(redis.keys) == 1)
+        assert two.infer("counts", [1.0, 2.0]) == answer
+        assert stats(two)["executions"] == 0
+        assert (stats(one)["cache_miss"], stats(two)["cache_hit"]) == (1, 1)
+        assert one.infer("counts", [1.0, 3.0]) != [2.0, 4.0], "the second execution of the first server"
+    with serving(repository, tmp_path / "three", *redis.flags) as three:
+        known(three)
+        assert three.infer("counts", [1.0, 2.0]) == answer, "and it is there after a restart"
+
+
+def test_answers_of_other_files_are_not_taken_from_redis(redis: Redis, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for add in (1, 2, 1):
+        python_model(models, "counts", adds(add), CACHED)
+        with serving(models, tmp_path / "log", *redis.flags) as server:
+            known(server)
+            assert server.infer("counts", [1.0]) == [1.0 + add]
+            eventually(lambda: len(redis.keys) >= 1)
+    assert len(redis.keys) == 2
+
+
+def test_what_somebody_else_has_written(repository: Path, redis: Redis, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", *redis.flags) as server:
+        known(server)
+        server.infer("counts", [1.0])
+        eventually(lambda: len(redis.keys) == 1)
+        (key,) = redis.keys
+        entry = redis.ask("GET", key)
+        assert isinstance(entry, bytes)
+        for strange in (b"", b"nothing of ours", entry[:-1], entry + b"x"):
+            redis.ask("SET", key, strange)
+            server.infer("counts", [1.0])
+            eventually(lambda: redis.ask("GET", key) not in (b"", strange), what="it was not replaced")  # noqa: B023
+        redis.ask("DEL", key)
+        redis.ask("LPUSH", key, "a list")
+        server.infer("counts", [1.0])
+        assert stats(server)["executions"] == 6
+        eventually(lambda: server.metrics()["nerite_cache_failures"] == 5)
+    assert f"what Redis has under '{key.decode()}' is not used: it is too short" in server.text
+    assert f"Redis (127.0.0.1:{redis.port}) refuses: WRONGTYPE" in server.text
+
+
+def test_redis_goes_and_comes_back(repository: Path, redis: Redis, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", *redis.flags) as server:
+        known(server)
+        server.infer("counts", [1.0])
+        redis.stop()
+        for _ in range(3):
+            server.infer("counts", [1.0])
+        assert stats(server)["executions"] == 4
+        redis.start()
+        eventually(lambda: "again" in server.text, what="it did not come back")
+        answer = server.infer("counts", [1.0])
+        assert server.infer("counts", [1.0]) == answer
+    assert f"lost Redis (127.0.0.1:{redis.port}), so that models compute everything: " in server.text
+
+
+def test_redis_that_does_not_answer(repository: Path, redis: Redis, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", *redis.flags, "--cache-config=redis,socket_timeout=50") as server:
+        known(server)
+        redis.signal(signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(8) as threads:
+                answers = list(threads.map(lambda number: server.infer("counts", [float(number)]), range(8)))
+        finally:
+            redis.signal(signal.SIGCONT)
+        assert len(answers) == 8
+        assert (stats(server)["success"], stats(server)["cache_miss"]) == (8, 8)
+        eventually(lambda: "again" in server.text, what="it did not come back")
+    assert "models compute everything: no answer in 50 ms" in server.text
+
+
+def test_redis_that_is_full(repository: Path, tmp_path: Path) -> None:
+    with (
+        redis_server(tmp_path / "redis", "--maxmemory", "1") as redis,
+        serving(repository, tmp_path / "log", *redis.flags) as server,
+    ):
+        known(server)
+        for _ in range(2):
+            server.infer("counts", [1.0])
+        assert stats(server)["executions"] == 2
+        eventually(lambda: "refuses: OOM command not allowed" in server.text)
+
+
+def test_who_may_use_redis(repository: Path, tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis", "--requirepass", "secret") as redis:
+        for wrong, said in (("", "NOAUTH"), ("wrong", "WRONGPASS")):
+            command = [NERITE, "serve", repository, *redis.flags]
+            environment = {**os.environ, "TRITONCACHE_REDIS_PASSWORD": wrong}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            assert (done.returncode, said in done.stderr) == (1, True)
+        flags = (*redis.flags, "--cache-config=redis,password=secret", "--cache-config=redis,db=3")
+        with serving(repository, tmp_path / "log", *flags) as server:
+            known(server)
+            assert server.infer("counts", [1.0]) == server.infer("counts", [1.0])
+
+
+def test_redis_over_tls(repository: Path, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("redis.example")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    files = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "key", "cert")}
+    tls = ("--tls-cert-file", files["cert"], "--tls-key-file", files["key"], "--tls-ca-cert-file", files["ca"])
+    settings = {"tls_enabled": "true", "cacert": files["ca"], "cert": files["cert"], "key": files["key"]}
+    with redis_server(tmp_path / "redis", "--tls-replication", "no", *tls, tls=True) as redis:
+        flags = (*redis.flags, *(f"--cache-config=redis,{name}={value}" for name, value in settings.items()))
+        with serving(repository, tmp_path / "log", *flags, "--cache-config=redis,sni=redis.example") as server:
+            known(server)
+            assert server.infer("counts", [1.0]) == server.infer("counts", [1.0])
+        done = subprocess.run([NERITE, "serve", repository, *flags], capture_output=True, text=True, check=False)
+        assert "certificate verify failed: IP address mismatch" in done.stderr
+
+
+def known(server: Serving) -> None:
+    """Wait until it is known what the models were made from: only then is their work kept in Redis."""
+
+    def content() -> bool:
+        return all("content_hash" in entry for entry in server.json("POST", "/v2/repository/index"))
+
+    eventually(content)
