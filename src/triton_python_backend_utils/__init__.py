@@ -5,6 +5,7 @@ numpy and the standard library only. Names, signatures and error texts are those
 differences are in the documentation, under Python models.
 """
 
+from triton_python_backend_utils.calls import ResponseIterator
 from triton_python_backend_utils.data_types import (
     TRITON_STRING_TO_NUMPY,
     deserialize_bytes_tensor,
@@ -44,7 +45,6 @@ from triton_python_backend_utils.response import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,
     InferenceResponseSender,
-    ResponseIterator,
 )
 from triton_python_backend_utils.tensor import Tensor
 from triton_python_backend_utils.trace import InferenceTrace

@@ -76,8 +76,3 @@ def _incompatible(what: str, signature: str, given: Sequence[object], named: Map
         f"{what} arguments. The following argument types are supported:\n    1. {signature}\n\n"
         f"Invoked with: {arguments}"
     )
-
-
-def not_offered(what: str) -> TritonModelException:
-    """Return the error for a part of Triton's API that this version of the server does not have."""
-    return TritonModelException(f"{what} is not offered by this version of Nerite yet.")

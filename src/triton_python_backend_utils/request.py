@@ -7,11 +7,14 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from nerite.core.request import InferenceRequest as CoreRequest
+from nerite.core.request import Parameter
 from nerite.core.response import InferenceResponse as CoreResponse
-from triton_python_backend_utils.errors import TritonModelException, incompatible, not_offered
+from triton_python_backend_utils import calls
+from triton_python_backend_utils.calls import ResponseIterator
+from triton_python_backend_utils.errors import TritonModelException, incompatible, incompatible_call
 from triton_python_backend_utils.memory import TRITONSERVER_MEMORY_CPU, PreferredMemory
 from triton_python_backend_utils.parameters import Parameters, checked
-from triton_python_backend_utils.response import InferenceResponse, InferenceResponseSender, ResponseIterator
+from triton_python_backend_utils.response import InferenceResponse, InferenceResponseSender
 from triton_python_backend_utils.tensor import ReceivedTensor, Tensor
 from triton_python_backend_utils.trace import InferenceTrace
 
@@ -58,7 +61,9 @@ class InferenceRequest:
         parameters: Parameters | None = None,
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
-            raise _incomplete(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
+            raise _incompatible(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
+        if not isinstance(request_id, str) or not isinstance(timeout, int) or timeout < 0:
+            raise _incompatible(request_id=request_id, timeout=timeout)
         if not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
         of = f"request with id '{request_id}' and model name '{model_name}'"
@@ -128,12 +133,37 @@ class InferenceRequest:
         raise TritonModelException("get_response_sender() is only for requests that execute() was given.")
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Run the request on another model and wait. Not offered yet."""
-        raise not_offered("InferenceRequest.exec()")
+        """Send the request to the model that it names, and wait for the response, which may be an error.
+
+        With ``decoupled`` return an iterator over any number of responses; a decoupled model needs that. Raises
+        ``TritonModelException`` outside of ``execute``.
+        """
+        return calls.ask(self, decoupled=self._flag("exec", "object", decoupled))
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
-        """Run the request on another model. Not offered yet."""
-        raise not_offered("InferenceRequest.async_exec()")
+        """Send the request at once, and return what a coroutine may await: the same as ``exec`` returns.
+
+        Raises as ``exec`` does, and ``RuntimeError`` outside of a coroutine.
+        """
+        return calls.ask_async(self, decoupled=self._flag("async_exec", "object", decoupled))
+
+    def target(self) -> tuple[str, int]:
+        """Return model and version, -1 for the latest. For the server: no part of Triton's interface."""
+        return self._model_name, self._model_version
+
+    def custom(self) -> dict[str, Parameter]:
+        """Return the custom parameters. For the server: no part of Triton's interface."""
+        return self._parameters
+
+    def _flag(self, method: str, returns: str, decoupled: object) -> bool:
+        if not isinstance(decoupled, bool):
+            raise incompatible_call(
+                method,
+                f"(self: c_python_backend_utils.InferenceRequest, decoupled: bool = False) -> {returns}",
+                self,
+                decoupled=decoupled,
+            )
+        return decoupled
 
 
 class Answering(Protocol):
@@ -188,6 +218,15 @@ class ServedRequest(InferenceRequest):
             | header.sequence_end * TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
         )
 
+    def target(self) -> tuple[str, int]:
+        """Return the model that received it, and the version that the caller named."""
+        header = self.core.header
+        return header.model_name, int(header.model_version or -1)
+
+    def custom(self) -> dict[str, Parameter]:
+        """Return the custom parameters."""
+        return self.core.header.parameters
+
     def timeout(self) -> int:
         """Return the timeout in microseconds, 0 for none."""
         return self.core.header.timeout_us
@@ -198,7 +237,7 @@ class ServedRequest(InferenceRequest):
 
     def trace(self) -> InferenceTrace:
         """Return the trace of this request."""
-        return InferenceTrace()
+        return InferenceTrace(None, self.core)
 
     def requested_output_names(self) -> set[str]:
         """Return the names of the outputs that the caller wants: all of the model's if it named none."""
@@ -236,7 +275,7 @@ class ServedRequest(InferenceRequest):
         return self._sender
 
 
-def _incomplete(**given: object) -> TypeError:
+def _incompatible(**given: object) -> TypeError:
     return incompatible(
         "InferenceRequest(request_id: str = '', correlation_id: object = 0, "
         "inputs: List[triton::backend::python::PbTensor], requested_output_names: List[str], model_name: str, "

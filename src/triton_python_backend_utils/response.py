@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest as CoreRequest
@@ -16,7 +16,6 @@ from triton_python_backend_utils.errors import (
     TritonModelException,
     incompatible,
     incompatible_call,
-    not_offered,
 )
 from triton_python_backend_utils.parameters import Parameters, checked
 from triton_python_backend_utils.tensor import Tensor
@@ -135,20 +134,6 @@ class InferenceResponseSender:
     def is_cancelled(self) -> bool:
         """Return True if nobody waits for the responses any more. Then the work may be left."""
         return self._request.is_cancelled()
-
-
-class ResponseIterator:
-    """The responses of another model to one request. Not offered yet: ``exec`` gives none."""
-
-    def __iter__(self) -> Iterator[InferenceResponse]:
-        raise not_offered("ResponseIterator")
-
-    def __next__(self) -> InferenceResponse:
-        raise not_offered("ResponseIterator")
-
-    def cancel(self) -> None:
-        """Say that no more responses are wanted."""
-        raise not_offered("ResponseIterator.cancel()")
 
 
 def _as_list(tensors: Sequence[Tensor], error: object) -> list[Tensor]:

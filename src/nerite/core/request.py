@@ -209,6 +209,8 @@ class InferenceRequest:
 
     streams = False
     """Whether ``respond`` may be called from any thread, and with several responses."""
+    caused = False
+    """Whether another request causes it: somebody inside the server waits for it."""
 
     def __init__(
         self, header: RequestHeader, data: Sequence[Buffer], sink: ReplySink, arrived_ns: int, id: str = ""
@@ -257,6 +259,11 @@ class InferenceRequest:
     def is_cancelled(self) -> bool:
         """Return whether nobody waits for the answer any more. For models, which may ask at any time."""
         return self.cancelled
+
+    @property
+    def origin(self) -> InferenceRequest:
+        """The request as whoever waits for it knows it."""
+        return self
 
     @property
     def label(self) -> str:

@@ -12,13 +12,13 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from nerite.core import header_form
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
-from nerite.core.response import EMPTY, Again, InferenceResponse, ResponseHeader
+from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.execution import messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
@@ -32,30 +32,58 @@ _WRITABLE: Final = 1 << 30
 """Added to the number of a guest that the worker maps to write."""
 
 
+Ask = Callable[[dict[str, Any], bool, Callable[[bytes], None]], None]
+"""Called with a question of the model, whether it is being loaded, and where the message with the answer goes."""
+
+
+class Desk(Protocol):
+    """Who takes a model's calls to other models."""
+
+    def call(
+        self, number: int, batch: int, index: int, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]
+    ) -> None:
+        """Answer a call, which is made for one request of a batch or, with the index ``ALL``, for all."""
+
+    def give_up(self, number: int) -> None:
+        """Take note that the model does not wait for the answers to a call any more."""
+
+    def taken(self, number: int, count: int) -> None:
+        """Take note that the model has read some answers to a call."""
+
+
 class Channel:
     """Packs what goes to one worker, unpacks what comes from it."""
 
-    def __init__(self, process: WorkerProcess, arena: Arena, guests: GuestMemory, log: Log) -> None:
+    def __init__(self, process: WorkerProcess, arena: Arena, guests: GuestMemory, log: Log, ask: Ask) -> None:
+        """``ask`` is called with what the model asks of the server, by whichever thread has the channel."""
         self._process = process
         self._socket = process.channel
         self._log = log
+        self._ask = ask
         self._frames = messages.Frames()
         self._arena = arena
         self._loans = Loans()
         self._borrower = Borrower()
-        self._packer: records.Packer[RequestHeader] = records.Packer(arena, self._loans, self._borrower, self._in_guest)
+        self._requests: records.Packer[RequestHeader] = records.Packer(
+            arena, self._loans, self._borrower, self._in_guest
+        )
+        self._responses: records.Packer[ResponseHeader] = records.Packer(
+            arena, self._loans, self._borrower, self._in_guest
+        )
         self._guests = guests
         self._known_guests: set[int] = set()
         """Those that the worker maps."""
         self._own_guests: list[int] = []
         """The worker's memory, for other workers to map."""
-        self._unpacker: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
+        self._results: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
+        self._calls: records.Unpacker[RequestHeader] = records.Unpacker(self._loans, self._borrower)
         self._answers: deque[Callable[[Any, NeriteError | None], None]] = deque()
         self._unsent: deque[memoryview] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_result: Callable[[int, list[InferenceResponse | None], Marks], None] | None = None
         self._on_part: Callable[[int, int, InferenceResponse, bool, Marks], None] | None = None
         self._on_end: Callable[[], None] | None = None
+        self._desk: Desk | None = None
 
     def ask(self, kind: int, value: object) -> Any:
         """Ask and wait for the answer. Only before ``attach``. Raises what the worker answers, or ``Unavailable``."""
@@ -82,12 +110,15 @@ class Channel:
         on_result: Callable[[int, list[InferenceResponse | None], Marks], None],
         on_part: Callable[[int, int, InferenceResponse, bool, Marks], None],
         on_end: Callable[[], None],
+        desk: Desk,
     ) -> None:
         """Give the channel to the loop.
 
         ``on_result`` takes what a batch returned, ``on_part`` a single response to one of its requests, whether it
-        is the last, and its times. ``on_end`` is called once, when the worker's side is closed.
+        is the last, and its times. ``on_end`` is called once, when the worker's side is closed. ``desk`` takes the
+        model's calls to other models.
         """
+        self._desk = desk
         self._loop = loop
         self._on_result = on_result
         self._on_part = on_part
@@ -108,7 +139,7 @@ class Channel:
         """Send a batch."""
         introductions: list[Buffer] = []
         records: list[Buffer] = []
-        packer = self._packer
+        packer = self._requests
         for request in requests:
             packer.record(packer.entry(request.header, introductions), request.id, request.data, records)
         tokens = self._borrower.take_released()
@@ -116,6 +147,15 @@ class Channel:
         if introductions:
             message = b"".join((*introductions, message))
         self._send(message)
+
+    def answer(self, call: int, response: InferenceResponse, final: bool) -> None:
+        """Send an answer to a call of the model."""
+        introductions: list[Buffer] = []
+        parts: list[Buffer] = []
+        records.response_record(self._responses, response, introductions, parts)
+        tokens = self._borrower.take_released()
+        message = messages.batch_message(messages.ANSWER, call, final, tokens, None, parts)
+        self._send(b"".join((*introductions, message)) if introductions else message)
 
     def tell(self, kind: int, batch: int, index: int) -> None:
         """Say something of one request of a batch: CANCEL, PAUSE or RESUME."""
@@ -159,8 +199,18 @@ class Channel:
             self._result(count, body)
         elif kind in (messages.PART, messages.LAST):
             self._part(count, body, kind == messages.LAST)
-        elif kind == messages.HEADER:
-            self._unpacker.introduce(header_form.read_response_header(messages.read_json(body)))
+        elif kind == messages.CALL:
+            self._call(body)
+        elif kind == messages.GIVE_UP and self._desk is not None:
+            self._desk.give_up(messages.read_batch(body)[0])
+        elif kind == messages.TAKEN and self._desk is not None:
+            self._desk.taken(messages.read_batch(body)[0], count)
+        elif kind == messages.ASK:
+            self._ask(messages.read_json(body), self._desk is None, self._send)
+        elif kind == messages.REQUEST_HEADER:
+            self._calls.introduce(header_form.read_request_header(messages.read_json(body)))
+        elif kind == messages.RESPONSE_HEADER:
+            self._results.introduce(header_form.read_response_header(messages.read_json(body)))
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._loans.returned(token)
@@ -180,18 +230,9 @@ class Channel:
         batch, tokens, at = messages.read_batch(body)
         marks, at = messages.read_marks(body, at)
         responses: list[InferenceResponse | None] = []
-        record = self._unpacker.record
         for _ in range(count):
-            header, _, data, at = record(body, at)
-            if isinstance(header, ResponseHeader):
-                responses.append(InferenceResponse(header, data))
-            elif isinstance(header, NeriteError):
-                responses.append(InferenceResponse.failed(header))
-            elif header is None:
-                responses.append(None)
-            else:
-                states, _, data, at = record(body, at)
-                responses.append(Again(states if isinstance(states, ResponseHeader) else None, data))
+            response, at = records.read_response(self._results, body, at)
+            responses.append(response)
         # After the records: an output may be a part of an input that is given back with this very message.
         for token in tokens:
             self._loans.returned(token)
@@ -201,15 +242,23 @@ class Channel:
     def _part(self, index: int, body: memoryview, final: bool) -> None:
         batch, tokens, at = messages.read_batch(body)
         marks, at = messages.read_marks(body, at)
-        header, _, data, _ = self._unpacker.record(body, at)
-        if isinstance(header, NeriteError):
-            response = InferenceResponse.failed(header)
-        else:
-            response = InferenceResponse(header, data) if isinstance(header, ResponseHeader) else EMPTY
+        response, _ = records.read_response(self._results, body, at)
         for token in tokens:
             self._loans.returned(token)
         assert self._on_part is not None
-        self._on_part(batch, index, response, final, marks)
+        self._on_part(batch, index, EMPTY if response is None else response, final, marks)
+
+    def _call(self, body: memoryview) -> None:
+        call, tokens, at = messages.read_batch(body)
+        batch, index, decoupled, at = messages.read_caller(body, at)
+        header, name, data, _ = self._calls.record(body, at)
+        for token in tokens:
+            self._loans.returned(token)
+        assert isinstance(header, RequestHeader)
+        if self._desk is None:  # a thread that the model began in ``initialize`` is very quick
+            self.answer(call, InferenceResponse.failed(Unavailable("the server is not ready for calls yet")), True)
+            return
+        self._desk.call(call, batch, index, decoupled, header, name, data)
 
     def _send(self, message: bytes) -> None:
         if not self._unsent:

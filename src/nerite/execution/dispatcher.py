@@ -19,6 +19,7 @@ from nerite.core.witness import Witness
 from nerite.execution.roster import Roster
 from nerite.execution.runner import Batch, Done, Part, Runner
 from nerite.execution.sentry import Sentry
+from nerite.execution.waits import relieve
 from nerite.observability.statistics import Outcome, Progress, VersionStatistics
 from nerite.scheduling.admission import Admission
 from nerite.scheduling.release_order import ReleaseOrder
@@ -102,8 +103,11 @@ class Dispatcher:
         if (roster.idle or roster.ahead) and not self._looking:
             self._looking = True
             self._loop.call_soon(self._turn)
-        elif not self._busy and not roster.idle:
-            self._fail_hopeless()
+        elif not roster.idle:
+            if not self._busy:
+                self._fail_hopeless()
+            elif request.caused:
+                relieve(request)
         if self._timed:
             self._arm()
 
@@ -118,6 +122,29 @@ class Dispatcher:
         if least is not None:
             self._refuse(least, labelled(admission.refusal(), least.id), Outcome.REJECTED)
         return least is not request
+
+    def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Return the calls to other models of which one must be answered before ``request``, which is here, can be.
+
+        None of them if an instance is free, or will be so by itself.
+        """
+        for runner in self._runners:
+            if (calls := runner.calls_for(request)) is not None:
+                return calls
+        if self._roster.idle:
+            return ()
+        awaited: list[InferenceRequest] = []
+        for runner in self._runners:
+            if runner not in self._leaving:
+                calls = runner.calls()
+                if not calls:
+                    return ()
+                awaited += calls
+        return awaited
+
+    def begun(self, request: InferenceRequest) -> bool:
+        """Return whether an instance has ``request``, which is here."""
+        return any(runner.calls_for(request) is not None for runner in self._runners)
 
     def add(self, runner: Runner) -> None:
         """Have one more instance."""

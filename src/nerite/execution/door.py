@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nerite.core.request import InferenceRequest
-from nerite.execution.running_version import RunningVersion
+
+if TYPE_CHECKING:
+    from nerite.execution.running_version import RunningVersion
 
 
 class Door(Protocol):

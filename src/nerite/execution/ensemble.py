@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from nerite.core.errors import InvalidArgument, NeriteError
@@ -97,6 +97,14 @@ class Ensemble:
     def tell_witnesses(self) -> None:
         """Tell sinks how their requests ran, from now on."""
         self._tells = True
+
+    def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Return the steps of ``request`` that are under way."""
+        return next((run.under_way for run in self._runs if run.request is request), ())
+
+    def begun(self, request: InferenceRequest) -> bool:
+        """Return False: no instance has it, and what the steps do can be given up."""
+        return False
 
     # What the runs tell
 

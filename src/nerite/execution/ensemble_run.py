@@ -70,6 +70,11 @@ class EnsembleRun(Witness):
         self._answered = False
         self._queue_ns = self._input_ns = self._infer_ns = self._output_ns = 0
 
+    @property
+    def under_way(self) -> Sequence[InferenceRequest]:
+        """The steps that have begun, and have not had their last answer."""
+        return tuple(self._open)
+
     def begin(self, beginning: Situation) -> None:
         """Begin with the steps that need nothing but what the caller sent."""
         self.request.on_cancel = self._cancelled

@@ -1,7 +1,8 @@
 """What the server sends to a worker, read by whichever of its threads waits for something.
 
 Mostly that is the main thread, which waits for the next job. While it is at work, a model may want to know whether a
-request was cancelled, or a thread of its own may wait until more responses are wanted: then these read. Control
+request was cancelled, or wait for the answer of another model, and a thread of its own may wait until more responses
+are wanted: then these read. An event loop whose coroutines wait for answers reads when there is something. Control
 messages take effect where they are read; jobs are kept for the main thread, in order.
 """
 
@@ -11,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
@@ -35,7 +37,11 @@ class Inbox:
         self._reading = threading.Lock()
         self._turn = threading.Condition()
         self._waiting = 0
+        self._loops: dict[AbstractEventLoop, int] = {}
+        """Event loops that read, and for how many who wait."""
         self.vigil = Vigil(0.0)
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when the server is gone, by any thread."""
 
     def job(self) -> Message | None:
         """Wait for the next job and return it; None when the server is gone. For the main thread."""
@@ -69,8 +75,8 @@ class Inbox:
         while not ready() and not self._ended:
             if self._reading.acquire(blocking=False):
                 try:
-                    if not ready():
-                        self._take(self._channel.recv_into(self._frames.space()))
+                    while not ready() and not self._ended:
+                        self._take(self._receive(True))
                 finally:
                     self._reading.release()
                 self._released()
@@ -82,6 +88,20 @@ class Inbox:
                     self._turn.wait()
                 self._waiting -= 1
 
+    def attend(self, loop: AbstractEventLoop) -> None:
+        """Have an event loop read, too, until ``leave``. For the thread of the loop."""
+        waiting = self._loops.get(loop, 0)
+        self._loops[loop] = waiting + 1
+        if not waiting:
+            loop.add_reader(self._channel, self.look)
+
+    def leave(self, loop: AbstractEventLoop) -> None:
+        """Have an event loop read no more, once all who said ``attend`` have said this. For the thread of the loop."""
+        self._loops[loop] -= 1
+        if not self._loops[loop]:
+            del self._loops[loop]
+            loop.remove_reader(self._channel)
+
     def _released(self) -> None:
         """Let somebody else read."""
         if self._waiting:
@@ -91,16 +111,21 @@ class Inbox:
     def _take(self, size: int) -> None:
         if size == 0:
             self._ended = True
+            self.on_end()
+            self._released()
             return
         for message in self._frames.received(size):
             if not self._control(*message):
                 self._jobs.append(message)
         self._released()
 
-    def _receive(self) -> int:
-        """Wait for bytes, awake for a moment if more are likely to come at once; return how many came."""
+    def _receive(self, answer: bool = False) -> int:
+        """Wait for bytes, awake for a moment if they are likely to come at once; return how many came.
+
+        ``answer``: they are to answer something, rather than to be a job.
+        """
         vigil, receive, space = self.vigil, self._channel.recv_into, self._frames.space()
-        vigil.rest(_now())
+        vigil.rest(_now(), answer)
         size = -1
         while size < 0 and vigil.awake(_now()):
             try:

@@ -25,6 +25,7 @@ from nerite.execution.channel import Log
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.door import Door
 from nerite.execution.ensemble import Ensemble
+from nerite.execution.errands import Errands
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import Nursery
 from nerite.execution.recorded_requests import ReadRequest
@@ -68,6 +69,7 @@ class Launcher:
         """
         self._loop = loop
         self._door = door
+        self._errands = Errands(door, loop)
         self._stay_awake = stay_awake
         self._sentry = Sentry(loop, stay_awake)
         self._queue = queue
@@ -198,7 +200,18 @@ class Launcher:
         interpreter: Path | None,
     ) -> WorkerPlan:
         return WorkerPlan(
-            backend, context, instance, interpreter, {}, self._nursery, arena, self._guests, self._log, self._stay_awake
+            backend,
+            context,
+            instance,
+            interpreter,
+            {},
+            self._nursery,
+            arena,
+            self._guests,
+            self._log,
+            self._stay_awake,
+            self._door,
+            self._errands,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from nerite.backends.interface import Instance
 from nerite.core.errors import NeriteError
@@ -41,6 +41,14 @@ class LoopRunner:
 
     def pause(self, request: InferenceRequest, paused: bool) -> None:
         """Do nothing: an instance in this process has one response for each request."""
+
+    def calls(self) -> Sequence[InferenceRequest]:
+        """Return none: a model in this process calls no other."""
+        return ()
+
+    def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
+        """Return None: nobody waits here for a call."""
+        return None
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model."""

@@ -7,9 +7,12 @@ data is aligned. Rare messages carry JSON. The frequent ones are packed:
     RESULT    batch, tokens returned, ``Marks``, then for each response a record
     PART      batch, tokens returned, ``Marks``, then the record of one response to one request of the batch
     LAST      the same; no other follows
+    CALL      call, tokens returned, for which batch it is made and how, then the record of a request to another model
+    ANSWER    call, tokens returned, then the record of one response to it
 
 ``records`` says what a record is. RESULT answers each request of its batch, or says that its responses come one by one
-(PART, LAST): some may have come before, and they may go on coming while other batches run.
+(PART, LAST): some may have come before, and they may go on coming while other batches run. A model's calls have numbers
+of their own.
 
 Nothing is unpickled: a worker gone mad can send nonsense, but cannot make the server run it.
 """
@@ -35,6 +38,8 @@ CLOSE: Final = 6  # finalize the model and exit
 PAUSE: Final = 7  # whoever waits for the responses of this request has enough of them for now
 RESUME: Final = 8  # and wants more again
 OF_REQUEST: Final = (CANCEL, PAUSE, RESUME)
+ANSWER: Final = 9  # the count says whether it is the last
+TOLD: Final = 10  # JSON: the answer to ASK
 # From a worker to the server.
 DONE: Final = 16  # JSON: the answer to COMPLETE, LOAD, IS_READY or CLOSE
 FAILED: Final = 17  # JSON: code and message, instead of DONE
@@ -42,8 +47,13 @@ RESULT: Final = 18
 LOG: Final = 19  # JSON: level, text, file, line and the ids of the requests that it is about
 PART: Final = 20
 LAST: Final = 21
+CALL: Final = 22
+GIVE_UP: Final = 23  # nobody waits for the answers to a call
+TAKEN: Final = 24  # so many answers to a call have found a reader
+ASK: Final = 25  # JSON: something that a model wants done, or to know, of other models
 # Either way.
-HEADER: Final = 32  # JSON: the header that the next key stands for
+REQUEST_HEADER: Final = 32  # JSON: the header that the next key for a request stands for
+RESPONSE_HEADER: Final = 36  # JSON: the same for a response
 SEGMENT: Final = 33  # JSON: memory to map; its descriptor comes by the second socket
 RETURN: Final = 34  # tokens of borrowed views that are done with
 FORGET: Final = 35  # JSON: the number of a segment that no later message will name
@@ -51,6 +61,11 @@ FORGET: Final = 35  # JSON: the number of a segment that no later message will n
 FRAME: Final = struct.Struct("<IHH")
 _BATCH: Final = struct.Struct("<II")
 _MARKS: Final = struct.Struct("<QQQQQ")
+_CALLER: Final = struct.Struct("<IHH")
+NO_BATCH: Final = 0
+"""The batch of a call that is made for none in particular."""
+ALL: Final = 0xFFFF
+"""The index of a call that is made for a batch as a whole."""
 PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
@@ -132,18 +147,23 @@ def error_json(error: NeriteError) -> dict[str, str]:
     return {"code": error.code, "message": error.message}
 
 
+def error_of(value: dict[str, str]) -> NeriteError:
+    """Return the error that ``error_json`` was given."""
+    return BY_CODE.get(value["code"], Internal)(value["message"])
+
+
 def read_error(body: memoryview) -> NeriteError:
     """Return the error that a FAILED message or an error record carries."""
-    value = read_json(body)
-    return BY_CODE.get(value["code"], Internal)(value["message"])
+    return error_of(read_json(body))
 
 
 def batch_message(
     kind: int, batch: int, count: int, tokens: Sequence[int], marks: Marks | None, records: list[Buffer]
 ) -> bytes:
-    """Return an EXECUTE, RESULT, PART or LAST message of ``records``.
+    """Return an EXECUTE, RESULT, PART, LAST, CALL or ANSWER message of ``records``.
 
-    ``count`` is how many there are; of PART and LAST, which request is meant.
+    ``count`` is how many there are; of PART and LAST, which request is meant. CALL and ANSWER have the number of the
+    call in place of the batch.
     """
     head = _BATCH.pack(batch, len(tokens))
     if tokens:
@@ -156,8 +176,19 @@ def batch_message(
 
 
 def request_frame(kind: int, batch: int, index: int) -> bytes:
-    """Return a CANCEL, PAUSE or RESUME message."""
+    """Return a CANCEL, PAUSE or RESUME message; with the number of a call and of answers, GIVE_UP or TAKEN."""
     return frame(kind, _BATCH.pack(batch, 0), index)
+
+
+def caller(batch: int, index: int, decoupled: bool) -> bytes:
+    """Return what stands before the record of a CALL: for which request it is, and whether it takes any answers."""
+    return _CALLER.pack(batch, index, decoupled)
+
+
+def read_caller(body: memoryview, at: int) -> tuple[int, int, bool, int]:
+    """Return what ``caller`` was given, and where the record begins."""
+    batch, index, decoupled = _CALLER.unpack_from(body, at)
+    return batch, index, bool(decoupled), at + _CALLER.size
 
 
 def read_batch(body: memoryview) -> tuple[int, tuple[int, ...], int]:

@@ -104,11 +104,11 @@ class Packer(Generic[Header]):
                 del self._entries[old]
             self._keys[number % KEYS] = header
             if isinstance(header, RequestHeader):
-                entry = _Entry(number, header, header.inputs)
+                kind, entry = messages.REQUEST_HEADER, _Entry(number, header, header.inputs)
             else:
-                entry = _Entry(number, header, header.outputs)
+                kind, entry = messages.RESPONSE_HEADER, _Entry(number, header, header.outputs)
             self._entries[header] = entry
-            parts.append(messages.json_frame(messages.HEADER, header_form.describe(header)))
+            parts.append(messages.json_frame(kind, header_form.describe(header)))
         return entry
 
     def record(self, entry: _Entry[Header], name: str, data: Sequence[Buffer], parts: list[Buffer]) -> None:
@@ -230,6 +230,21 @@ def response_record(
     else:
         assert response.header is not None
         packer.record(packer.entry(response.header, introductions), "", response.data, parts)
+
+
+def read_response(
+    unpacker: Unpacker[ResponseHeader], body: memoryview, at: int
+) -> tuple[InferenceResponse | None, int]:
+    """Return the response of a record, None for nothing, and where the next record begins."""
+    header, _, data, at = unpacker.record(body, at)
+    if isinstance(header, ResponseHeader):
+        return InferenceResponse(header, data), at
+    if isinstance(header, NeriteError):
+        return InferenceResponse.failed(header), at
+    if header is None:
+        return None, at
+    states, _, data, at = unpacker.record(body, at)
+    return Again(states if isinstance(states, ResponseHeader) else None, data), at
 
 
 def error_record(error: NeriteError, parts: list[Buffer]) -> None:

@@ -58,6 +58,12 @@ class Runner(Protocol):
     def pause(self, request: InferenceRequest, paused: bool) -> None:
         """Have the model wait, or wait no more, before it sends another response to ``request``, which it has."""
 
+    def calls(self) -> Sequence[InferenceRequest]:
+        """Return the calls to other models before which the instance will not be free; none if it runs no batch."""
+
+    def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
+        """Return the calls before which ``request`` will not be answered; None if the instance does not have it."""
+
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model itself whether it can serve; ``answered`` is called on the loop's thread."""
 

@@ -114,6 +114,14 @@ class RunningVersion:
     def _submit_to_sequence(self, request: InferenceRequest) -> None:
         self._scheduler.submit(SequenceRequest(request))
 
+    def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Return the calls to other models of which one must be answered before ``request``, which is here, can be."""
+        return self._scheduler.waits_for(request)
+
+    def begun(self, request: InferenceRequest) -> bool:
+        """Return whether an instance has ``request``, which is here: it cannot be answered without that any more."""
+        return self._scheduler.begun(request)
+
     def trace(self, tracing: Tracing | None) -> None:
         """Show ``tracing`` each request before it is queued; show none to anybody if it is None."""
         entry = self._entry

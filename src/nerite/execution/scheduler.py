@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from nerite.cache.gate import Queue
+from nerite.core.request import InferenceRequest
 
 
 class Scheduler(Queue, Protocol):
@@ -12,3 +14,9 @@ class Scheduler(Queue, Protocol):
 
     def tell_witnesses(self) -> None:
         """Tell sinks that are a ``Witness`` how their requests ran, from now on. Until then nobody looks for any."""
+
+    def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Return the requests to other models that have to be answered before ``request``, which is here, can be."""
+
+    def begun(self, request: InferenceRequest) -> bool:
+        """Return whether an instance has ``request``, which is here: it cannot be answered without that any more."""

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from nerite.backends.interface import Instance
 from nerite.core.errors import NeriteError
@@ -80,6 +80,14 @@ class ThreadRunner:
 
     def pause(self, request: InferenceRequest, paused: bool) -> None:
         """Do nothing: an instance in this process has one response for each request."""
+
+    def calls(self) -> Sequence[InferenceRequest]:
+        """Return none: a model in this process calls no other."""
+        return ()
+
+    def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
+        """Return None: nobody waits here for a call."""
+        return None
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model, here and now: native backends answer from memory."""

@@ -12,47 +12,52 @@ import logging
 import os
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from nerite.backends import registry
 from nerite.backends.interface import Instance, InstanceContext, Model, ModelContext
-from nerite.core import header_form
-from nerite.core.at_hand import ids_at_hand
+from nerite.core import header_form, host
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import RequestHeader
-from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.core.tensor import Buffer
+from nerite.core.response import ResponseHeader
 from nerite.execution import guard, messages, records
-from nerite.execution.arena import Arena, Borrower, Loans, Segment
+from nerite.execution.calls import Calls
 from nerite.execution.inbox import Inbox
+from nerite.execution.outbox import Outbox
 from nerite.execution.vigil import Vigil
 from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
 from nerite.observability.printed import PrintedLines
 
-_CONTROL = frozenset((messages.HEADER, messages.RETURN, messages.SEGMENT, messages.FORGET, *messages.OF_REQUEST))
+_CONTROL = frozenset(
+    (
+        messages.REQUEST_HEADER,
+        messages.RESPONSE_HEADER,
+        messages.RETURN,
+        messages.SEGMENT,
+        messages.FORGET,
+        messages.ANSWER,
+        messages.TOLD,
+        *messages.OF_REQUEST,
+    )
+)
 
 
 class Worker:
     """One instance of one model, and the channel to the server."""
 
     def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
-        self._channel = channel
         self._descriptors = descriptors
         self._inbox = Inbox(channel, self._control)
-        arena = self._arena = Arena()
-        arena.on_segment.append(self._announce)
-        self._loans = Loans()
-        self._borrower = Borrower()
-        self._packer: records.Packer[ResponseHeader] = records.Packer(arena, self._loans, self._borrower)
-        self._unpacker: records.Unpacker[RequestHeader] = records.Unpacker(self._loans, self._borrower)
-        self._sending = threading.RLock()
-        """Held by whoever packs and sends: threads of the model do, too. Whoever holds it may yet log a line, where an
-        object of the model's goes and says so."""
+        outbox = self.outbox = Outbox(channel, descriptors)
+        self._loans = outbox.loans
+        self._borrower = outbox.borrower
+        self._requests: records.Unpacker[RequestHeader] = records.Unpacker(self._loans, self._borrower)
+        self._responses: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
         self._batches: dict[int, WorkerBatch] = {}
+        self.calls = Calls(self._inbox, outbox, self._batches)
         self._model: Model | None = None
         self._instance: Instance | None = None
         self._name = ""
@@ -70,15 +75,20 @@ class Worker:
                 self._answer(kind, messages.read_json(body))
             del body
             if self._borrower.released and inbox.idle:
-                with self._sending:
-                    self._channel.sendall(messages.tokens_frame(self._borrower.take_released()))
+                self.outbox.return_tokens()
 
     def _control(self, kind: int, count: int, body: memoryview) -> bool:
         """Handle a message that is no job; return whether it was one."""
         if kind not in _CONTROL:
             return False
-        if kind == messages.HEADER:
-            self._unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
+        if kind == messages.ANSWER:
+            self._take_answer(count, body)
+        elif kind == messages.REQUEST_HEADER:
+            self._requests.introduce(header_form.read_request_header(messages.read_json(body)))
+        elif kind == messages.RESPONSE_HEADER:
+            self._responses.introduce(header_form.read_response_header(messages.read_json(body)))
+        elif kind == messages.TOLD:
+            self.calls.told(messages.read_json(body))
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._loans.returned(token)
@@ -91,14 +101,22 @@ class Worker:
             batch.hear(kind, count)
         return True
 
+    def _take_answer(self, final: int, body: memoryview) -> None:
+        number, tokens, at = messages.read_batch(body)
+        response, _ = records.read_response(self._responses, body, at)
+        # After the record: an output may be a part of an input that is given back with this very message.
+        for token in tokens:
+            self._loans.returned(token)
+        self.calls.answered(number, response, bool(final))
+
     def _execute(self, count: int, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)
         for token in tokens:
             self._loans.returned(token)
         now = time.monotonic_ns()
-        batch = self._batches[number] = WorkerBatch(number, self._inbox, self._send_part, self._forget)
+        batch = self._batches[number] = WorkerBatch(number, self._inbox, self.outbox.part, self._forget)
         requests = batch.requests
-        record = self._unpacker.record
+        record = self._requests.record
         for _ in range(count):
             header, name, data, at = record(body, at)
             assert isinstance(header, RequestHeader)
@@ -107,39 +125,13 @@ class Worker:
         assert self._instance is not None
         marks = batch.marks = Marks()
         responses = guard.run(self._instance, self._name, requests, marks)
-        self._reply(number, batch, responses, marks)
 
-    def _reply(self, number: int, batch: WorkerBatch, responses: list[InferenceResponse | None], marks: Marks) -> None:
-        introductions: list[Buffer] = []
-        parts: list[Buffer] = []
-        count = len(responses)
-        with self._sending:
-            for response in responses:
-                records.response_record(self._packer, response, introductions, parts)
+        def let_go() -> None:
             if None not in responses or not batch.keep(responses):
                 self._forget(number)
                 batch.requests.clear()
-            # Let go of inputs and outputs now, so that the tokens of those that the model did not keep travel with
-            # this.
-            responses.clear()
-            del response
-            tokens = self._borrower.take_released()
-            message = messages.batch_message(messages.RESULT, number, count, tokens, marks, parts)
-            if introductions:
-                self._channel.sendall(b"".join(introductions))
-            self._channel.sendall(message)
 
-    def _send_part(self, batch: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
-        """Send one response to one request of a batch, and note the end of its ``marks``. On any thread."""
-        introductions: list[Buffer] = []
-        parts: list[Buffer] = []
-        kind = messages.LAST if final else messages.PART
-        with self._sending:
-            records.response_record(self._packer, response, introductions, parts)
-            tokens = self._borrower.take_released()
-            marks.end()
-            message = messages.batch_message(kind, batch, index, tokens, marks, parts)
-            self._channel.sendall(b"".join((*introductions, message)))
+        self.outbox.result(number, responses, marks, let_go)
 
     def _forget(self, number: int) -> None:
         """Note that all requests of a batch that has run are answered. On any thread."""
@@ -157,8 +149,7 @@ class Worker:
             )
         else:
             reply = messages.json_frame(messages.DONE, answer)
-        with self._sending:
-            self._channel.sendall(reply)
+        self.outbox.send(reply)
 
     def _do(self, kind: int, value: dict[str, Any]) -> object:
         if kind == messages.COMPLETE:
@@ -168,11 +159,12 @@ class Worker:
             self._inbox.vigil = Vigil(value["stay_awake"])
             self._model = registry.backend(value["backend"]).open(read_context(value))
             self._instance = self._model.instance(InstanceContext(**value["instance"]))
+            self.calls.allowed = True
             return True
         if kind == messages.IS_READY:
             return self._instance is not None and self._instance.is_ready()
         if kind == messages.CLOSE:
-            self._running = False
+            self._running = self.calls.allowed = False
             if self._instance is not None:
                 self._instance.close()
             if self._model is not None:
@@ -180,32 +172,20 @@ class Worker:
             return True
         raise Internal(f"unknown message kind {kind}")
 
-    def _announce(self, segment: Segment) -> None:
-        # Whoever allocates holds ``_sending``. In this order, because the server's loop must not wait for a descriptor
-        # that is still to be sent.
-        socket.send_fds(self._descriptors, [b"."], [segment.descriptor])
-        self._channel.sendall(messages.segment_frame(self._arena.segments.index(segment), segment.size))
-
-    def log(self, level: str, text: str, file: str, line: int) -> None:
-        """Send a log line to the server, which writes it with the instance's name and the ids of the requests."""
-        # The server may be gone already; then there is nobody left to tell.
-        with contextlib.suppress(OSError), self._sending:
-            self._channel.sendall(messages.json_frame(messages.LOG, [level, text, file, line, ids_at_hand()]))
-
 
 class _LogHandler(logging.Handler):
     """Sends what a model logs through ``logging`` to the server."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, outbox: Outbox) -> None:
         super().__init__()
-        self._worker = worker
+        self._outbox = outbox
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
         except Exception:  # a mistake in a line that a model logs is no reason to fail its requests
             text = f"{record.msg} (not formatted: {record.args!r})"
-        self._worker.log(record.levelname, text, record.filename, record.lineno)
+        self._outbox.log(record.levelname, text, record.filename, record.lineno)
 
 
 def write_context(backend: str, context: ModelContext, **more: object) -> dict[str, object]:
@@ -229,11 +209,12 @@ def read_context(value: dict[str, Any]) -> ModelContext:
 def main(channel: int, descriptors: int) -> None:
     """Be a worker on two connected sockets, until the server is gone or has said CLOSE."""
     worker = Worker(socket.socket(fileno=channel), socket.socket(fileno=descriptors))
+    host.current = worker.calls
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):
         getattr(sys, stream).flush()
-        setattr(sys, stream, PrintedLines(descriptor, stream, worker.log))
+        setattr(sys, stream, PrintedLines(descriptor, stream, worker.outbox.log))
     root = logging.getLogger()
-    root.addHandler(_LogHandler(worker))
+    root.addHandler(_LogHandler(worker.outbox))
     root.setLevel(logging.INFO)
     # A server that went away while we were sending is a normal end, like one that went away while we were waiting.
     with contextlib.suppress(ConnectionError):

@@ -29,7 +29,7 @@ class WorkerRequest(InferenceRequest):
 class WorkerBatch:
     """The requests of one batch, and the way of their responses where those leave one by one."""
 
-    __slots__ = ("_done", "_inbox", "_number", "_open", "_paused", "_send", "_since", "marks", "requests")
+    __slots__ = ("_done", "_inbox", "_open", "_paused", "_send", "_since", "marks", "number", "requests")
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class WorkerBatch:
 
         ``done`` is called when the last one has left.
         """
-        self._number = number
+        self.number = number
         self._inbox = inbox
         self._send = send
         self._done = done
@@ -59,9 +59,9 @@ class WorkerBatch:
 
         What comes for a request that ``execute`` has answered, too, is dropped.
         """
-        if request not in self.requests:
+        index = self.place(request)
+        if index is None:
             return
-        index = self.requests.index(request)
         marks = Marks()
         marks.computed_ns = marks.started_ns
         marks.started_ns = self.marks.started_ns
@@ -71,12 +71,16 @@ class WorkerBatch:
             self._inbox.wait(lambda: index not in self._paused or request.cancelled)
         if final:
             request.data = ()
-        self._send(self._number, index, response, final, marks)
+        self._send(self.number, index, response, final, marks)
         self._since[index] = marks.ended_ns
         if final:
             self._open.discard(index)
             if not self._open:
-                self._done(self._number)
+                self._done(self.number)
+
+    def place(self, request: InferenceRequest) -> int | None:
+        """Return which of the requests one is, None if they are not kept any more."""
+        return self.requests.index(request) if request in self.requests else None
 
     def look(self) -> None:
         """Take note of what the server has said."""

@@ -23,7 +23,10 @@ from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution import messages
 from nerite.execution.arena import Arena
+from nerite.execution.call_desk import CallDesk
 from nerite.execution.channel import Channel, Log
+from nerite.execution.door import Door
+from nerite.execution.errands import Asker, Errands
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.nursery import Nursery, WorkerProcess
 from nerite.execution.runner import Batch, Done, Part, Runner
@@ -55,11 +58,13 @@ class WorkerPlan:
     log: Log
     stay_awake: float
     """Seconds that the worker may wait awake for its next batch."""
+    door: Door
+    errands: Errands
 
     def start(self) -> tuple[WorkerProcess, Channel]:
         """Make a worker, without a model yet. Blocks; not for the loop's thread. Raises ``NeriteError``."""
         process = self.nursery.spawn(self.instance.name, self.interpreter, self.environment)
-        return process, Channel(process, self.arena, self.guests, self.log)
+        return process, Channel(process, self.arena, self.guests, self.log, self._ask)
 
     def load(self, process: WorkerProcess, channel: Channel) -> None:
         """Open the model in a worker. Blocks. Raises ``NeriteError``, and the worker is gone then."""
@@ -71,6 +76,10 @@ class WorkerPlan:
             channel.close()
             process.kill()
             raise
+
+    def _ask(self, question: dict[str, Any], loading: bool, reply: Callable[[bytes], None]) -> None:
+        context = self.context
+        self.errands.take(question, Asker(context.name, context.version, self.instance.name, loading), reply)
 
 
 class WorkerRunner:
@@ -127,12 +136,23 @@ class WorkerRunner:
         self._channel.execute(self._number, batch)
 
     def cancel(self, request: InferenceRequest) -> None:
-        """Tell the worker, if it has the request."""
-        self._tell(messages.CANCEL, request)
+        """Tell the worker, if it has the request, and cancel what the model asks of others for nobody."""
+        number = self._tell(messages.CANCEL, request)
+        if number is not None:
+            self._desk.parent_cancelled(number)
 
     def pause(self, request: InferenceRequest, paused: bool) -> None:
         """Tell the worker, if it has the request."""
         self._tell(messages.PAUSE if paused else messages.RESUME, request)
+
+    def calls(self) -> Sequence[InferenceRequest]:
+        """Return the calls that the batch waits for."""
+        return () if self._batch is None else self._desk.under_way(self._number)
+
+    def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
+        """Return the calls that the batch of ``request`` waits for, None if the worker does not have it."""
+        place = self._place(request)
+        return None if place is None else self._desk.under_way(place[0])
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model in the worker, for a limited time."""
@@ -167,7 +187,8 @@ class WorkerRunner:
     def _install(self, process: WorkerProcess, channel: Channel) -> None:
         self._process = process
         self._channel = channel
-        channel.attach(self._loop, self._result, self._part, self._ended)
+        self._desk = CallDesk(self._plan.door, channel, self._batch_of)
+        channel.attach(self._loop, self._result, self._part, self._ended, self._desk)
 
     def _result(self, number: int, responses: Sequence[InferenceResponse | None], marks: Marks) -> None:
         batch = self._batch
@@ -181,7 +202,7 @@ class WorkerRunner:
         self.done(self, batch, responses, marks)
 
     def _part(self, number: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
-        batch = self._batch if self._batch is not None and number == self._number else self._open.get(number)
+        batch = self._batch_of(number)
         if batch is None or index >= len(batch):
             return
         self.part(batch[index], response, final, marks)
@@ -198,21 +219,35 @@ class WorkerRunner:
         if not due:
             del self._open[number], self._due[number]
 
-    def _tell(self, kind: int, request: InferenceRequest) -> None:
-        if not self.usable:
-            return
+    def _tell(self, kind: int, request: InferenceRequest) -> int | None:
+        """Tell the worker something of a request; return its batch, None if the worker does not have it."""
+        place = self._place(request) if self.usable else None
+        if place is None:
+            return None
+        number, index = place
+        self._channel.tell(kind, number, index)
+        return number
+
+    def _batch_of(self, number: int) -> Batch | None:
+        return self._batch if number == self._number and self._batch is not None else self._open.get(number)
+
+    def _place(self, request: InferenceRequest) -> tuple[int, int] | None:
+        """Return which batch has a request, and where in it; None if none has."""
         batches = list(self._open.items())
         if self._batch is not None:
             batches.append((self._number, self._batch))
+        origin = request.origin
         # From the last: a request that runs again is in several.
         for number, batch in reversed(batches):
-            if request in batch:
-                self._channel.tell(kind, number, batch.index(request))
-                return
+            for index, each in enumerate(batch):
+                if each.origin is origin:
+                    return number, index
+        return None
 
     def _ended(self) -> None:
         """The channel is closed. Wait a moment for the news of how the process ended, then draw the conclusions."""
         self.usable = False
+        self._desk.close()
         if self._process.exit_status is not None:
             self._bury()
             return

@@ -98,6 +98,16 @@ class SequenceRequest(InferenceRequest):
             self.on_cancel = self.on_pause = None
         self.outer.respond(response, final)
 
+    @property
+    def caused(self) -> bool:  # type: ignore[override]  # what the caller's says
+        """Whether somebody inside the server waits for the answer."""
+        return self.outer.caused
+
+    @property
+    def origin(self) -> InferenceRequest:
+        """The caller's."""
+        return self.outer
+
     def undress(self) -> None:
         """Have the caller's header and data."""
         self.header, self.data = self.outer.header, self.outer.data

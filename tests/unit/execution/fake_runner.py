@@ -33,6 +33,8 @@ class FakeRunner:
         self.batches: list[Batch] = []
         self.started: list[tuple[int, Batch]] = []
         """Batches with a number that grows from start to start, over all instances."""
+        self.awaited: list[InferenceRequest] = []
+        """Calls that the batch waits for."""
 
     @property
     def busy(self) -> bool:
@@ -78,6 +80,12 @@ class FakeRunner:
 
     def pause(self, request: InferenceRequest, paused: bool) -> None:
         self.told.append(("pause" if paused else "resume", request))
+
+    def calls(self) -> Sequence[InferenceRequest]:
+        return self.awaited if self.batch is not None else ()
+
+    def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
+        return self.awaited if any(request in batch for batch in self.batches) else None
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         answered(True)

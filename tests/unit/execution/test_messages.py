@@ -166,7 +166,7 @@ def test_a_request_header_crosses(data: st.DataObject) -> None:
         sequence_end=data.draw(st.booleans()),
     )
     header.batch_size = data.draw(st.integers(0, 100))
-    _, _, body = parsed(messages.json_frame(messages.HEADER, header_form.describe(header)))
+    _, _, body = parsed(messages.json_frame(messages.REQUEST_HEADER, header_form.describe(header)))
     read = header_form.read_request_header(messages.read_json(body))
     assert read.identity() == header.identity()
     assert read.batch_size == header.batch_size
@@ -178,7 +178,7 @@ def test_a_response_header_crosses(
     model: str, version: str, specs: list[TensorSpec], parameters: dict[str, Any]
 ) -> None:
     header = ResponseHeader(model, version, specs, parameters)
-    _, _, body = parsed(messages.json_frame(messages.HEADER, header_form.describe(header)))
+    _, _, body = parsed(messages.json_frame(messages.RESPONSE_HEADER, header_form.describe(header)))
     read = header_form.read_response_header(messages.read_json(body))
     assert (read.model_name, read.model_version, read.outputs) == (model, version, tuple(specs))
     assert {key: (type(value), value) for key, value in read.parameters.items()} == {
@@ -188,7 +188,7 @@ def test_a_response_header_crosses(
 
 def test_a_parameter_that_is_not_a_number_crosses() -> None:
     header = ResponseHeader("m", "1", [], {"a": math.nan, "b": math.inf})
-    _, _, body = parsed(messages.json_frame(messages.HEADER, header_form.describe(header)))
+    _, _, body = parsed(messages.json_frame(messages.RESPONSE_HEADER, header_form.describe(header)))
     read = header_form.read_response_header(messages.read_json(body))
     assert str(read.parameters) == "{'a': nan, 'b': inf}"
 

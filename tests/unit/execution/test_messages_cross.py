@@ -174,7 +174,7 @@ class Story:
 
     def _handle_in_worker(self, kind: int, count: int, body: memoryview) -> None:
         worker = self.worker
-        if kind == messages.HEADER:
+        if kind == messages.REQUEST_HEADER:
             worker.unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
             return
         assert kind == messages.EXECUTE
@@ -238,7 +238,7 @@ class Story:
 
     def _handle_in_server(self, kind: int, count: int, body: memoryview) -> None:
         server = self.server
-        if kind == messages.HEADER:
+        if kind == messages.RESPONSE_HEADER:
             server.unpacker.introduce(header_form.read_response_header(messages.read_json(body)))
             return
         assert kind == messages.RESULT
@@ -345,7 +345,7 @@ def test_a_large_tensor_is_not_in_the_stream() -> None:
     inputs: list[Any] = []
 
     def handle(kind: int, count: int, body: memoryview) -> None:
-        if kind == messages.HEADER:
+        if kind == messages.REQUEST_HEADER:
             worker.unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
         else:
             inputs.extend(worker.unpacker.record(body, messages.read_batch(body)[2])[2])

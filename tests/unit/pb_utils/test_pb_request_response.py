@@ -137,27 +137,45 @@ def test_only_requests_of_execute_have_a_sender() -> None:
         request().get_response_sender()
 
 
-NOT_OFFERED: dict[str, Callable[[], object]] = {
-    "InferenceRequest.exec()": lambda: request().exec(decoupled=True),
-    "InferenceRequest.async_exec()": lambda: request().async_exec(),
-    "ResponseIterator": lambda: list(pb_utils.ResponseIterator()),
-    "ResponseIterator.cancel()": lambda: pb_utils.ResponseIterator().cancel(),
-    "load_model()": lambda: pb_utils.load_model(model_name="m", config="", files=None),
-    "unload_model()": lambda: pb_utils.unload_model(model_name="m", unload_dependents=True),
-    "is_model_ready()": lambda: pb_utils.is_model_ready(model_name="m", model_version="1"),
+OF_THE_SERVER: dict[str, Callable[[], object]] = {
+    "exec": lambda: request().exec(),
+    "exec decoupled": lambda: request().exec(decoupled=True),
+    "load": lambda: pb_utils.load_model(model_name="m", config="", files=None),
+    "unload": lambda: pb_utils.unload_model(model_name="m", unload_dependents=True),
+    "is ready": lambda: pb_utils.is_model_ready(model_name="m", model_version="1"),
 }
 
 
-@pytest.mark.parametrize("what", NOT_OFFERED)
-def test_what_is_not_offered_says_so(what: str) -> None:
-    with pytest.raises(pb_utils.TritonModelException) as refused:
-        NOT_OFFERED[what]()
-    assert str(refused.value) == f"{what} is not offered by this version of Nerite yet."
+@pytest.mark.parametrize("what", OF_THE_SERVER)
+def test_without_a_server_there_is_nobody_to_ask(what: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="only from a worker: leave EXECUTION_MODE in_process out"):
+        OF_THE_SERVER[what]()
 
 
 def test_await_async_exec_says_so_too() -> None:
     async def call() -> None:
         await request().async_exec()
 
-    with pytest.raises(pb_utils.TritonModelException, match=r"^InferenceRequest\.async_exec\(\) is not offered"):
+    with pytest.raises(pb_utils.TritonModelException, match="only from a worker"):
         asyncio.run(call())
+
+
+def test_async_exec_needs_a_loop() -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        request().async_exec()
+
+
+@pytest.mark.parametrize("method", ["exec", "async_exec"])
+def test_decoupled_is_a_boolean(method: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"{method}\(\): incompatible function arguments[\s\S]*decoupled='yes'"
+    ) as raised:
+        getattr(request(), method)(decoupled="yes")
+    assert "decoupled: bool = False" in str(raised.value)
+
+
+def test_arguments_of_load_model_are_checked() -> None:
+    with pytest.raises(TypeError, match=r"load_model\(\): incompatible function arguments"):
+        pb_utils.load_model(5)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(TypeError, match="Object of type 'str' is not an instance of 'bytes'"):
+        pb_utils.load_model("m", files={"file:1/model.py": "text"})  # type: ignore[dict-item]  # that is the point

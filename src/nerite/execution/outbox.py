@@ -1,0 +1,100 @@
+"""What a worker sends to the server, from whichever of its threads has something to say."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from nerite.core.at_hand import ids_at_hand
+from nerite.core.marks import Marks
+from nerite.core.request import RequestHeader
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.tensor import Buffer
+from nerite.execution import messages, records
+from nerite.execution.arena import Arena, Borrower, Loans, Segment
+
+
+class Outbox:
+    """The sending end of a worker's channel. Every message leaves in one piece."""
+
+    def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
+        self._channel = channel
+        self._descriptors = descriptors
+        self.loans = Loans()
+        self.borrower = Borrower()
+        arena = self._arena = Arena()
+        arena.on_segment.append(self._announce)
+        self._responses: records.Packer[ResponseHeader] = records.Packer(arena, self.loans, self.borrower)
+        self._requests: records.Packer[RequestHeader] = records.Packer(arena, self.loans, self.borrower)
+        self._sending = threading.RLock()
+        """Held by whoever packs and sends. Whoever holds it may yet log a line, or give up a call, where an object of
+        the model's goes and says so."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message that is ready."""
+        with self._sending:
+            self._channel.sendall(message)
+
+    def result(
+        self, batch: int, responses: list[InferenceResponse | None], marks: Marks, let_go: Callable[[], None]
+    ) -> None:
+        """Send what a batch returned. ``let_go`` is called when it is packed; ``responses`` is empty afterwards.
+
+        So the tokens of the inputs that the model did not keep travel with the message.
+        """
+        introductions: list[Buffer] = []
+        parts: list[Buffer] = []
+        count = len(responses)
+        with self._sending:
+            for response in responses:
+                records.response_record(self._responses, response, introductions, parts)
+            let_go()
+            responses.clear()
+            del response
+            tokens = self.borrower.take_released()
+            message = messages.batch_message(messages.RESULT, batch, count, tokens, marks, parts)
+            if introductions:
+                self._channel.sendall(b"".join(introductions))
+            self._channel.sendall(message)
+
+    def part(self, batch: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
+        """Send one response to one request of a batch, and note the end of its ``marks``."""
+        introductions: list[Buffer] = []
+        parts: list[Buffer] = []
+        kind = messages.LAST if final else messages.PART
+        with self._sending:
+            records.response_record(self._responses, response, introductions, parts)
+            tokens = self.borrower.take_released()
+            marks.end()
+            message = messages.batch_message(kind, batch, index, tokens, marks, parts)
+            self._channel.sendall(b"".join((*introductions, message)))
+
+    def call(self, number: int, caller: bytes, header: RequestHeader, name: str, data: Sequence[Buffer]) -> None:
+        """Send a request to another model."""
+        introductions: list[Buffer] = []
+        parts: list[Buffer] = [caller]
+        with self._sending:
+            packer = self._requests
+            packer.record(packer.entry(header, introductions), name, data, parts)
+            tokens = self.borrower.take_released()
+            message = messages.batch_message(messages.CALL, number, 1, tokens, None, parts)
+            self._channel.sendall(b"".join((*introductions, message)) if introductions else message)
+
+    def return_tokens(self) -> None:
+        """Tell what is done with of the server's memory, without waiting for a message to go along with."""
+        with self._sending:
+            self._channel.sendall(messages.tokens_frame(self.borrower.take_released()))
+
+    def log(self, level: str, text: str, file: str, line: int) -> None:
+        """Send a log line to the server, which writes it with the instance's name and the ids of the requests."""
+        # The server may be gone already; then there is nobody left to tell.
+        with contextlib.suppress(OSError):
+            self.send(messages.json_frame(messages.LOG, [level, text, file, line, ids_at_hand()]))
+
+    def _announce(self, segment: Segment) -> None:
+        # Whoever allocates holds ``_sending``. In this order, because the server's loop must not wait for a descriptor
+        # that is still to be sent.
+        socket.send_fds(self._descriptors, [b"."], [segment.descriptor])
+        self._channel.sendall(messages.segment_frame(self._arena.segments.index(segment), segment.size))

@@ -1,0 +1,42 @@
+"""Calls that could only be answered by an instance that waits for them: found when they arise, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nerite.core.child_request import CallRequest
+from nerite.core.errors import Unavailable
+from nerite.core.request import InferenceRequest
+from nerite.scheduling.waiting import deadlocked, ring
+
+if TYPE_CHECKING:
+    from nerite.execution.running_version import RunningVersion
+
+
+def relieve(request: InferenceRequest) -> None:
+    """If ``request`` waits for ever, with others that wait for each other, refuse a call that is part of that."""
+    start = request.origin
+    if not deadlocked(start, _ways):
+        return
+    waiting = ring(start, _ways)
+    models = " -> ".join(each.header.model_name for each in waiting)
+    for each in waiting:
+        if isinstance(each, CallRequest) and not _version(each).begun(each):
+            each.refuse(
+                Unavailable(
+                    f"model '{each.header.model_name}' can never answer this call: each model waits for the next in "
+                    f"{models}\n    Give one of them more instances (instance_group {{ count }}), or have them call in "
+                    "one direction only."
+                )
+            )
+            return
+
+
+def _ways(request: InferenceRequest) -> Sequence[InferenceRequest]:
+    return _version(request).waits_for(request)
+
+
+def _version(request: InferenceRequest) -> RunningVersion:
+    version: RunningVersion = request.header.route[1]
+    return version
