@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from doubles import Caller, request
 from nerite.config.options import ServerOptions
+from nerite.core.errors import Unavailable
 from nerite.execution.guest_memory import GuestMemory
 from nerite.repository.model_record import ModelRecord, State, VersionState
 from nerite.server import InferenceServer
@@ -79,3 +81,14 @@ def test_ready_although_a_model_cannot_be_read(bench: Bench) -> None:
     bench.model("a", v1=READY)
     bench.model("b", unreadable="config.pbtxt:1:1: what is this")
     assert bench.ready()
+
+
+def test_a_request_to_a_server_that_stops_may_be_sent_again(bench: Bench) -> None:
+    bench.server.stop_accepting()
+    caller = Caller()
+    bench.server.infer(request(sink=caller))
+    ((_, response, final),) = caller.answers
+    assert final
+    assert isinstance(response.error, Unavailable)
+    assert response.error.message.startswith("Server is stopping")
+    assert response.error.retry_after == 1

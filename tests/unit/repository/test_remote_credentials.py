@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from nerite.repository.remote.credential_file import credentials_for
 from nerite.repository.remote.credentials import Opened, open_store
 from nerite.repository.remote.location import read_location
 from nerite.repository.remote.metadata import has_aws_role, has_google_account
+from pages import Page
 
 NOBODY = {"AWS_EC2_METADATA_DISABLED": "true", "GCE_METADATA_HOST": "127.0.0.1:1"}
 
@@ -257,9 +257,7 @@ def test_the_identity_of_the_machine() -> None:
 
 
 def test_the_file_in_the_documents(tmp_path: Path) -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "repositories.md").read_text()
-    (block,) = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    environment = file(tmp_path, json.loads(block))
+    environment = file(tmp_path, json.loads(Page("docs/repositories.md").block("s3://")))
     for place, entry in {
         "s3://some/models": {"key_id": "…", "secret_key": "…", "region": "eu-west-1"},
         "s3://https://minio:9000/bucket/models": {"profile": "minio"},
