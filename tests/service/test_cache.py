@@ -276,3 +276,38 @@ def known(server: Serving) -> None:
         return all("content_hash" in entry for entry in server.json("POST", "/v2/repository/index"))
 
     eventually(content)
+
+
+STEPS = """
+platform: "ensemble"
+max_batch_size: 8
+input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }]
+output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }]
+ensemble_scheduling { step [
+  { model_name: "counts" model_version: -1
+    input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "X" } },
+  { model_name: "adds" model_version: -1
+    input_map { key: "INPUT0" value: "X" } output_map { key: "OUTPUT0" value: "OUTPUT0" } }
+] }
+"""
+
+
+@pytest.mark.parametrize("kind", ["local", "redis"])
+def test_an_ensemble_and_its_models(kind: str, redis: Redis, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "counts", COUNTS, CACHED)
+    python_model(models, "adds", adds(10))
+    for name, more in (("cached", "response_cache { enable: true }"), ("plain", "")):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "config.pbtxt").write_text(STEPS + more)
+    flags = [LOCAL] if kind == "local" else redis.flags
+    with serving(models, tmp_path / "log", *flags, "--model-control-mode=explicit", "--load-model=*") as server:
+        known(server)
+        first = server.infer("cached", [1.0])
+        assert [server.infer(name, [1.0]) for name in ("cached", "plain", "plain")] == [first] * 3
+        assert (stats(server)["executions"], stats(server, "adds")["executions"]) == (1, 3)
+        assert (stats(server, "cached")["cache_hit"], stats(server, "plain")["cache_hit"]) == (1, 0)
+        python_model(models, "adds", adds(20))
+        assert server.ask("POST", "/v2/repository/models/adds/load")[0] == 200
+        known(server)
+        assert server.infer("cached", [1.0]) == [first[0] + 10], "not what the model before has answered"

@@ -102,7 +102,7 @@ class VersionMaker:
     ) -> RunningVersion:
         """Make a version of an ensemble run, whose models run already."""
         _log.info("loading: %s:%d", name, version)
-        return self._launcher.assemble(name, version, config, signature, parts)
+        return self._behind_cache(self._launcher.assemble(name, version, config, signature, parts))
 
     async def resize(self, polled: PolledModel, running: RunningVersion) -> None:
         """Give a version that runs the instances that its configuration asks for now. Raises ``NeriteError``."""
@@ -123,14 +123,18 @@ class VersionMaker:
                 _log.error("%s", mistake)
             raise finished.mistakes[0].as_error()
         context = self._context(polled, finished.config, version, memo)
-        running = await self._launcher.launch(finished.config, context, signature_of(finished.config, polled.directory))
+        signature = signature_of(finished.config, polled.directory)
+        return self._behind_cache(await self._launcher.launch(finished.config, context, signature))
+
+    def _behind_cache(self, running: RunningVersion) -> RunningVersion:
+        """Return a version that is answered for by the cache where it wants that."""
         if running.cached and self._cache is not None:
             running.put_before(self._cache)
         elif running.cached:
             _log.warning(
                 "model '%s' enables the response cache, and the server has none: its answers are computed each time. "
                 "Start the server with --cache-config=local,size=<bytes>",
-                polled.name,
+                running.name,
             )
         return running
 
