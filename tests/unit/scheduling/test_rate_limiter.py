@@ -1,0 +1,271 @@
+"""The rate limiter: who may execute, in which order, and who not at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nerite.core.errors import InvalidArgument
+from nerite.scheduling.rate_limiter import Claim, Limit, Pool, RateLimiter, Seat
+
+R, Q = Pool("R"), Pool("Q")
+
+
+def claim(*needs: tuple[Pool, int], priority: int = 1) -> Claim:
+    return Claim(needs, priority)
+
+
+class Hall:
+    """A limiter, and who was let in after waiting."""
+
+    def __init__(self, *limits: Limit) -> None:
+        self.limiter = RateLimiter(limits)
+        self.let_in: list[str] = []
+
+    def enter(self, name: str, *needs: tuple[Pool, int], priority: int = 1) -> Seat:
+        return self.limiter.enter(claim(*needs, priority=priority), lambda: self.let_in.append(name))
+
+
+def test_who_shares_a_resource_waits() -> None:
+    hall = Hall()
+    first, second = hall.enter("first", (R, 2)), hall.enter("second", (R, 2))
+    assert hall.limiter.acquire(first)
+    assert not hall.limiter.acquire(second)
+    assert not hall.limiter.acquire(second)
+    hall.limiter.release(first)
+    assert hall.let_in == ["second"]
+    assert second.holding
+    assert hall.limiter.acquire(second)
+    assert not hall.limiter.acquire(first)
+
+
+def test_there_is_as_much_as_the_neediest_needs() -> None:
+    hall = Hall()
+    small = [hall.enter(f"small {number}", (R, 1)) for number in range(4)]
+    large = hall.enter("large", (R, 3))
+    assert [hall.limiter.acquire(seat) for seat in small] == [True, True, True, False]
+    hall.limiter.leave(large)
+    for seat in small[:3]:
+        hall.limiter.release(seat)
+    assert hall.let_in == ["small 3"]
+    assert not hall.limiter.acquire(small[0])
+
+
+def test_more_of_a_resource_helps_those_who_wait() -> None:
+    hall = Hall()
+    first, second = hall.enter("first", (R, 1)), hall.enter("second", (R, 1))
+    assert hall.limiter.acquire(first)
+    assert not hall.limiter.acquire(second)
+    hall.enter("large", (R, 2))
+    assert hall.let_in == ["second"]
+
+
+def test_each_device_has_its_own() -> None:
+    hall = Hall()
+    first, second = hall.enter("first", (Pool("R", 0), 1)), hall.enter("second", (Pool("R", 1), 1))
+    assert hall.limiter.acquire(first)
+    assert hall.limiter.acquire(second)
+
+
+def test_who_needs_nothing_never_waits() -> None:
+    hall = Hall()
+    first, second, free = hall.enter("first", (R, 1)), hall.enter("second", (R, 1)), hall.enter("free")
+    assert hall.limiter.acquire(first)
+    assert not hall.limiter.acquire(second)
+    assert hall.limiter.acquire(free)
+
+
+def test_who_needs_something_else_is_not_held_up() -> None:
+    hall = Hall()
+    first, second, other = hall.enter("first", (R, 1)), hall.enter("second", (R, 1)), hall.enter("other", (Q, 1))
+    assert hall.limiter.acquire(first)
+    assert not hall.limiter.acquire(second)
+    assert hall.limiter.acquire(other)
+
+
+def test_large_needs_are_met_too() -> None:
+    hall = Hall()
+    small, large, late = hall.enter("small", (R, 1)), hall.enter("large", (R, 2)), hall.enter("late", (R, 1))
+    assert hall.limiter.acquire(small)
+    assert not hall.limiter.acquire(large)
+    assert not hall.limiter.acquire(late)
+    hall.limiter.release(small)
+    assert hall.let_in == ["large"]
+    hall.limiter.release(large)
+    assert hall.let_in == ["large", "late"]
+
+
+def test_who_gives_up_lets_the_others_pass() -> None:
+    hall = Hall()
+    small, large, late = hall.enter("small", (R, 1)), hall.enter("large", (R, 2)), hall.enter("late", (R, 1))
+    for seat in (small, large, late):
+        hall.limiter.acquire(seat)
+    hall.limiter.release(large)
+    assert hall.let_in == ["late"]
+    hall.limiter.release(small)
+    assert hall.let_in == ["late"]
+    hall.limiter.release(small)
+
+
+def test_who_leaves_gives_back_what_it_has() -> None:
+    hall = Hall()
+    first, second = hall.enter("first", (R, 1)), hall.enter("second", (R, 1))
+    assert hall.limiter.acquire(first)
+    assert not hall.limiter.acquire(second)
+    hall.limiter.leave(first)
+    assert hall.let_in == ["second"]
+
+
+def test_priorities_weigh_executions() -> None:
+    hall = Hall()
+    seats = {name: hall.enter(name, (R, 1), priority=priority) for name, priority in (("a", 1), ("b", 2), ("c", 3))}
+    taken: Counter[str] = Counter()
+    for seat in seats.values():
+        hall.limiter.acquire(seat)
+    for _ in range(110):
+        name = next(name for name, seat in seats.items() if seat.holding)
+        seats[name].count()
+        taken[name] += 1
+        hall.limiter.release(seats[name], again=True)
+    # As 1 to 1/2 to 1/3, but for the two executions that each has from the beginning.
+    assert taken == {"a": 61, "b": 30, "c": 19}
+
+
+def test_the_order_that_triton_has_been_seen_to_have() -> None:
+    """Four models with priorities 0 to 3 wait while one of them executes."""
+    hall = Hall()
+    seats = {name: hall.enter(name, (R, 1), priority=int(name)) for name in "0123"}
+    left = Counter({"1": 3, "3": 3, "2": 3, "0": 2})
+    assert hall.limiter.acquire(seats["1"])
+    for name in "320":
+        hall.limiter.acquire(seats[name])
+    order, running = [], "1"
+    while left:
+        seats[running].count()
+        hall.limiter.release(seats[running], again=left[running] > 0)
+        running = next(name for name, seat in seats.items() if seat.holding)
+        order.append(running)
+        left -= Counter(running)
+    # Where scores are equal, Triton has no rule.
+    assert [sorted(order[:3]), sorted(order[3:6]), sorted(order[6:8]), order[8:]] == [
+        ["0", "0", "1"],
+        ["1", "1", "2"],
+        ["2", "3"],
+        ["2", "3", "3"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "needs", "enough"),
+    [
+        ([Limit("R", 2)], (R, 2), True),
+        ([Limit("R", 2)], (Pool("R", 5), 2), True),
+        ([Limit("R", 1), Limit("R", 2, 5)], (Pool("R", 5), 2), True),
+        ([Limit("R", 1, 0), Limit("R", 2, 1)], (R, 2), True),
+        ([Limit("R", 1), Limit("R", 2)], (R, 2), False),
+        ([Limit("R", 2, 1)], (Pool("R", 0), 1), False),
+        ([Limit("Q", 2)], (R, 1), False),
+    ],
+)
+def test_what_the_operator_says_there_is(limits: list[Limit], needs: tuple[Pool, int], enough: bool) -> None:
+    limiter = RateLimiter(limits)
+    if enough:
+        assert limiter.acquire(limiter.enter(claim(needs), lambda: None))
+    else:
+        with pytest.raises(InvalidArgument, match=r'^Resource count for "R" is limited to [01] which will prevent'):
+            limiter.enter(claim(needs), lambda: None)
+
+
+def test_too_little() -> None:
+    limiter = RateLimiter([Limit("R", 2)])
+    with pytest.raises(InvalidArgument) as refusal:
+        limiter.enter(claim((Pool("R", 0), 4)), lambda: None)
+    assert refusal.value.message == (
+        'Resource count for "R" is limited to 2 which will prevent scheduling of one or more model instances, the '
+        "minimum required count is 4. Say so, as in --rate-limit-resource=R:4, or have the instance group need less."
+    )
+
+
+@pytest.mark.parametrize("within_one", [True, False])
+def test_global_here_and_not_there(within_one: bool) -> None:
+    limiter = RateLimiter()
+    needs = [(R, 1), (Pool("R", 0), 1)]
+    if not within_one:
+        limiter.enter(claim(needs.pop()), lambda: None)
+    with pytest.raises(InvalidArgument, match=r'^Resource "R" is present as both global and device-specific resource '):
+        limiter.enter(claim(*needs), lambda: None)
+    other = limiter.enter(claim((Q, 1)), lambda: None)
+    assert limiter.acquire(other)
+
+
+@given(st.lists(st.tuples(st.sampled_from("RQ"), st.integers(0, 3), st.integers(1, 4)), max_size=6))
+def test_whoever_is_there_can_execute_alone(wanted: list[tuple[str, int, int]]) -> None:
+    limiter = RateLimiter()
+    seats = [limiter.enter(claim((Pool(name, device), count)), lambda: None) for name, device, count in wanted]
+    for seat in seats:
+        assert limiter.acquire(seat)
+        limiter.release(seat)
+
+
+needs = st.dictionaries(st.sampled_from("RQS"), st.integers(1, 3), max_size=3)
+
+
+class Limited(RuleBasedStateMachine):
+    """Instances come, ask, run and go as they like. What there is, is never exceeded, and nobody waits for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limiter = RateLimiter()
+        self.seats: list[Seat] = []
+        self.most: Counter[str] = Counter()
+        """The largest need of each resource since it was last free."""
+
+    @rule(needs=needs, priority=st.integers(0, 3))
+    def come(self, needs: dict[str, int], priority: int) -> None:
+        claims = tuple((Pool(name), count) for name, count in needs.items())
+        self.seats.append(self.limiter.enter(Claim(claims, priority), lambda: None))
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data())
+    def ask(self, data: Any) -> None:
+        seat = data.draw(st.sampled_from(self.seats))
+        assert self.limiter.acquire(seat) == seat.holding
+        if seat.holding:
+            seat.count()
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data())
+    def end(self, data: Any) -> None:
+        self.limiter.release(data.draw(st.sampled_from(self.seats)), again=data.draw(st.booleans()))
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data())
+    def go(self, data: Any) -> None:
+        seat = data.draw(st.sampled_from(self.seats))
+        self.seats.remove(seat)
+        self.limiter.leave(seat)
+
+    @invariant()
+    def never_more_than_there_is(self) -> None:
+        for name in "RQS":
+            needed = [dict(seat.claim.needs).get(Pool(name), 0) for seat in self.seats]
+            held = [dict(seat.claim.needs).get(Pool(name), 0) for seat in self.seats if seat.holding]
+            self.most[name] = max([*needed, self.most[name] if any(held) else 0])
+            assert sum(held) <= self.most[name]
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        """The first that waits waits for something that others have."""
+        waiting = [seat for seat in self.seats if seat.waiting is not None]
+        if waiting:
+            first = min(waiting, key=lambda seat: seat.waiting or (0, 0))
+            wanted = {pool for pool, _ in first.claim.needs}
+            assert any(wanted & {pool for pool, _ in seat.claim.needs} for seat in self.seats if seat.holding)
+
+
+TestLimited = Limited.TestCase
