@@ -25,6 +25,7 @@ from nerite.config.options import ServerOptions
 from nerite.core.errors import NeriteError
 from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
+from nerite.execution.host_policy import HostPolicies
 from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
 from nerite.execution.vigil import limit_of
@@ -36,6 +37,7 @@ from nerite.repository.manager import ModelManager
 from nerite.repository.poller import Poller
 from nerite.repository.remote import is_remote, repository_at
 from nerite.repository.source import LocalRepository, Repository
+from nerite.scheduling.rate_limiter import RateLimiter
 from nerite.server import InferenceServer
 from nerite.transports import keys
 from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
@@ -121,10 +123,24 @@ class ServerProcess:
         stay_awake = limit_of(self._options.stay_awake_microseconds)
         guests = GuestMemory()
 
+        device = self._options.device
+        policies = HostPolicies(device.host_policies)
+        limiter = None if device.rate_limit == "off" else RateLimiter(device.rate_limit_resources)
+
         def manager(door: Door, on_change: Callable[[], None]) -> ModelManager:
             queue = self._options.queue
             launcher = Launcher(
-                loop, self._loader, nursery, guests, lines, stay_awake, door, queue, recorded_request.read
+                loop,
+                self._loader,
+                nursery,
+                guests,
+                lines,
+                stay_awake,
+                door,
+                queue,
+                recorded_request.read,
+                policies,
+                limiter,
             )
             maker = VersionMaker(self._options.repository, self._options.settings_of, launcher, self._loader, cache)
             return ModelManager(self._options.repository, self._repositories, maker, self._loader, on_change)

@@ -1,9 +1,11 @@
-"""How many processor cores this process may really use."""
+"""How many processor cores this process, or an instance of a model, may really use."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from nerite.backends.interface import InstanceContext
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -16,6 +18,12 @@ def usable_cores() -> int:
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(affinity, quota() or affinity))
+
+
+def share(instance: InstanceContext) -> int:
+    """Return the cores that are an instance's own, if each instance of its model takes as many: at least 1."""
+    usable = usable_cores()
+    return max(1, min(len(instance.cores) or usable, usable) // instance.sharing)
 
 
 def quota(cgroup: Path = _CGROUP) -> int:

@@ -44,12 +44,18 @@ class ModelContext:
 
 @dataclass(frozen=True)
 class InstanceContext:
-    """Which instance of a model is made: its name, and the device it should use."""
+    """Which instance of a model is made: its name, the device it should use, and where it runs."""
 
     name: str
     kind: str = "CPU"
     """``CPU``, ``GPU`` or ``MODEL``."""
     device: int = 0
+    cores: tuple[int, ...] = ()
+    """The processor cores that it runs on; empty where it may run on any."""
+    memory_node: int = -1
+    """The NUMA node that its memory is from; below 0 where it may be from any."""
+    sharing: int = field(default=1, compare=False)
+    """How many instances of the model run on these cores, this one among them."""
 
 
 class Instance(Protocol):

@@ -240,10 +240,11 @@ FLAGS: tuple[Flag, ...] = (
 
     Flag("rate-limit", "Rate Limiter", _LIMITER,
          "'off' runs an instance whenever it is free; 'execution_count' also waits for the resources that models "
-         "ask for.", "device.rate_limit", accepted=_LATER),
+         "ask for.", "device.rate_limit"),
     Flag("rate-limit-resource", "Rate Limiter", _RESOURCE,
-         "How much there is of a resource, in all or on one device. May be repeated.", "device.rate_limit_resources",
-         add, accepted=_LATER),
+         "How much there is of a resource, in all or on one device: of one that is not named, nothing. Without this "
+         "flag there is as much as the instance that needs most of it needs. May be repeated.",
+         "device.rate_limit_resources", add),
 
     Flag("pinned-memory-pool-byte-size", "Memory/Device Management", BYTES,
          "Bytes of pinned memory to keep.", "device.pinned_pool_bytes", accepted=_GPU),
@@ -259,7 +260,7 @@ FLAGS: tuple[Flag, ...] = (
          "Threads that copy tensors.", "device.buffer_manager_threads", accepted="tensors are not copied"),
     Flag("host-policy", "Memory/Device Management", _POLICY,
          "numa-node or cpu-cores of a policy that instance groups name. May be repeated.", "device.host_policies",
-         add, accepted=_LATER),
+         add),
     Flag("model-load-gpu-limit", "Memory/Device Management", _LIMIT,
          "Fraction of a device's memory beyond which no model is loaded onto it. May be repeated.",
          "device.load_gpu_limits", parts.first_wins, accepted=_LATER),

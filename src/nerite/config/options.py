@@ -61,7 +61,7 @@ class BackendSetting(NamedTuple):
 
 
 class RateLimitResource(NamedTuple):
-    """One ``--rate-limit-resource``; ``device`` is -1 where it holds for each device."""
+    """One ``--rate-limit-resource``; ``device`` is -1 where it holds for each device, and in all."""
 
     name: str
     amount: int

@@ -16,7 +16,7 @@ from typing import Final
 from nerite.core.errors import Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.execution.roster import Ended, Refusal
+from nerite.execution.roster import Ended, May, Refusal
 from nerite.execution.runner import Batch, Runner
 from nerite.scheduling.decider import Decider
 
@@ -30,7 +30,7 @@ class AnyInstance:
     """A decider, and the instances that have room for a batch. Each batch passes through here: written for speed."""
 
     settles = False
-    __slots__ = ("_behind", "_brief", "_decider", "_full", "_present", "idle", "offer", "timed")
+    __slots__ = ("_barred", "_behind", "_brief", "_decider", "_full", "_present", "idle", "offer", "timed")
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
@@ -43,6 +43,8 @@ class AnyInstance:
         """Those that run one batch and have another."""
         self._present: set[Runner] = set()
         self._brief = False
+        self._barred = False
+        """None of those that are idle may begin."""
 
     @property
     def ahead(self) -> bool:
@@ -58,10 +60,10 @@ class AnyInstance:
         """Return a request of lower priority than ``request``, dropped here; ``request`` itself if there is none."""
         return self._decider.give_way(request) or request
 
-    def choose(self, now: int) -> tuple[Runner, Batch] | None:
+    def choose(self, now: int, may: May | None = None) -> tuple[Runner, Batch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start."""
         decider = self._decider
-        if not decider.size:
+        if not decider.size or (may is not None and not self._bring_forward(may)):
             return None
         if self.idle:
             batch = decider.take(now)
@@ -122,7 +124,7 @@ class AnyInstance:
 
     def wake_at(self) -> int | None:
         """Return when the gathered batch has waited enough, or the next request expires."""
-        return self._decider.wake_at(bool(self.idle))
+        return self._decider.wake_at(bool(self.idle) and not self._barred)
 
     def expire(self, now: int) -> Sequence[Refusal]:
         """Drop and return the requests that waited too long."""
@@ -135,3 +137,12 @@ class AnyInstance:
     def drain(self) -> list[InferenceRequest]:
         """Drop and return everything that waits."""
         return self._decider.drain()
+
+    def _bring_forward(self, may: May) -> bool:
+        """Have the next batch go to an idle instance that may begin; return whether there is one."""
+        runner = next(filter(may, self.idle), None)
+        self._barred = runner is None
+        if runner is not None:
+            self.idle.remove(runner)
+            self.idle.appendleft(runner)
+        return runner is not None

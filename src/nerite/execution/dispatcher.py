@@ -170,6 +170,8 @@ class Dispatcher:
             self._runners.remove(runner)
             self._roster.gone(runner)
             self._leaving.pop(runner)(runner)
+        if not self._runners:
+            self._fail_hopeless()
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call once nothing waits or runs any more: at once, if so now."""
@@ -227,7 +229,7 @@ class Dispatcher:
             self._start(*chosen)
         self._looking = False
         if self._enough:
-            self._look_soon()
+            self.look_soon()
         self._arm()
 
     def _start(self, runner: Runner, batch: Batch) -> None:
@@ -343,7 +345,9 @@ class Dispatcher:
     def _fail_hopeless(self) -> None:
         """Answer everything that waits, if no instance can be brought up: nobody may wait for ever."""
         failures = [failure for runner in self._runners if (failure := runner.failure) is not None]
-        if len(failures) == len(self._runners):
+        if not self._runners:
+            self.abandon(Unavailable("all instances of the model are passive: none of them takes requests"))
+        elif len(failures) == len(self._runners):
             self.abandon(Unavailable(f"no instance of the model can be started: {failures[0].message}"))
 
     def _expire(self, now: int) -> None:
@@ -361,9 +365,9 @@ class Dispatcher:
             self._refuse(each, Cancelled(""), Outcome.CANCELED)
         self._check_drained()
         # What is left may be a batch that need not wait.
-        self._look_soon()
+        self.look_soon()
 
-    def _look_soon(self) -> None:
+    def look_soon(self) -> None:
         """Look at the queue in the next turn of the loop, if an instance is idle."""
         if self._roster.idle and not self._looking:
             self._looking = True
@@ -374,7 +378,7 @@ class Dispatcher:
             runner.pause(request, paused)
         if not paused:
             self._roster.resume(request)
-            self._look_soon()
+            self.look_soon()
 
     def _refuse(self, request: InferenceRequest, error: NeriteError, outcome: Outcome) -> None:
         self._statistics.failed(outcome, request.arrived_ns)

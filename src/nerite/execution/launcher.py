@@ -27,7 +27,11 @@ from nerite.execution.door import Door
 from nerite.execution.ensemble import Ensemble
 from nerite.execution.errands import Errands
 from nerite.execution.guest_memory import GuestMemory
+from nerite.execution.host_policy import HostPolicies
+from nerite.execution.instance_plan import instance_plans
 from nerite.execution.nursery import Nursery
+from nerite.execution.rationed_roster import RationedRoster
+from nerite.execution.rations import RationedMaker, Rations
 from nerite.execution.recorded_requests import ReadRequest
 from nerite.execution.runner_makers import NativeMaker, NoInstances, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
@@ -40,6 +44,7 @@ from nerite.execution.worker_runner import WorkerPlan
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.admission import Admission
 from nerite.scheduling.ensemble.graph import Graph, Part
+from nerite.scheduling.rate_limiter import RateLimiter
 
 _log = logging.getLogger("nerite.execution")
 
@@ -61,11 +66,13 @@ class Launcher:
         door: Door,
         queue: QueueOptions,
         read_request: ReadRequest,
+        policies: HostPolicies,
+        limiter: RateLimiter | None,
     ) -> None:
         """``stay_awake``: seconds that the loop, and each worker, may wait awake for what comes next.
 
         ``door`` is for what runs inside and asks the server in its turn; ``queue`` bounds the queues of models that do
-        not say; ``read_request`` reads a recorded request.
+        not say; ``read_request`` reads a recorded request. ``limiter`` is for all models, if executions are limited.
         """
         self._loop = loop
         self._door = door
@@ -78,6 +85,8 @@ class Launcher:
         self._nursery = nursery
         self._guests = guests
         self._log = log
+        self._policies = policies
+        self._limiter = limiter
 
     def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
         """Have a backend complete a configuration. Blocks. Raises ``NeriteError``."""
@@ -98,29 +107,35 @@ class Launcher:
         began = time.monotonic()
         scheduler = await self._loop.run_in_executor(self._loader, roster, config, context.directory)
         admission = Admission(bounds_of(config, self._queue), context.name)
-        instances = _instances(config)
+        plans = instance_plans(config, self._policies)
         arena = Arena()
         self._guests.host(arena)
         warm_up = await self._loop.run_in_executor(self._loader, self._samples, config, context, signature)
         maker = await self._maker(config, context, arena)
         if warm_up:
             maker = WarmMaker(maker, context.name, warm_up)
+        rations = None if self._limiter is None else Rations(self._limiter)
+        if rations is not None:
+            maker = RationedMaker(maker, rations)
         config_json = to_json(config)
         try:
-            runners = await maker.make(instances, config_json)
+            runners = await maker.make(plans, config_json)
         except BaseException:  # whatever it was: nothing may be left behind
             maker.close()
             raise
         statistics = VersionStatistics()
+        instances = dict(zip(plans, runners, strict=True))
         dispatcher = Dispatcher(
-            scheduler,
-            runners,
+            scheduler if rations is None else RationedRoster(scheduler, rations),
+            [runner for plan, runner in instances.items() if not plan.passive],
             statistics,
             self._loop,
             self._sentry,
             admission,
             preserve_ordering=preserves_ordering(config),
         )
+        if rations is not None:
+            rations.granted = dispatcher.look_soon
         running = RunningVersion(
             context.name,
             context.version,
@@ -129,7 +144,7 @@ class Launcher:
             signature,
             statistics,
             dispatcher,
-            dict(zip(instances, runners, strict=True)),
+            instances,
             maker,
             arena,
             self._loop,
@@ -167,7 +182,7 @@ class Launcher:
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
         """Give a running version the instances that ``config`` asks for. Raises as ``launch``; it is as before then."""
-        await running.resize(config, to_json(config), _instances(config))
+        await running.resize(config, to_json(config), instance_plans(config, self._policies))
 
     async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> RunnerMaker:
         run = self._loop.run_in_executor
@@ -226,18 +241,3 @@ def _in_process(context: ModelContext) -> bool:
             f"parameter 'EXECUTION_MODE' of model '{context.name}' is '{mode}'; it may be 'worker' or 'in_process'"
         )
     return mode == "in_process"
-
-
-def _instances(config: ModelConfig) -> list[InstanceContext]:
-    """Return the instances that the instance groups ask for."""
-    instances = []
-    for group in config.instance_group:
-        kind = group.kind.removeprefix("KIND_")
-        devices = group.gpus or (0,)
-        number = 0
-        for device in devices:
-            for _ in range(max(group.count, 1)):
-                if not group.passive:
-                    instances.append(InstanceContext(f"{group.name}_{number}", kind, device))
-                number += 1
-    return instances

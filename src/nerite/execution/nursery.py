@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nerite.backends.interface import InstanceContext
 from nerite.core.errors import Internal
 
 _SPAWN_TIMEOUT = 30.0
@@ -93,11 +94,14 @@ class Nursery:
             if self._template is None or self._template.poll() is not None:
                 self._start_template()
 
-    def spawn(self, name: str, interpreter: Path | None, environment: Mapping[str, str]) -> WorkerProcess:
-        """Start a worker and return it. Blocks; for any thread but the loop's. Raises ``Internal``.
+    def spawn(
+        self, instance: InstanceContext, interpreter: Path | None, environment: Mapping[str, str]
+    ) -> WorkerProcess:
+        """Start the worker of an instance and return it. Blocks; for any thread but the loop's. Raises ``Internal``.
 
         ``interpreter`` is the Python of the model's own environment, if it has one.
         """
+        name = instance.name
         channel, theirs = socket.socketpair()
         descriptors, their_descriptors = socket.socketpair()
         output, their_output = os.pipe()
@@ -107,6 +111,8 @@ class Nursery:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         order = {
             "name": name,
+            "cores": instance.cores,
+            "memory_node": instance.memory_node,
             "interpreter": str(interpreter) if interpreter else "",
             "environment": {**environment, **(self._foreign_path() if interpreter else {})},
         }

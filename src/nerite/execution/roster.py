@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeAlias
 
 from nerite.core.errors import NeriteError
@@ -12,6 +12,8 @@ from nerite.execution.runner import Batch, Runner
 
 Refusal: TypeAlias = tuple[InferenceRequest, NeriteError]
 """A request that waited, and why it waits no more."""
+May: TypeAlias = Callable[[Runner], bool]
+"""Says whether an instance may begin a batch now."""
 Ended: TypeAlias = tuple[Batch, Sequence[InferenceResponse | None], Batch]
 """Requests that have come to their end, the answer to each, and those that ran with them and get none from this run:
 because they run once more, or because they stood in the batch for nobody."""
@@ -94,3 +96,13 @@ class Roster(Protocol):
 
     def drain(self) -> list[InferenceRequest]:
         """Drop and return everything that waits, because nobody will ever take it."""
+
+
+class SelectiveRoster(Roster, Protocol):
+    """A roster that lets somebody else say which instances may begin."""
+
+    def choose(self, now: int, may: May | None = None) -> tuple[Runner, Batch] | None:
+        """Return an instance and the batch that it is given now; None if nothing should start.
+
+        ``may`` is asked of idle instances that there is work for, one after the other, until one may begin.
+        """

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from nerite.backends.interface import Instance, InstanceContext, Model
 from nerite.execution.channel import Channel
+from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.loop_runner import LoopRunner
 from nerite.execution.nursery import WorkerProcess
 from nerite.execution.runner import Runner
+from nerite.execution.settling import settle
 from nerite.execution.thread_runner import ThreadRunner
 from nerite.execution.worker_runner import WorkerPlan, WorkerRunner
+
+_log = logging.getLogger("nerite.execution")
 
 
 class RunnerMaker(Protocol):
     """One for a model version. For the loop; what blocks is done by the loader."""
 
-    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+    async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
         """Make instances side by side, all or none, given the configuration. Raises ``NeriteError``."""
 
     def close(self) -> None:
@@ -30,7 +36,7 @@ class RunnerMaker(Protocol):
 class NoInstances:
     """For what is put together from other models."""
 
-    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+    async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
         """Return nothing: nothing is ever asked for."""
         return []
 
@@ -48,12 +54,12 @@ class WorkerMaker:
         self._loop = loop
         self._loader = loader
 
-    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+    async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
         """Start the processes, and have the model opened in each."""
-        plans = []
-        for instance in instances:
-            plan = self._plan_of(instance)
-            plans.append(replace(plan, context=replace(plan.context, config=config)))
+        wanted = []
+        for each in plans:
+            worker = self._plan_of(each.context)
+            wanted.append(replace(worker, context=replace(worker.context, config=config)))
 
         def start(plan: WorkerPlan) -> tuple[WorkerProcess, Channel]:
             process, channel = plan.start()
@@ -61,7 +67,7 @@ class WorkerMaker:
             return process, channel
 
         made = await asyncio.gather(
-            *(self._loop.run_in_executor(self._loader, start, plan) for plan in plans), return_exceptions=True
+            *(self._loop.run_in_executor(self._loader, start, plan) for plan in wanted), return_exceptions=True
         )
         workers = [item for item in made if not isinstance(item, BaseException)]
         if len(workers) < len(made):
@@ -71,7 +77,7 @@ class WorkerMaker:
             raise next(item for item in made if isinstance(item, BaseException))
         return [
             WorkerRunner(plan, process, channel, self._loop, self._loader)
-            for plan, (process, channel) in zip(plans, workers, strict=True)
+            for plan, (process, channel) in zip(wanted, workers, strict=True)
         ]
 
     def close(self) -> None:
@@ -88,24 +94,42 @@ class NativeMaker:
         self._loader = loader
         self._on_loop_only = on_loop_only
 
-    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+    async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
         """Make the instances, one after the other. The model knows its configuration already."""
         made: list[tuple[InstanceContext, Instance]] = []
         try:
-            for each in instances:
-                made.append((each, await self._loop.run_in_executor(self._loader, self._model.instance, each)))
+            for context in (plan.context for plan in plans):
+                made.append((context, await self._loop.run_in_executor(self._loader, self._instance, context)))
         except BaseException:  # whatever it was: nothing may be left behind
             for _, instance in made:
                 instance.close()
             raise
         return [self._runner(each, instance) for each, instance in made]
 
+    def _instance(self, context: InstanceContext) -> Instance:
+        if not context.cores:
+            return self._model.instance(context)
+        # The threads that a framework starts run where the thread does that makes the instance.
+        with ThreadPoolExecutor(1, context.name, _settle, (context,)) as settled:
+            return settled.submit(self._model.instance, context).result()
+
     def _runner(self, context: InstanceContext, instance: Instance) -> Runner:
         if self._on_loop_only:
+            if context.cores:
+                _log.warning("'%s' runs on the server's loop: its host policy does not count there", context.name)
             return LoopRunner(context.name, instance)
+        settling = partial(_settle, context) if context.cores else None
         # What a framework keeps for an accelerator often belongs to one thread.
-        return ThreadRunner(context.name, instance, self._loop, on_loop=context.kind != "GPU")
+        return ThreadRunner(
+            context.name, instance, self._loop, on_loop=context.kind != "GPU" and not settling, settle=settling
+        )
 
     def close(self) -> None:
         """Close the model."""
         self._model.close()
+
+
+def _settle(context: InstanceContext) -> None:
+    """Have this thread run where an instance belongs."""
+    if refusal := settle(context.cores, context.memory_node):
+        _log.warning("'%s': %s", context.name, refusal)

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nerite.backends.interface import InstanceContext
 from nerite.cache.gate import Gate, Queue
 from nerite.cache.interface import ResponseCache
 from nerite.config.model_config import ModelConfig
@@ -17,6 +16,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
+from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.runner import Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.scheduler import Scheduler
@@ -40,7 +40,7 @@ class RunningVersion:
         signature: Signature,
         statistics: VersionStatistics,
         scheduler: Scheduler,
-        runners: Mapping[InstanceContext, Runner],
+        runners: Mapping[InstancePlan, Runner],
         maker: RunnerMaker,
         arena: Arena,
         loop: asyncio.AbstractEventLoop,
@@ -70,6 +70,9 @@ class RunningVersion:
         """Instances that are not closed yet: some may be leaving."""
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
+        for plan, runner in runners.items():
+            if plan.passive:
+                runner.on_usable = _ignored
         self._scheduler = scheduler
         self._queue: Queue = scheduler
         self._gate: Gate | None = None
@@ -79,8 +82,13 @@ class RunningVersion:
 
     @property
     def runners(self) -> tuple[Runner, ...]:
-        """The instances that take batches."""
+        """The instances, passive ones among them."""
         return tuple(self._instances.values())
+
+    @property
+    def _active(self) -> tuple[Runner, ...]:
+        """The instances that take batches."""
+        return tuple(runner for plan, runner in self._instances.items() if not plan.passive)
 
     @property
     def pending(self) -> int:
@@ -157,8 +165,8 @@ class RunningVersion:
         return self._arena.allocate(size)
 
     def ask_ready(self, answered: Callable[[bool], None]) -> None:
-        """Ask every instance whether it can serve; all must."""
-        runners = self.runners
+        """Ask every instance that takes requests whether it can serve; all must."""
+        runners = self._active
         waiting = len(runners)
         ready = True
 
@@ -174,15 +182,13 @@ class RunningVersion:
         for runner in runners:
             runner.is_ready(one)
 
-    async def resize(
-        self, config: ModelConfig, config_json: dict[str, Any], instances: Sequence[InstanceContext]
-    ) -> None:
+    async def resize(self, config: ModelConfig, config_json: dict[str, Any], plans: Sequence[InstancePlan]) -> None:
         """Have these instances from now on: those that there are stay, the others finish what they run.
 
         ``config`` differs from that of before in its instance groups only. Raises ``NeriteError`` where one cannot be
         made; nothing has changed then.
         """
-        new = [each for each in instances if each not in self._instances]
+        new = [plan for plan in plans if plan not in self._instances]
         dispatcher = self._scheduler
         assert isinstance(dispatcher, Dispatcher)  # nothing else has instances
         made = await self._maker.make(new, config_json)
@@ -191,12 +197,18 @@ class RunningVersion:
             for runner in made:
                 self._close_one(runner)
             raise Unavailable(f"model '{self.name}' is being unloaded")
-        for instance, runner in zip(new, made, strict=True):
-            self._instances[instance] = runner
-            dispatcher.add(runner)
-        for instance in self._instances.keys() - set(instances):
-            leaving = self._instances.pop(instance)
-            dispatcher.remove(leaving, self._close_one)
+        for plan, runner in zip(new, made, strict=True):
+            self._instances[plan] = runner
+            if plan.passive:
+                runner.on_usable = _ignored
+            else:
+                dispatcher.add(runner)
+        for plan in self._instances.keys() - set(plans):
+            leaving = self._instances.pop(plan)
+            if plan.passive:
+                self._close_one(leaving)
+            else:
+                dispatcher.remove(leaving, self._close_one)
         self.config, self.config_json = config, config_json
 
     def drain(self, drained: Callable[[], None]) -> None:
@@ -237,3 +249,7 @@ class RunningVersion:
         """Give back memory of large tensors when none was received for a while."""
         self._trim_timer = None
         self._arena.trim()
+
+
+def _ignored(runner: Runner) -> None:
+    """Take no note of how a passive instance is: it comes back by itself, and nobody waits for it."""

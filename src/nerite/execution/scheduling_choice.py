@@ -9,7 +9,7 @@ from nerite.config.model_config import ModelConfig
 from nerite.config.scheduling_choice import ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching
 from nerite.core.errors import InvalidArgument
 from nerite.execution.any_instance import AnyInstance
-from nerite.execution.roster import Roster
+from nerite.execution.roster import SelectiveRoster
 from nerite.execution.sequence_roster import SequenceRoster
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.one_by_one import OneByOne
@@ -17,7 +17,7 @@ from nerite.scheduling.policy import BatchingRules, QueuePolicy
 from nerite.scheduling.sequence_rules import SequenceRules
 
 
-def roster(config: ModelConfig, directory: Path) -> Roster:
+def roster(config: ModelConfig, directory: Path) -> SelectiveRoster:
     """Return the scheduler of a model that lies in ``directory``. Blocks.
 
     Raises ``NeriteError`` for one there is no code for yet, and where a file that it needs is not right.

@@ -12,7 +12,7 @@ from nerite.config.model_config import ModelConfig
 from nerite.core.errors import Cancelled, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.execution.roster import Ended, Refusal
+from nerite.execution.roster import Ended, May, Refusal
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.sequence_dress import SequenceDress
 from nerite.scheduling.sequence import SequenceRequest
@@ -72,9 +72,9 @@ class SequenceRoster:
         """Return ``request`` if it would begin a sequence; one that is under way goes on."""
         return request if self._iterative or request.header.sequence_start else None
 
-    def choose(self, now: int) -> tuple[Runner, Batch] | None:
+    def choose(self, now: int, may: May | None = None) -> tuple[Runner, Batch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start."""
-        chosen = self._batcher.choose(now)
+        chosen = self._batcher.choose(now, may)
         if chosen is None:
             return None
         runner, slots = chosen

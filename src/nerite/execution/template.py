@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import triton_python_backend_utils  # noqa: F401  imported for the workers' sake
 from nerite.execution import worker
+from nerite.execution.settling import settle
 
 _DEATH_SIGNAL = 1
 _NAME = 15
@@ -104,6 +105,8 @@ class Template:
             os.close(errors)
             sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
             sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+            if refusal := settle(order["cores"], order["memory_node"]):
+                print(refusal, file=sys.stderr)
             os.environ.update(order["environment"])
             if order["interpreter"]:
                 os.set_inheritable(channel, True)

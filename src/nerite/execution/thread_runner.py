@@ -24,8 +24,16 @@ class ThreadRunner:
     ends where the loop takes over.
     """
 
-    def __init__(self, name: str, instance: Instance, loop: asyncio.AbstractEventLoop, *, on_loop: bool = True) -> None:
-        """``on_loop``: the loop's thread may execute too."""
+    def __init__(
+        self,
+        name: str,
+        instance: Instance,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_loop: bool = True,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_loop``: the loop's thread may execute too. ``settle`` is the first thing that a thread does."""
         self.name = name
         self.ahead = True
         self.usable = True
@@ -36,6 +44,7 @@ class ThreadRunner:
         self.on_usable: Callable[[Runner], None]
         self._instance = instance
         self._loop = loop
+        self._settle = settle
         self._brevity = Brevity() if on_loop else None
         self._pending = 0
         self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None] | None]] = queue.SimpleQueue()
@@ -119,5 +128,7 @@ class ThreadRunner:
         self._thread = None
 
     def _work(self) -> None:
+        if self._settle is not None:
+            self._settle()
         while (report := self._jobs.get()()) is not None:
             self._loop.call_soon_threadsafe(report)

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nerite.backends.interface import InstanceContext
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.warm_up_data import Sample
@@ -28,9 +28,9 @@ class WarmMaker:
         self._model = model
         self._samples = samples
 
-    async def make(self, instances: Sequence[InstanceContext], config: dict[str, Any]) -> list[Runner]:
+    async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
         """Make instances that have answered every sample. If one fails, none is left."""
-        runners = await self._maker.make(instances, config)
+        runners = await self._maker.make(plans, config)
         outcomes = await asyncio.gather(*map(self._warm_up, runners), return_exceptions=True)
         failure = next((outcome for outcome in outcomes if outcome is not None), None)
         if failure is not None:

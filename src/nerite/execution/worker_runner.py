@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,15 @@ class WorkerPlan:
 
     def start(self) -> tuple[WorkerProcess, Channel]:
         """Make a worker, without a model yet. Blocks; not for the loop's thread. Raises ``NeriteError``."""
-        process = self.nursery.spawn(self.instance.name, self.interpreter, self.environment)
+        process = self.nursery.spawn(self.instance, self.interpreter, self.environment)
         return process, Channel(process, self.arena, self.guests, self.log, self._ask)
 
     def load(self, process: WorkerProcess, channel: Channel) -> None:
         """Open the model in a worker. Blocks. Raises ``NeriteError``, and the worker is gone then."""
-        instance = {"name": self.instance.name, "kind": self.instance.kind, "device": self.instance.device}
         try:
-            context = write_context(self.backend, self.context, instance=instance, stay_awake=self.stay_awake)
+            context = write_context(
+                self.backend, self.context, instance=asdict(self.instance), stay_awake=self.stay_awake
+            )
             channel.ask(messages.LOAD, context)
         except NeriteError:
             channel.close()

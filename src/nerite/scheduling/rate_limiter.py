@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from nerite.config.options import RateLimitResource
 from nerite.core.errors import InvalidArgument
 
 EVERYWHERE: Final = -1
@@ -26,14 +27,6 @@ class Pool(NamedTuple):
     """A resource, on one device or on all together."""
 
     name: str
-    device: int = EVERYWHERE
-
-
-class Limit(NamedTuple):
-    """How much there is of a resource: on one device, or on each and in all."""
-
-    name: str
-    amount: int
     device: int = EVERYWHERE
 
 
@@ -73,11 +66,11 @@ class Seat:
 class RateLimiter:
     """One for all models of a server."""
 
-    def __init__(self, limits: Iterable[Limit] = ()) -> None:
+    def __init__(self, limits: Iterable[RateLimitResource] = ()) -> None:
         """``limits`` tell of all there is. Without any, there is as much of each as whoever needs most of it needs."""
         self._limits: dict[str, dict[int, int]] = {}
-        for limit in limits:
-            self._limits.setdefault(limit.name, {}).setdefault(limit.device, limit.amount)
+        for name, amount, device in limits:
+            self._limits.setdefault(name, {}).setdefault(device, amount)
         self._seats: set[Seat] = set()
         self._taken: dict[Pool, int] = {}
         self._amounts: dict[Pool, int] = {}

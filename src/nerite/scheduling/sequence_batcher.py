@@ -36,6 +36,7 @@ class SequenceBatcher(Generic[Instance]):
 
     __slots__ = (
         "_backlog",
+        "_barred",
         "_ended",
         "_free",
         "_hold",
@@ -70,6 +71,8 @@ class SequenceBatcher(Generic[Instance]):
         self._ended = EndedSequences()
         self.idle: dict[Instance, Slots] = {}
         """The instances that are up and run nothing."""
+        self._barred: set[Instance] = set()
+        """Idle instances that had to let their requests wait."""
         self.size = 0
         """Requests that wait."""
 
@@ -106,11 +109,18 @@ class SequenceBatcher(Generic[Instance]):
             self._backlog.limit(request)
         return None
 
-    def choose(self, now: int) -> tuple[Instance, SlotBatch] | None:
-        """Return an instance and the batch that it is given now; None if nothing should start."""
+    def choose(self, now: int, may: Callable[[Instance], bool] | None = None) -> tuple[Instance, SlotBatch] | None:
+        """Return an instance and the batch that it is given now; None if nothing should start.
+
+        With ``may`` it is asked of idle instances that there is work for, in turn, until one may begin.
+        """
         if not self.size or (self._hold and self._held()):
             return None
+        self._barred.clear()
         for instance, slots in self.idle.items():
+            if may is not None and slots.wanted and not may(instance):
+                self._barred.add(instance)
+                continue
             batch = slots.take(now)
             if batch is not None:
                 for request in batch:
@@ -190,7 +200,8 @@ class SequenceBatcher(Generic[Instance]):
 
     def wake_at(self) -> int | None:
         """Return when to call ``expire`` and ``choose`` again, if nothing else happens before."""
-        times = [at for slots in self.idle.values() if (at := slots.wake_at()) is not None]
+        asked = (slots for instance, slots in self.idle.items() if instance not in self._barred)
+        times = [at for slots in asked if (at := slots.wake_at()) is not None]
         if (deadline := self._backlog.next_deadline()) is not None:
             times.append(deadline)
         for sequence in self._resting:

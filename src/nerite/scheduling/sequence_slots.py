@@ -22,6 +22,10 @@ class Slots(Protocol):
     open: bool
     """New sequences may come."""
 
+    @property
+    def wanted(self) -> bool:
+        """Requests wait that the instance could run."""
+
     def ready(self, sequence: Sequence) -> None:
         """Note that the first request that waits of a sequence, which has a slot here, may run."""
 
@@ -50,6 +54,11 @@ class DirectSlots:
         self._delay = max_delay_us * 1000
         self._enough = min_utilization * count
         self._due: int | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Requests wait that the instance could run."""
+        return any(sequence.waiting for sequence in seated(self))
 
     def ready(self, sequence: Sequence) -> None:
         """Do nothing: ``take`` looks at all slots."""
@@ -91,6 +100,11 @@ class OldestSlots:
         self.seats: list[Sequence | None] = [None] * count
         self.open = True
         self._batcher = DynamicBatcher(rules)
+
+    @property
+    def wanted(self) -> bool:
+        """Requests wait that the instance could run."""
+        return self._batcher.size > 0
 
     def ready(self, sequence: Sequence) -> None:
         """Let the first request of a sequence join the others."""

@@ -96,4 +96,4 @@ def _context(config: ModelConfig, directory: Path, version: int) -> ModelContext
 
 def _first_instance(config: ModelConfig) -> InstanceContext:
     group = config.instance_group[0]
-    return InstanceContext(f"{group.name}_0", group.kind.removeprefix("KIND_"), *group.gpus[:1])
+    return InstanceContext(f"{group.name}_0", group.kind.removeprefix("KIND_"), next(iter(group.gpus), 0))

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from nerite.config.options import RateLimitResource as Limit
 from nerite.core.errors import InvalidArgument
-from nerite.scheduling.rate_limiter import Claim, Limit, Pool, RateLimiter, Seat
+from nerite.scheduling.rate_limiter import Claim, Pool, RateLimiter, Seat
 
 R, Q = Pool("R"), Pool("Q")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from nerite.backends.interface import InstanceContext, ModelContext
@@ -92,7 +91,7 @@ class OnnxModel:
 
     def _session(self, context: InstanceContext) -> Any:
         # Not a new plan: the file may be another one by now, and all instances are of one model.
-        wanted = replace(self._plan, providers=providers.wanted(self._context, context))
+        wanted = plan.of_instance(self._plan, self._context, context)
         share = boolean(self._share) if self._share else wanted.providers == (providers.CPU,)
         with self._lock:
             if not share:

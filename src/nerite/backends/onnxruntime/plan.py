@@ -11,11 +11,11 @@ nobody spins, unless the configuration says otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from nerite.backends.cores import usable_cores
+from nerite.backends.cores import share, usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.onnxruntime import providers
 from nerite.backends.onnxruntime.providers import Provider
@@ -58,6 +58,8 @@ class SessionPlan:
     entries: tuple[tuple[str, str], ...]
     """Session configuration entries, passed on as they are."""
     op_libraries: tuple[str, ...]
+    cores: tuple[int, ...] = ()
+    """Those that its threads run on; empty for any."""
 
 
 def make(context: ModelContext, instance: InstanceContext) -> SessionPlan:
@@ -73,14 +75,15 @@ def make(context: ModelContext, instance: InstanceContext) -> SessionPlan:
         raise InvalidArgument(
             f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
         )
-    return SessionPlan(
+    own = max(1, usable_cores() // _instances(config))
+    plan = SessionPlan(
         path=path,
         modified_ns=path.stat().st_mtime_ns,
-        providers=providers.wanted(context, instance),
+        providers=(),
         graph_level=_GRAPH_LEVELS.get(level, "ORT_ENABLE_ALL"),
         parallel=mode == 1,
-        intra_op_threads=_threads(context, "intra_op_thread_count"),
-        inter_op_threads=_threads(context, "inter_op_thread_count"),
+        intra_op_threads=_threads(context, "intra_op_thread_count", own),
+        inter_op_threads=_threads(context, "inter_op_thread_count", own),
         global_threads=_global_threads(context),
         memory_arena=boolean(context.parameter("enable_mem_arena", "1")),
         memory_pattern=boolean(context.parameter("enable_mem_pattern", "1")),
@@ -89,6 +92,21 @@ def make(context: ModelContext, instance: InstanceContext) -> SessionPlan:
             _op_library(context.directory, name)
             for name in config.get("model_operations", {}).get("op_library_filename", ())
         ),
+    )
+    return of_instance(plan, context, instance)
+
+
+def of_instance(plan: SessionPlan, context: ModelContext, instance: InstanceContext) -> SessionPlan:
+    """Return the plan of a model for one of its instances: where that runs, on what and how wide."""
+    plan = replace(plan, providers=providers.wanted(context, instance))
+    if not instance.cores:
+        return plan
+    own = share(instance)
+    return replace(
+        plan,
+        intra_op_threads=_threads(context, "intra_op_thread_count", own),
+        inter_op_threads=_threads(context, "inter_op_thread_count", own),
+        cores=instance.cores,
     )
 
 
@@ -114,13 +132,13 @@ def first_instance(context: ModelContext) -> InstanceContext:
     )
 
 
-def _threads(context: ModelContext, key: str) -> int:
-    """Return the size of a pool: the model's own, the backend's, or this model's share of the cores."""
+def _threads(context: ModelContext, key: str, own: int) -> int:
+    """Return the size of a pool: the model's own, the backend's, or the instance's own share of the cores."""
     count = 0 if _global_threads(context) else integer(context.parameter(key, "0"))
     count = count or integer(context.settings.get(key, "0"))
     if count > 0:
         return count
-    return usable_cores() if _global_threads(context) else max(1, usable_cores() // _instances(context.config))
+    return usable_cores() if _global_threads(context) else own
 
 
 def _global_threads(context: ModelContext) -> bool:

@@ -1,0 +1,130 @@
+"""The roster of a model whose executions are limited: an instance also needs resources before it begins a batch.
+
+The batch is put together when the resources are there, not before. So requests that wait for resources wait in the
+queue, where they may join a batch, overtake, expire and be withdrawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from nerite.core.errors import NeriteError
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.execution.rations import Rations
+from nerite.execution.roster import Ended, Refusal, SelectiveRoster
+from nerite.execution.runner import Batch, Runner
+
+
+class RationedRoster:
+    """Another roster, which decides, and what its instances may have. Nothing lines up behind one that runs."""
+
+    ahead = False
+
+    def __init__(self, roster: SelectiveRoster, rations: Rations) -> None:
+        self._roster = roster
+        self._rations = rations
+        self.timed = roster.timed
+        self.settles = roster.settles
+        self._running: set[Runner] = set()
+        self._retired: set[Runner] = set()
+        self._waiting: set[Runner] = set()
+        """Those that could begin a batch, if they had what they need."""
+
+    @property
+    def idle(self) -> Collection[Runner]:
+        """The instances that are up and run nothing."""
+        return self._roster.idle
+
+    @property
+    def size(self) -> int:
+        """Requests that wait."""
+        return self._roster.size
+
+    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
+        """Let ``request`` wait, or return why it is refused."""
+        return self._roster.offer(request, now)
+
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Return who is refused because too many wait."""
+        return self._roster.give_way(request)
+
+    def choose(self, now: int) -> tuple[Runner, Batch] | None:
+        """Return an instance that has what it needs, and its batch; None if nothing should start."""
+        self._waiting.clear()
+        chosen = self._roster.choose(now, self._may_begin)
+        if chosen is None:
+            self._stand_back()
+        else:
+            self._rations.executes(chosen[0])
+            self._running.add(chosen[0])
+        return chosen
+
+    def ended(self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int) -> Ended:
+        """Note that ``runner`` has finished a batch, and have it give back what it had."""
+        self._running.discard(runner)
+        ended = self._roster.ended(runner, batch, responses, took_ns)
+        self._rations.release(runner, again=self._roster.size > 0 and runner in self._roster.idle)
+        return ended
+
+    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
+        """Take note of one of several responses to a request; return what its caller gets of it."""
+        return self._roster.settle(request, response)
+
+    def came(self, runner: Runner) -> None:
+        """Note that ``runner`` is there, up and idle."""
+        self._roster.came(runner)
+
+    def gone(self, runner: Runner) -> Sequence[Refusal]:
+        """Note that ``runner`` went down or left. What it has it gives back now, or when its batch has ended."""
+        lost = self._roster.gone(runner)
+        if runner not in self._running:
+            self._rations.release(runner)
+            if runner in self._retired:
+                self._retired.remove(runner)
+                self._rations.leave(runner)
+        return lost
+
+    def retire(self, runner: Runner) -> None:
+        """Begin nothing new with ``runner``, which is to leave."""
+        self._retired.add(runner)
+        self._roster.retire(runner)
+
+    def holds(self, runner: Runner) -> bool:
+        """Return whether an instance that is to leave is needed still."""
+        return self._roster.holds(runner)
+
+    def resume(self, request: InferenceRequest) -> None:
+        """Take note that the caller of ``request``, of which responses have left, wants more again."""
+        self._roster.resume(request)
+
+    def wake_at(self) -> int | None:
+        """Return when to call ``expire`` and ``choose`` again, if nothing else happens before."""
+        return self._roster.wake_at()
+
+    def expire(self, now: int) -> Sequence[Refusal]:
+        """Drop and return the requests that waited too long."""
+        return self._roster.expire(now)
+
+    def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Take note that the caller of ``request`` gave up; return all that waits no more for that reason."""
+        return self._roster.withdraw(request)
+
+    def drain(self) -> list[InferenceRequest]:
+        """Drop and return everything that waits."""
+        drained = self._roster.drain()
+        self._waiting.clear()
+        self._stand_back()
+        return drained
+
+    def _may_begin(self, runner: Runner) -> bool:
+        may = self._rations.acquire(runner)
+        if not may:
+            self._waiting.add(runner)
+        return may
+
+    def _stand_back(self) -> None:
+        """Let others have what the instances that have nothing to do got or asked for."""
+        for runner in self._roster.idle:
+            if runner not in self._waiting:
+                self._rations.release(runner)

@@ -1,0 +1,92 @@
+"""What the instances of a model need of the server's resources: asked for, used, given back (``--rate-limit``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nerite.execution.instance_plan import InstancePlan
+from nerite.execution.runner import Runner
+from nerite.execution.runner_makers import RunnerMaker
+from nerite.scheduling.rate_limiter import RateLimiter, Seat
+
+
+class Rations:
+    """One for a model version: the seats of its instances at the limiter, which is the server's."""
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self.granted: Callable[[], None] = lambda: None
+        """Called when an instance that waited may execute; in no turn of its own."""
+        self._limiter = limiter
+        self._seats: dict[Runner, Seat] = {}
+
+    def enter(self, plans: Sequence[InstancePlan]) -> list[Seat | None]:
+        """Have seats for new instances, none for passive ones. Raises ``InvalidArgument``; none is left then."""
+        seats: list[Seat | None] = []
+        try:
+            for plan in plans:
+                seats.append(None if plan.passive else self._limiter.enter(plan.claim, self._granted))
+        except BaseException:
+            self.give_up(seats)
+            raise
+        return seats
+
+    def give_up(self, seats: Sequence[Seat | None]) -> None:
+        """Take back ``enter``."""
+        for seat in seats:
+            if seat is not None:
+                self._limiter.leave(seat)
+
+    def seat(self, runner: Runner, seat: Seat) -> None:
+        """Note whose seat it is."""
+        self._seats[runner] = seat
+
+    def acquire(self, runner: Runner) -> bool:
+        """Return whether an instance may execute now. If not, ``granted`` is called later."""
+        return self._limiter.acquire(self._seats[runner])
+
+    def executes(self, runner: Runner) -> None:
+        """Count an execution."""
+        self._seats[runner].count()
+
+    def release(self, runner: Runner, *, again: bool = False) -> None:
+        """Let others have what an instance had or waited for; ``again``: it wants to execute once more."""
+        self._limiter.release(self._seats[runner], again=again)
+
+    def leave(self, runner: Runner) -> None:
+        """Forget an instance that will not execute any more."""
+        self._limiter.leave(self._seats.pop(runner))
+
+    def close(self) -> None:
+        """Forget all that are left."""
+        for runner in tuple(self._seats):
+            self.leave(runner)
+
+    def _granted(self) -> None:
+        self.granted()
+
+
+class RationedMaker:
+    """Makes instances by another maker, once it is known that they could execute. A ``RunnerMaker``."""
+
+    def __init__(self, maker: RunnerMaker, rations: Rations) -> None:
+        self._maker = maker
+        self._rations = rations
+
+    async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
+        """Make instances. Raises ``InvalidArgument`` where there will never be what one of them needs."""
+        seats = self._rations.enter(plans)
+        try:
+            runners = await self._maker.make(plans, config)
+        except BaseException:  # whatever it was: nothing may be left behind
+            self._rations.give_up(seats)
+            raise
+        for runner, seat in zip(runners, seats, strict=True):
+            if seat is not None:
+                self._rations.seat(runner, seat)
+        return runners
+
+    def close(self) -> None:
+        """Give back what the instances shared, and their seats."""
+        self._rations.close()
+        self._maker.close()
