@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -37,6 +38,7 @@ from nerite.execution.runner_makers import NativeMaker, NoInstances, RunnerMaker
 from nerite.execution.running_version import RunningVersion
 from nerite.execution.scheduling_choice import preserves_ordering, roster
 from nerite.execution.sentry import Sentry
+from nerite.execution.thread_counts import thread_variables
 from nerite.execution.warm_up import WarmMaker
 from nerite.execution.warm_up_data import Sample
 from nerite.execution.worker import write_context
@@ -219,7 +221,7 @@ class Launcher:
             context,
             instance,
             interpreter,
-            {},
+            thread_variables(context, instance, os.environ),
             self._nursery,
             arena,
             self._guests,

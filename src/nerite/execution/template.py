@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import triton_python_backend_utils  # noqa: F401  imported for the workers' sake
 from nerite.execution import worker
 from nerite.execution.settling import settle
+from nerite.execution.thread_counts import follow
 
 _DEATH_SIGNAL = 1
 _NAME = 15
@@ -108,6 +109,7 @@ class Template:
             if refusal := settle(order["cores"], order["memory_node"]):
                 print(refusal, file=sys.stderr)
             os.environ.update(order["environment"])
+            follow(order["environment"])
             if order["interpreter"]:
                 os.set_inheritable(channel, True)
                 os.set_inheritable(files, True)
