@@ -17,7 +17,40 @@ ONCE = (
     '"data": [10]}, {"name": "ASKED", "datatype": "INT32", "shape": [1], "data": [1]}]}'
 )
 TWICE = ONCE.replace('"data": [1]}]', '"data": [2]}]')
+
+
+def turn(model: str, number: int) -> str:
+    """The answer of a model that tells whose turn it was."""
+    outputs = f'"outputs": [{{"name": "TURN", "datatype": "INT32", "shape": [3], "data": [{number},'
+    return f'200 {{"model_name": "{model}", "model_version": "1", {outputs}'
+
+
 DIFFERENCES = (
+    Difference(
+        "Requests to a model whose instances are all passive",
+        "They end Triton's process. Nerite refuses them.",
+        {"instances/a request to passive instances": (NEVER, "503 all instances of the model are passive")},
+    ),
+    Difference(
+        "Instances held up by what does not concern them",
+        "With `--rate-limit=execution_count` Triton starts nobody while the first in line waits, not even who needs "
+        "something else, or nothing. In Nerite an instance is held up by those that need what it needs, and by nobody "
+        "else.",
+        {
+            f"instances/who needs nothing, while others wait#{number}": (turn(model, theirs), turn(model, ours))
+            for number, model, theirs, ours in ((2, "seldom", 11, 12), (3, "free", 12, 11))
+        },
+    ),
+    Difference(
+        "Requests that wait for resources",
+        "In Triton they have left the queue: they cannot be cancelled, do not expire, and join no batch. In Nerite a "
+        "batch is put together when its instance has what it needs.",
+    ),
+    Difference(
+        "Warm-up and the rate limiter",
+        "Triton warms instances up when the resources that they need are free, so that a load may have to wait for "
+        "requests to other models. In Nerite a load does not wait.",
+    ),
     Difference(
         "Requests that end Triton's process",
         "A request must never end the server. It is refused like any other mistake.",

@@ -6,6 +6,33 @@ from conformance.differences.difference import Difference
 
 DIFFERENCES = (
     Difference(
+        "Instances that could not execute, or not where they should",
+        "Nerite goes on to say what to do about it.",
+        {
+            f"instances/{exchange}": (
+                f"400 load failed for model '{model}': version 1 is at UNAVAILABLE state: {why}",
+                f"400 load failed for model '{model}': version 1 is at UNAVAILABLE state: {why}",
+            )
+            for exchange, model, why in (
+                ("more than there is", "large", 'Invalid argument: Resource count for "room" is limited to 1 which'),
+                ("on another device", "elsewhere", 'Invalid argument: Resource count for "yard" is limited to 0 which'),
+                ("what nobody has", "nowhere", 'Invalid argument: Resource count for "cellar" is limited to 0 which'),
+                (
+                    "global, and a device's elsewhere",
+                    "everywhere",
+                    'Invalid argument: Resource "room" is present as both global and device-specific resource in the',
+                ),
+                (
+                    "global and a device's",
+                    "both",
+                    'Invalid argument: Resource "door" is present as both global and device-specific resource in the',
+                ),
+                ("cores that there are not", "nocores", "Internal: Unable to set NUMA thread affinity: Success"),
+                ("a node that there is not", "nonode", "Internal: Unable to set NUMA memory policy: Invalid argument"),
+            )
+        },
+    ),
+    Difference(
         "Samples for warming up that cannot be made",
         "Nerite goes on to say which sample it is. (One that the model fails may end Triton's process; here it fails "
         "the load.)",

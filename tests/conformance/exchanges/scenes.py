@@ -130,6 +130,27 @@ CACHED = Scene(
         "--disable-auto-complete-config",
     ),
 )
+LIMITED = Scene(
+    "limited",
+    repository="limited",
+    flags=(
+        "--rate-limit=execution_count",
+        "--rate-limit-resource=room:1",
+        "--rate-limit-resource=room:2",
+        "--rate-limit-resource=door:1",
+        "--rate-limit-resource=yard:1:7",
+        "--host-policy=first,cpu-cores=0-0",
+        "--host-policy=nocores,cpu-cores=9000-9001",
+        "--host-policy=norange,cpu-cores=0",
+        "--host-policy=nonode,numa-node=99",
+        "--model-control-mode=explicit",
+        "--load-model=often",
+        "--load-model=seldom",
+        "--load-model=several",
+        "--load-model=free",
+        "--disable-auto-complete-config",
+    ),
+)
 BROKEN = Scene(
     "broken",
     repository="broken",
