@@ -89,6 +89,12 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Threads of libraries in Python models",
+        "Instances in Triton start as many threads as there are cores, each. In Nerite a worker is told its share, "
+        "unless the environment or the model's parameter `INTRA_OP_THREAD_COUNT` says otherwise. See "
+        "[Instances](instances.md).",
+    ),
+    Difference(
         "Half precision in JSON",
         "With `--http-json-half-precision=true` FP16 and BF16 are numbers in JSON, as other types are. Without it "
         "Nerite refuses them as Triton does.",
