@@ -14,6 +14,9 @@ class Witness:
     def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Take note of the execution. ``marks`` is None if the worker died. Responses may be still to come."""
 
+    def composed(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Take note that an ensemble is done. ``marks`` has the sums over its steps; None: it failed."""
+
     def parted(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Take note of one of several responses; ``marks`` as in ``Part``. Sooner or later comes ``ran`` as well."""
 
@@ -30,6 +33,11 @@ class Relay(Witness):
         """Pass it on."""
         if isinstance(self._sink, Witness):
             self._sink.ran(request, marks)
+
+    def composed(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Pass it on."""
+        if isinstance(self._sink, Witness):
+            self._sink.composed(request, marks)
 
     def parted(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Pass it on."""

@@ -138,13 +138,13 @@ class Ensemble:
         """Count a request that was answered; ``marks`` has the sums over its steps."""
         self._statistics.executed([run.request], marks, _now())
         if self._tells and isinstance(run.request.sink, Witness):
-            run.request.sink.ran(run.request, marks)
+            run.request.sink.composed(run.request, marks)
 
     def failed(self, run: EnsembleRun, outcome: Outcome) -> None:
         """Count a request that failed."""
         self._statistics.failed(outcome, run.request.arrived_ns)
         if self._tells and isinstance(run.request.sink, Witness):
-            run.request.sink.ran(run.request, None)
+            run.request.sink.composed(run.request, None)
 
     def over(self, run: EnsembleRun) -> None:
         """Forget a request that has had its last response."""

@@ -121,6 +121,11 @@ class EnsembleRun(Witness):
         if marks is not None and not (isinstance(request, StepRequest) and request.start.step.decoupled):
             self._add(request, marks)
 
+    def composed(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Add what a step took that is an ensemble itself."""
+        if marks is not None:
+            self._add(request, marks)
+
     def parted(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Add what one of several responses took."""
         if marks is not None:

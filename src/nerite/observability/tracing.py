@@ -12,6 +12,7 @@ from typing import Final
 
 from nerite.config.options import TraceOptions
 from nerite.core import dtype as dtypes
+from nerite.core.child_request import ChildRequest
 from nerite.core.errors import NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -43,12 +44,20 @@ class Tracing:
         return bool(self.settings.file and self.settings.sampler(model).values.levels)
 
     def begin(self, request: InferenceRequest, version: int) -> None:
-        """Trace a request that is about to be queued, if its turn has come."""
+        """Trace a request that is about to be queued, if its turn has come: of a step of an ensemble, its parent's."""
+        if isinstance(request, ChildRequest):
+            parent = request.parent.sink
+            if isinstance(parent, Trace):
+                self._begin(request, version, parent.sampler, parent.number)
+            return
         sampler = self.settings.sampler(request.header.model_name)
         if sampler.choose():
-            sampler.open += 1
-            request.sink = Trace(request, version, self._next, sampler, self._complete)
-            self._next += 1
+            self._begin(request, version, sampler, 0)
+
+    def _begin(self, request: InferenceRequest, version: int, sampler: Sampler, parent: int) -> None:
+        sampler.open += 1
+        request.sink = Trace(request, version, self._next, sampler, self._complete, parent)
+        self._next += 1
 
     def close(self) -> None:
         """Write what is there."""
@@ -75,13 +84,15 @@ class Trace(Relay):
         number: int,
         sampler: Sampler,
         complete: Callable[[Trace], None],
+        parent: int = 0,
     ) -> None:
-        """``complete`` is called once nothing more can happen."""
+        """``complete`` is called once nothing more can happen; ``parent`` is the trace it belongs to, or 0."""
+        self._parent = parent
         self.sampler = sampler
         self._request = request
         super().__init__(request.sink)
         self._complete = complete
-        self._number = number
+        self.number = number
         self._version = version
         self._levels = sampler.values.levels
         self._notes: list[tuple[int, Record]] = []
@@ -103,7 +114,8 @@ class Trace(Relay):
         """Pass a response on, and note it."""
         if not self._answered:
             self._answered = True
-            self._stamp("INFER_RESPONSE_COMPLETE", _now())
+            if not self._parent:
+                self._stamp("INFER_RESPONSE_COMPLETE", _now())
         if response.header is not None:
             self._tensors("TENSOR_BACKEND_OUTPUT", response.header.outputs, response.data)
         sent = _now()
@@ -121,10 +133,18 @@ class Trace(Relay):
         self._runs = not self._ran
         super().parted(request, marks)
 
+    def composed(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Note that all steps are done: each has a trace of its own, with its times."""
+        super().composed(request, marks)
+        self._note_execution(None)
+
     def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Note the execution."""
-        self._runs, self._ran = False, True
         super().ran(request, marks)
+        self._note_execution(marks)
+
+    def _note_execution(self, marks: Marks | None) -> None:
+        self._runs, self._ran = False, True
         self._stamp("QUEUE_START", max(self._request.queued_ns, self._began))
         if marks is not None:
             self._stamp("COMPUTE_START", marks.started_ns)
@@ -141,9 +161,11 @@ class Trace(Relay):
         first: Record = {"model_name": request.header.model_name, "model_version": self._version}
         if request.id:
             first["request_id"] = request.id
+        if self._parent:
+            first["parent_id"] = self._parent
         records = [first] if "TIMESTAMPS" in self._levels else []
         records += [record for _, record in sorted(self._notes, key=lambda note: note[0])]
-        return [{"id": self._number, **record} for record in records]
+        return [{"id": self.number, **record} for record in records]
 
     def _stamp(self, name: str, at: int) -> None:
         if "TIMESTAMPS" in self._levels:

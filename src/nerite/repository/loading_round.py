@@ -45,7 +45,7 @@ class LoadingRound:
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            del self._waits[ensemble]
+            self._waits.pop(ensemble, None)
 
     def circle(self, ensemble: str) -> str:
         """Return the way on which an ensemble leads back to itself, as Triton writes it; empty if it does not."""

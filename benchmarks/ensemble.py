@@ -1,0 +1,93 @@
+"""An ensemble of three Python steps, beside Triton: small requests, and tensors of 602 KB that go through all of them.
+
+python benchmarks/ensemble.py [--seconds S] [--rounds N] [--print]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from contestants import identity_repository, nerite, real_triton
+from loads import need, write_bodies, wrk
+from page import machine, write
+
+STEPS = ("first", "second", "third")
+CELLS = (("small", 1, 1.5), ("small", 16, 3.0), ("large", 1, 1.5), ("large", 16, 1.5))
+"""Body, connections, and the ratio that is to be reached."""
+
+
+def main() -> None:
+    """Run, and write or print the section of docs/benchmarks.md."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--seconds", type=float, default=3.0, help="of each run (3)")
+    arguments.add_argument("--rounds", type=int, default=5, help="the median of so many runs counts (5)")
+    arguments.add_argument("--print", action="store_true", help="print the table instead of writing the page")
+    given = arguments.parse_args()
+    need("wrk")
+    text = report(given.seconds, given.rounds)
+    if given.print:
+        print(text)
+    else:
+        write("ensemble", text)
+
+
+def report(seconds: float, rounds: int) -> str:
+    """Return the table."""
+    lines = [
+        f"Measured on {machine()}; {rounds} rounds of {seconds:g} s; requests a second.",
+        "",
+        "| | Triton | Nerite | ratio | wanted | steps in process | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        folder = Path(temporary)
+        write_bodies(folder)
+        workers = ensemble_repository(folder / "workers")
+        inside = ensemble_repository(folder / "inside", in_process=True)
+        servers = [
+            stack.enter_context(real_triton(workers, folder)),
+            stack.enter_context(nerite("workers", workers, folder)),
+            stack.enter_context(nerite("inside", inside, folder)),
+        ]
+        for body, connections, wanted in CELLS:
+            load = wrk(folder, body, connections, seconds, "three")
+            rates = [[load(server).rate for server in servers] for _ in range(rounds)]
+            theirs, ours, within = (statistics.median(column) for column in zip(*rates, strict=True))
+            lines.append(
+                f"| {'64 bytes' if body == 'small' else '602 KB'}, c={connections} | {theirs:,.0f} | {ours:,.0f} "
+                f"| **{ours / theirs:.2f}** | {wanted} | {within:,.0f} | **{within / theirs:.2f}** |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def ensemble_repository(folder: Path, *, in_process: bool = False) -> Path:
+    """Write three identity models and an ensemble of them, one after the other."""
+    models = identity_repository(folder, in_process=in_process)
+    for name in STEPS:
+        shutil.copytree(models / "identity", models / name)
+        config = models / name / "config.pbtxt"
+        config.write_text(config.read_text().replace('"identity"', f'"{name}"'))
+    tensors = ("INPUT0", "between0", "between1", "OUTPUT0")
+    steps = ",".join(
+        f'{{ model_name: "{name}" model_version: -1 input_map {{ key: "INPUT0" value: "{taken}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{given}" }} }}'
+        for name, taken, given in zip(STEPS, tensors, tensors[1:], strict=False)
+    )
+    three = models / "three"
+    (three / "1").mkdir(parents=True)
+    (three / "config.pbtxt").write_text(
+        'platform: "ensemble"\nmax_batch_size: 64\n'
+        'input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }]\n'
+        'output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }]\n'
+        f"ensemble_scheduling {{ step [ {steps} ] }}\n"
+    )
+    return models
+
+
+if __name__ == "__main__":
+    main()

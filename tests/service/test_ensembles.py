@@ -1,0 +1,204 @@
+"""Ensembles on a real server: steps that run at a time, callers that give up, workers that die, files that are late."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from serving import Serving, adds, eventually, pbtxt, python_model, serving
+
+MEETS = """
+def execute(self, requests):
+    \"\"\"Answers once the other of the two is here as well, which writes a file of its own.\"\"\"
+    mine, other = (os.path.join(FOLDER, name) for name in (ME, OTHER))
+    for _ in requests:
+        open(mine, "w").close()
+        deadline = time.monotonic() + 20
+        while not os.path.exists(other) and time.monotonic() < deadline:
+            time.sleep(0.005)
+    return [
+        pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() +
+            os.path.exists(other))]
+        )
+        for request in requests
+    ]
+"""
+WAITS = """
+def execute(self, requests):
+    for request in requests:
+        value = float(pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().reshape(-1)[0])
+        print(f"begins {value}", flush=True)
+        while value < 0 and not request.is_cancelled():
+            time.sleep(0.005)
+        print(f"ends {value}", flush=True)
+    return [
+        pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
+        )
+        for request in requests
+    ]
+"""
+
+
+def step(model: str, taken: str, given: str) -> str:
+    return (
+        f'{{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{taken}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{given}" }} }}'
+    )
+
+
+def ensemble(repository: Path, name: str, *steps: str, outputs: tuple[str, ...] = ("OUTPUT0",), more: str = "") -> None:
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    declared = ", ".join(f'{{ name: "{each}" data_type: TYPE_FP32 dims: [ -1 ] }}' for each in outputs)
+    (folder / "config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 1\n'
+        'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }\n'
+        f"output [ {declared} ]\nensemble_scheduling {{ {more} step [ {', '.join(steps)} ] }}\n"
+    )
+
+
+def test_steps_that_do_not_need_each_other_run_at_a_time(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name, me, other in (("left", "a", "b"), ("right", "b", "a")):
+        source = MEETS.replace("FOLDER", repr(str(tmp_path))).replace("ME", repr(me)).replace("OTHER", repr(other))
+        python_model(models, name, source, pbtxt(batch=1, more=""))
+    ensemble(models, "both", step("left", "INPUT0", "L"), step("right", "INPUT0", "R"), outputs=("L", "R"))
+    with serving(models, tmp_path / "log") as server:
+        body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+        answer = server.json("POST", "/v2/models/both/infer", body)
+        assert sorted(output["data"] for output in answer["outputs"]) == [[2.0], [2.0]], "they did not meet"
+
+
+def test_a_client_that_hangs_up_ends_the_step_and_no_other_begins(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "waits", WAITS, pbtxt(batch=1, more=""))
+    python_model(models, "after", WAITS, pbtxt(batch=1, more=""))
+    ensemble(models, "chain", step("waits", "INPUT0", "t"), step("after", "t", "OUTPUT0"))
+    with serving(models, tmp_path / "log") as server:
+        asking = threading.Thread(target=hang_up, args=(server, "begins -1.0"))
+        asking.start()
+        asking.join()
+        eventually(lambda: "ends -1.0" in server.text)
+        assert server.infer("chain", [2.0]) == [2.0]
+        assert server.text.count("begins -1.0") == 1
+        failed = 'nv_inference_request_failure{model="chain",version="1",reason="CANCELED"}'
+        eventually(lambda: server.metrics()[failed] == 1)
+
+
+def hang_up(server: Serving, once: str) -> None:
+    """Ask, and go away once the log says so."""
+    import socket
+
+    host, port = server.http.split(":")
+    raw = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [-1]}]}).encode()
+    with socket.create_connection((host, int(port))) as connection:
+        head = b"POST /v2/models/chain/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw)
+        connection.sendall(head + raw)
+        eventually(lambda: once in server.text)
+
+
+def test_a_worker_that_dies_fails_those_it_had_and_says_where(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "first", adds(1), pbtxt(batch=1, more=""))
+    python_model(models, "second", WAITS, pbtxt(batch=1, more=""))
+    ensemble(models, "chain", step("first", "INPUT0", "t"), step("second", "t", "OUTPUT0"))
+    body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [-5]}]}
+    with serving(models, tmp_path / "log") as server, ThreadPoolExecutor(1) as thread:
+        failing = thread.submit(server.ask, "POST", "/v2/models/chain/infer", json.dumps(body).encode())
+        eventually(lambda: "begins -4.0" in server.text)
+        worker = next(pid for name, pid in server.workers().items() if name.startswith("second"))
+        os.kill(worker, signal.SIGKILL)
+        status, _, told = failing.result()
+        assert status == 500
+        message = json.loads(told)["error"]
+        assert message.startswith("in ensemble 'chain', ")
+        assert "at step 2 of 'chain': model 'second', version 1, given INPUT0 FP32 [1,1]" in message
+        eventually(lambda: server.ready("second"))
+        assert server.infer("chain", [4.0]) == [5.0]
+
+
+def test_max_inflight_requests(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "counts", COUNTS, pbtxt(batch=1, more="instance_group [{ count: 4 kind: KIND_CPU }]"))
+    ensemble(models, "one", step("counts", "INPUT0", "OUTPUT0"), more="max_inflight_requests: 1")
+    with serving(models, tmp_path / "log") as server, ThreadPoolExecutor(4) as threads:
+        assert "Ensemble model 'one' configured with max_inflight_requests: 1" in server.text
+        answers = list(threads.map(lambda _: server.infer("one", [0.1]), range(4)))
+        assert answers == [[1.0]] * 4, "more than one ran at a time"
+
+
+COUNTS = """
+def execute(self, requests):
+    \"\"\"Answers how many of its instances ran at the time.\"\"\"
+    import glob, tempfile
+    answers = []
+    for request in requests:
+        seconds = float(pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().reshape(-1)[0])
+        folder = os.path.dirname(__file__)
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".running"):
+            time.sleep(seconds)
+            running = len(glob.glob(os.path.join(folder, "*.running")))
+        answers.append(
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([[running]], np.float32))])
+        )
+    return answers
+"""
+
+
+ON_ITS_WAY = """
+def execute(self, requests):
+    print("is on its way", flush=True)
+    while not os.path.exists(GO):
+        time.sleep(0.005)
+    return [
+        pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
+        )
+        for request in requests
+    ]
+"""
+
+
+def test_files_that_come_in_any_order(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    ensemble(models, "chain", step("first", "INPUT0", "OUTPUT0"))
+    flags = (
+        "--model-control-mode=poll",
+        "--repository-poll-secs=1",
+        "--strict-readiness=false",
+        "--exit-on-error=false",
+    )
+    with serving(models, tmp_path / "log", *flags) as server:
+        assert not server.ready("chain")
+        assert "contains models that are not available or ambiguous: first" in server.text
+        python_model(models, "first", adds(1), pbtxt(batch=1, more=""))
+        eventually(lambda: server.ready("chain"))
+        assert server.infer("chain", [1.0]) == [2.0]
+        python_model(models, "first", adds(3), pbtxt(batch=1, more=""))
+        eventually(lambda: server.infer("chain", [1.0]) == [4.0])
+
+
+def test_unloaded_while_requests_are_on_their_way(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    go = tmp_path / "go"
+    python_model(models, "slow", ON_ITS_WAY.replace("GO", repr(str(go))), pbtxt(batch=1, more=""))
+    python_model(models, "after", adds(1), pbtxt(batch=1, more=""))
+    ensemble(models, "chain", step("slow", "INPUT0", "t"), step("after", "t", "OUTPUT0"))
+    flags = ("--model-control-mode=explicit", "--load-model=chain")
+    with serving(models, tmp_path / "log", *flags) as server, ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(server.infer, "chain", [1.0])
+        eventually(lambda: "is on its way" in server.text)
+        unload = {"parameters": {"unload_dependents": True}}
+        assert server.ask("POST", "/v2/repository/models/chain/unload", unload)[0] == 200
+        assert server.ask("POST", "/v2/models/chain/infer", b"{}")[0] == 404
+        assert server.state("after") == "UNLOADING"
+        go.touch()
+        assert asked.result() == [2.0], "a request that was under way is answered"
+        for model in ("chain", "slow", "after"):
+            eventually(lambda model=model: server.state(model) == "UNAVAILABLE")  # type: ignore[misc]

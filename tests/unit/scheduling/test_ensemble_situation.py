@@ -1,0 +1,208 @@
+"""Ensembles: whatever the graph, and in whatever order steps answer, the answer is what a plain interpreter says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nerite.config.scheduling_choice import EnsembleStep
+from nerite.core import dtype as dtypes
+from nerite.core.request import RequestedOutput, RequestHeader
+from nerite.core.response import ResponseHeader
+from nerite.core.signature import Input, Output, Signature
+from nerite.core.tensor import TensorSpec
+from nerite.scheduling.ensemble.graph import Graph, Part
+from nerite.scheduling.ensemble.situation import Course, Situation, Start, fitted
+
+
+class Drawn(NamedTuple):
+    """An ensemble as plain data: for each step the tensors that it takes; it gives ``<number>a`` and ``<number>b``."""
+
+    inputs: list[str]
+    steps: list[list[str]]
+    wanted: list[str]
+    given: list[str]
+
+
+@st.composite
+def ensembles(draw: st.DrawFn) -> Drawn:
+    inputs = [f"in{number}" for number in range(draw(st.integers(1, 3)))]
+    tensors = list(inputs)
+    steps = []
+    for number in range(draw(st.integers(1, 6))):
+        steps.append(draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=3)))
+        tensors += [f"{number}a", f"{number}b"]
+    made = tensors[len(inputs) :]
+    wanted = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
+    return Drawn(inputs, steps, wanted, draw(st.lists(st.sampled_from(inputs), unique=True)))
+
+
+def signature(name: str, inputs: Sequence[str], outputs: Sequence[str], batch: int = 0) -> Signature:
+    return Signature(
+        name,
+        batch,
+        [Input(each, dtypes.INT32, (1,), optional=True) for each in inputs],
+        [Output(each, dtypes.INT32, (1,)) for each in outputs],
+    )
+
+
+def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = ()) -> Graph:
+    steps, parts = [], []
+    for number, taken in enumerate(drawn.steps):
+        inputs = [f"i{at}" for at in range(len(taken))]
+        steps.append(
+            EnsembleStep(
+                model_name=f"m{number}",
+                model_version=-1,
+                input_map=dict(zip(inputs, taken, strict=True)),
+                output_map={"a": f"{number}a", "b": f"{number}b"},
+            )
+        )
+        parts.append(Part(signature(f"m{number}", inputs, ["a", "b"]), number in decoupled))
+    made = [f"{number}{letter}" for number in range(len(drawn.steps)) for letter in "ab"]
+    return Graph(signature("e", drawn.inputs, made), "1", steps, parts)
+
+
+def asking(drawn: Drawn) -> RequestHeader:
+    specs = [TensorSpec(name, dtypes.INT32, (1,)) for name in drawn.given]
+    return RequestHeader("e", "", specs, [RequestedOutput(name) for name in drawn.wanted])
+
+
+def expected(drawn: Drawn, tensor: str) -> str:
+    """What a tensor is, said by what it is made from. An input that was not given is nothing."""
+    if tensor.startswith("in"):
+        return tensor if tensor in drawn.given else "-"
+    number, letter = int(tensor[:-1]), tensor[-1]
+    return f"{letter}{number}({','.join(expected(drawn, each) for each in drawn.steps[number])})"
+
+
+def needed(drawn: Drawn) -> set[int]:
+    found: set[int] = set()
+    todo = [tensor for tensor in drawn.wanted if not tensor.startswith("in")]
+    while todo:
+        number = int(todo.pop()[:-1])
+        found.add(number)
+        todo += [tensor for tensor in drawn.steps[number] if not tensor.startswith("in")]
+    return found
+
+
+ANSWER = ResponseHeader("m", "1", [TensorSpec("a", dtypes.INT32, (1,)), TensorSpec("b", dtypes.INT32, (1,))])
+
+
+def computed(start: Start, data: list[list[str]]) -> list[str]:
+    """What the model of a step answers."""
+    came = dict(
+        zip((s.name for s in start.header.inputs), (data[whose][which] for whose, which in start.places), strict=True)
+    )
+    values = ",".join(came.get(name, "-") for name, _ in start.step.inputs)
+    return [f"{letter}{start.step.number}({values})" for letter in "ab"]
+
+
+@given(ensembles(), st.randoms(use_true_random=False))
+def test_like_a_plain_interpreter(drawn: Drawn, random: object) -> None:
+    course = Course(graph_of(drawn), asking(drawn))
+    for _ in range(2):  # the second time everything is remembered
+        situation = course.beginning
+        data: list[list[str]] = [list(drawn.given)]
+        running = list(situation.starts)
+        ran = []
+        answers = []
+        while running:
+            start = running.pop(random.randrange(len(running)))  # type: ignore[attr-defined]
+            ran.append(start.step.number)
+            data_of_step = computed(start, data)
+            situation = situation.after(start.step, ANSWER)
+            data.append(data_of_step)
+            running += situation.starts
+            if situation.answer is not None:
+                answers.append(situation.answer)
+        assert sorted(ran) == sorted(needed(drawn))
+        (answer,) = answers
+        said = {
+            spec.name: data[whose][which]
+            for spec, (whose, which) in zip(answer.header.outputs, answer.places, strict=True)
+        }
+        assert said == {tensor: expected(drawn, tensor) for tensor in drawn.wanted}
+
+
+def test_equal_ways_are_one_object() -> None:
+    drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
+    course = Course(graph_of(drawn), asking(drawn))
+    (first,) = course.beginning.starts
+    one, other = (course.beginning.after(first.step, ANSWER) for _ in range(2))
+    assert one is other
+    assert one.starts[0].header is other.starts[0].header
+
+
+def test_a_way_on_is_remembered_for_so_many_answers_only() -> None:
+    drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
+    course = Course(graph_of(drawn), asking(drawn))
+    (first,) = course.beginning.starts
+    seen: dict[int, Situation] = {}
+    for number in range(300):
+        header = ResponseHeader("m", "1", [TensorSpec("a", dtypes.INT32, (number,))])
+        seen[number] = course.beginning.after(first.step, header)
+        assert seen[number].starts[0].header.inputs == (TensorSpec("i0", dtypes.INT32, (number,)),)
+    assert len(course.beginning._next) <= 128
+
+
+def test_each_response_of_a_decoupled_step_is_a_beginning() -> None:
+    drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
+    course = Course(graph_of(drawn, decoupled=[0]), asking(drawn))
+    (first,) = course.beginning.starts
+    one = course.beginning.after(first.step, ANSWER)
+    (second,) = one.starts
+    assert second.places == ((0, 0),)
+    done = one.after(second.step, ANSWER)
+    assert done.answer is not None and done.answer.places == ((1, 0),)
+    assert course.beginning.after(first.step, ANSWER) is one
+
+
+def test_an_output_that_a_step_leaves_out_does_not_come() -> None:
+    drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
+    course = Course(graph_of(drawn), asking(drawn))
+    nothing = ResponseHeader("m", "1", [])
+    (first,) = course.beginning.starts
+    after = course.beginning.after(first.step, nothing)
+    assert after.starts[0].header.inputs == ()
+    end = after.after(after.starts[0].step, nothing)
+    assert end.answer is not None and end.answer.header.outputs == () and end.answer.header.parameters == {}
+
+
+def test_what_the_caller_says_goes_to_every_step() -> None:
+    drawn = Drawn(["in0"], [["in0"]], ["0a"], ["in0"])
+    spec = TensorSpec("in0", dtypes.INT32, (1,))
+    header = RequestHeader(
+        "e", "", [spec], parameters={"a": 1}, priority=2, timeout_us=3, sequence_id="s", sequence_start=True
+    )
+    (start,) = Course(graph_of(drawn), header).beginning.starts
+    asked = start.header
+    assert (asked.model_name, asked.model_version) == ("m0", "")
+    assert (asked.parameters, asked.priority, asked.timeout_us) == ({"a": 1}, 2, 3)
+    assert (asked.sequence_id, asked.sequence_start, asked.sequence_end) == ("s", True, False)
+    assert asked.wanted == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "batched", "dims", "wants", "fits"),
+    [
+        ((3, 2), True, (2,), True, (3, 2)),
+        ((2,), False, (2,), True, (1, 2)),
+        ((1, 2), False, (2,), True, (1, 2)),
+        ((3,), False, (2,), True, (3,)),
+        ((5,), False, (-1,), True, (1, 5)),
+        ((1, 2), True, (2,), False, (2,)),
+        ((3, 2), True, (2,), False, (3, 2)),
+        ((1, 2), True, (-1, 2), False, (1, 2)),
+        ((), False, (2,), True, ()),
+        ((), True, (2,), False, ()),
+    ],
+)
+def test_shapes_between_models_with_and_without_a_batch_dimension(
+    shape: tuple[int, ...], batched: bool, dims: tuple[int, ...], wants: bool, fits: tuple[int, ...]
+) -> None:
+    assert fitted(shape, batched, dims, wants) == fits
