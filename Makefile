@@ -28,6 +28,7 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/onnx_served.py
 	$(BIN)/python benchmarks/shared_memory.py
+	$(BIN)/python benchmarks/ensemble.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/overload.py
 

@@ -55,6 +55,8 @@ class Ensemble:
         self._beginnings: dict[RequestHeader, Situation] = {}
         self._runs: set[EnsembleRun] = set()
         self._limits = [InflightLimit[_Waiting](most_inflight) for _ in graph.steps] if most_inflight else []
+        self.limited = bool(self._limits)
+        """Each step has a limit: it is to be asked whether one may begin, and told when one is done."""
         self._paused: list[set[StepRequest]] = [set() for _ in self._limits]
         """By step, the requests whose next responses would have to wait for it."""
         self._timer: asyncio.TimerHandle | None = None
@@ -110,8 +112,6 @@ class Ensemble:
 
     def admits(self, run: EnsembleRun, wave: Wave, start: Start, cause: StepRequest | None) -> bool:
         """Return whether a step may begin now; else it begins when it may, and ``cause`` pauses until then."""
-        if not self._limits:
-            return True
         number = start.step.number
         if self._limits[number].enter((run, wave, start), _now()):
             return True
@@ -124,8 +124,6 @@ class Ensemble:
 
     def left(self, request: StepRequest) -> None:
         """Take note that a step is done with a request."""
-        if not self._limits:
-            return
         number = request.start.step.number
         limit = self._limits[number]
         self._begin(limit.leave())

@@ -39,8 +39,14 @@ class StepRequest(ChildRequest):
 
     __slots__ = ("start", "wave")
 
-    start: Start
-    wave: Wave
+    def __init__(self, run: EnsembleRun, wave: Wave, start: Start) -> None:
+        data = wave.data
+        bytes_of = [data[whose][which] for whose, which in start.places]
+        # Not by way of the parent class: there is one of these for each step of each request.
+        InferenceRequest.__init__(self, start.header, bytes_of, run, _now(), run.request.id)
+        self.parent = run.request
+        self.start = start
+        self.wave = wave
 
 
 class EnsembleRun(Witness):
@@ -83,12 +89,7 @@ class EnsembleRun(Witness):
 
     def ask(self, wave: Wave, start: Start) -> None:
         """Ask the model of a step. The bytes are handed on as they are."""
-        data = wave.data
-        child = StepRequest(
-            self.request, start.header, [data[whose][which] for whose, which in start.places], self, _now()
-        )
-        child.start = start
-        child.wave = wave
+        child = StepRequest(self, wave, start)
         self._open.add(child)
         self._ensemble.door.infer(child, "")
 
@@ -97,7 +98,8 @@ class EnsembleRun(Witness):
         assert isinstance(request, StepRequest)
         if final:
             self._open.discard(request)
-            self._ensemble.left(request)
+            if self._ensemble.limited:
+                self._ensemble.left(request)
         if self.over:
             return
         if response.error is not None:
@@ -113,7 +115,7 @@ class EnsembleRun(Witness):
                 wave.data.append(response.data)
                 wave.situation = situation
             self._follow(wave, None if final else request)
-        if final and not self.over:
+        if final and not self._open and not self.over:
             self._check_end()
 
     def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
@@ -147,8 +149,9 @@ class EnsembleRun(Witness):
     def _follow(self, wave: Wave, cause: StepRequest | None) -> None:
         """Do what the situation of ``wave`` asks for. ``cause`` may bring more such situations."""
         situation = wave.situation
+        ensemble = self._ensemble
         for start in situation.starts:
-            if self._ensemble.admits(self, wave, start, cause):
+            if not ensemble.limited or ensemble.admits(self, wave, start, cause):
                 self.ask(wave, start)
                 if self.over:
                     return
