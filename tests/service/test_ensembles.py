@@ -202,3 +202,61 @@ def test_unloaded_while_requests_are_on_their_way(tmp_path: Path) -> None:
         assert asked.result() == [2.0], "a request that was under way is answered"
         for model in ("chain", "slow", "after"):
             eventually(lambda model=model: server.state(model) == "UNAVAILABLE")  # type: ignore[misc]
+
+
+IN_PLACE = """
+def execute(self, requests):
+    responses = []
+    for request in requests:
+        given = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+        given += 1
+        responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", given)]))
+    return responses
+"""
+MADE = """
+def execute(self, requests):
+    return [
+        pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUTPUT0", np.zeros((1, 100_000), np.float32))]
+        )
+        for _ in requests
+    ]
+"""
+
+
+def test_large_tensors_go_from_worker_to_worker_as_they_lie(tmp_path: Path) -> None:
+    """A step may work in place, and hands on what it was given: three workers, one piece of memory, of the first."""
+    models = tmp_path / "models"
+    python_model(models, "made", MADE, pbtxt(batch=1, more=""))
+    for name in ("second", "third"):
+        python_model(models, name, IN_PLACE, pbtxt(batch=1, more=""))
+    ensemble(models, "chain", step("made", "INPUT0", "A"), step("second", "A", "B"), step("third", "B", "OUTPUT0"))
+    with serving(models, tmp_path / "log") as server:
+        for _ in range(3):
+            assert server.infer("chain", [1.0]) == [2.0] * 100_000
+        # Each lies in the worker that made it, and in those that it was lent to; nobody else has memory of that kind.
+        mapped = {name: arenas(pid) for name, pid in server.workers().items()}
+        assert mapped["made_0_0"] == mapped["second_0_0"] == mapped["third_0_0"]
+        assert len(mapped["made_0_0"]) == 1
+
+
+def arenas(pid: int) -> set[str]:
+    """The inodes of the anonymous files that a process maps."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "memfd:nerite" in line}
+
+
+def test_nobody_writes_into_a_tensor_that_others_take_too(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "made", MADE, pbtxt(batch=1, more=""))
+    python_model(models, "writes", IN_PLACE, pbtxt(batch=1, more=""))
+    ensemble(models, "chain", step("made", "INPUT0", "A"), step("writes", "A", "B"), outputs=("A", "B"))
+    with serving(models, tmp_path / "log") as server:
+        body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+        status, _, answer = server.ask("POST", "/v2/models/chain/infer", body)
+        assert status == 500
+        assert b"output array is read-only" in answer
+        only_a = {**body, "outputs": [{"name": "A"}]}
+        assert set(server.json("POST", "/v2/models/chain/infer", only_a)["outputs"][0]["data"]) == {0.0}
+        only_b = {**body, "outputs": [{"name": "B"}]}
+        assert set(server.json("POST", "/v2/models/chain/infer", only_b)["outputs"][0]["data"]) == {1.0}

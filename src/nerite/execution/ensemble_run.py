@@ -42,6 +42,8 @@ class StepRequest(ChildRequest):
     def __init__(self, run: EnsembleRun, wave: Wave, start: Start) -> None:
         data = wave.data
         bytes_of = [data[whose][which] for whose, which in start.places]
+        for which in start.shared:
+            bytes_of[which] = memoryview(bytes_of[which]).toreadonly()
         # Not by way of the parent class: there is one of these for each step of each request.
         InferenceRequest.__init__(self, start.header, bytes_of, run, _now(), run.request.id)
         self.parent = run.request

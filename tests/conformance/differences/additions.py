@@ -41,6 +41,12 @@ DIFFERENCES = (
         {"queue/no place in the queue#3": (FULL, FULL)},
     ),
     Difference(
+        "Tensors between the steps of an ensemble are not copied",
+        "A step gets what the step before has made, in the memory where it was made, and may write there. A large tensor "
+        "that another step or the client takes too is for reading only: a model that changes it in place copies it "
+        "first. Triton copies each tensor for each step.",
+    ),
+    Difference(
         "Warming up with recorded requests",
         "The parameter `WARMUP_REQUESTS` of a model names a file with requests, which each instance answers before it "
         "is ready. See [Model repositories](repositories.md).",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,8 @@ class Plan(NamedTuple):
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
     """In the order in which they are answered: the last declared first, as with Triton."""
+    shared: frozenset[str]
+    """Tensors that have several takers: steps, and the caller."""
 
 
 class Graph:
@@ -83,7 +86,9 @@ class Graph:
                 needed.add(step.number)
                 todo += [tensor for _, tensor in step.inputs]
         outputs = tuple(name for name in reversed(self.signature.outputs) if name in wanted)
-        return Plan(tuple(step for step in self.steps if step.number in needed), outputs)
+        steps = tuple(step for step in self.steps if step.number in needed)
+        takers = Counter([*outputs, *(tensor for step in steps for _, tensor in step.inputs)])
+        return Plan(steps, outputs, frozenset(name for name, count in takers.items() if count > 1))
 
 
 def _step(number: int, step: EnsembleStep, part: Part) -> Step:

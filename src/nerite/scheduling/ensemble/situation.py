@@ -30,6 +30,8 @@ class Start(NamedTuple):
     step: Step
     header: RequestHeader
     places: tuple[Place, ...]
+    shared: tuple[int, ...]
+    """Which of the tensors others take, too: nobody may write there."""
 
 
 class Answer(NamedTuple):
@@ -103,9 +105,12 @@ class Course:
         """Return what the model of a step is asked: everything but the tensors is as the caller said it."""
         specs: list[TensorSpec] = []
         places: list[Place] = []
+        shared: list[int] = []
         for name, source in step.inputs:
             tensor = tensors[source]
             if tensor is not None:
+                if source in self.plan.shared:
+                    shared.append(len(places))
                 shape = fitted(tensor.shape, tensor.batched, step.dims[name], step.batched)
                 specs.append(TensorSpec(name, tensor.datatype, shape))
                 places.append(tensor.place)
@@ -122,7 +127,7 @@ class Course:
             sequence_start=caller.sequence_start,
             sequence_end=caller.sequence_end,
         )
-        return Start(step, header, tuple(places))
+        return Start(step, header, tuple(places), tuple(shared))
 
     def answer(self, tensors: Mapping[str, _Tensor | None]) -> Answer | None:
         """Return what the caller gets, once every output it wants has come or will not come."""
