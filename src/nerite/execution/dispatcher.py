@@ -112,11 +112,14 @@ class Dispatcher:
             self._arm()
 
     def _let_in(self, request: InferenceRequest, now: int) -> bool:
-        """Return whether a request may wait. If there are too many, one is refused: it, or one that matters less."""
+        """Return whether a request may wait. If there are too many, one is refused: it, or one that matters less.
+
+        What another request needs to go on is not refused: its caller was let in.
+        """
         admission = self._admission
         granted = admission.grant(self._roster.size, self._begun, now)
         self._granted = max(granted - 1, 0)
-        if granted:
+        if granted or request.caused:
             return True
         least = self._roster.give_way(request)
         if least is not None:

@@ -14,12 +14,14 @@ from typing import TypeAlias
 
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.marks import Marks
-from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.request import InferenceRequest, RequestHeader, labelled
+from nerite.core.response import InferenceResponse
 from nerite.core.signature import show
 from nerite.core.witness import Witness
 from nerite.execution.door import Door
 from nerite.execution.ensemble_run import EnsembleRun, StepRequest, Wave
 from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.scheduling.admission import Admission
 from nerite.scheduling.ensemble.graph import Graph
 from nerite.scheduling.ensemble.inflight_limit import GIVES_WAY_NS, InflightLimit
 from nerite.scheduling.ensemble.situation import Course, Situation, Start
@@ -41,17 +43,24 @@ class Ensemble:
         door: Door,
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
+        admission: Admission,
         *,
         decoupled: bool,
         most_inflight: int,
     ) -> None:
-        """``most_inflight`` requests of each step may be under way at once; 0: any number."""
+        """``most_inflight`` requests of each step may be under way at once; 0: any number.
+
+        ``admission`` says how many may be under way in all.
+        """
         self.door = door
         self.decoupled = decoupled
         self._graph = graph
         self._name = graph.signature.model_name
         self._statistics = statistics
         self._loop = loop
+        self._admission = admission
+        self._done = 0
+        """Requests that have had their last response."""
         self._beginnings: dict[RequestHeader, Situation] = {}
         self._runs: set[EnsembleRun] = set()
         self._limits = [InflightLimit[_Waiting](most_inflight) for _ in graph.steps] if most_inflight else []
@@ -74,7 +83,14 @@ class Ensemble:
         return len(self._runs)
 
     def submit(self, request: InferenceRequest) -> None:
-        """Take a request through the steps; its answer comes through ``request.respond``."""
+        """Take a request through the steps; its answer comes through ``request.respond``.
+
+        The steps themselves are not refused for the length of a queue: what has begun is not given up.
+        """
+        if not request.caused and not self._admission.grant(len(self._runs), self._done, _now()):
+            self._statistics.failed(Outcome.REJECTED, request.arrived_ns)
+            request.respond(InferenceResponse.failed(labelled(self._admission.refusal(), request.id)))
+            return
         beginning = self._beginnings.get(request.header)
         if beginning is None:
             if len(self._beginnings) >= _MOST_COURSES:
@@ -147,6 +163,7 @@ class Ensemble:
     def over(self, run: EnsembleRun) -> None:
         """Forget a request that has had its last response."""
         self._runs.discard(run)
+        self._done += 1
         for limit in self._limits if run.waiting else ():
             limit.withdraw(lambda waiting: waiting[0] is run)
         if self._on_drained and not self._runs:

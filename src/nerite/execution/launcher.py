@@ -167,7 +167,10 @@ class Launcher:
             _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)
         graph = Graph(signature, str(version), config.ensemble_scheduling.step, parts)
         decoupled = any(part.decoupled for part in parts)
-        scheduler = Ensemble(graph, self._door, statistics, self._loop, decoupled=decoupled, most_inflight=limit)
+        admission = Admission(bounds_of(config, self._queue), name)
+        scheduler = Ensemble(
+            graph, self._door, statistics, self._loop, admission, decoupled=decoupled, most_inflight=limit
+        )
         return RunningVersion(
             name,
             version,

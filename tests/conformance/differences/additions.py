@@ -42,9 +42,9 @@ DIFFERENCES = (
     ),
     Difference(
         "Tensors between the steps of an ensemble are not copied",
-        "A step gets what the step before has made, in the memory where it was made, and may write there. A large tensor "
-        "that another step or the client takes too is for reading only: a model that changes it in place copies it "
-        "first. Triton copies each tensor for each step.",
+        "A step gets what the step before has made, in the memory where it was made, and may write there. A large "
+        "tensor that another step or the client takes too is for reading only: a model that changes it in place "
+        "copies it first. Triton copies each tensor for each step.",
     ),
     Difference(
         "Warming up with recorded requests",

@@ -10,6 +10,7 @@ from fake_runner import OK, FakeRunner
 
 from doubles import Caller, FakeLoop, request
 from nerite.config.options import QueueOptions, TraceOptions
+from nerite.core.child_request import ChildRequest
 from nerite.core.errors import Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -445,6 +446,16 @@ def test_a_queue_that_is_too_long_refuses(bench: Bench) -> None:
     bench.runners[0].finish()
     (taken,) = bench.ask(of, 1)
     assert (bench.answer(taken), of.pending) == ("nothing yet", 2)
+
+
+def test_what_another_request_needs_to_go_on_is_let_in(bench: Bench) -> None:
+    of = bench.dispatcher(max_batch_size=1, bounds=QueueOptions(max_requests=1, max_seconds=0))
+    bench.ask(of)
+    parent = request(sink=bench.caller)
+    step = ChildRequest(parent, parent.header, parent.data, bench.caller, 0)
+    of.submit(step)
+    assert bench.caller.of(step) == []
+    assert of.pending == 2
 
 
 def test_who_matters_less_is_refused_instead(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from doubles import Caller, FakeLoop
+from nerite.config.options import QueueOptions
 from nerite.config.scheduling_choice import EnsembleStep
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Cancelled, Internal, NotFound, Unavailable
@@ -23,6 +24,7 @@ from nerite.execution.ensemble import Ensemble
 from nerite.execution.ensemble_run import StepRequest
 from nerite.execution.running_version import RunningVersion
 from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.scheduling.admission import Admission
 from nerite.scheduling.ensemble.graph import Graph, Part
 from nerite.scheduling.ensemble.inflight_limit import GIVES_WAY_NS
 
@@ -77,7 +79,13 @@ class Models:
 class Bench:
     """An ensemble of models ``m0``, ``m1``, …: each step takes one tensor and gives one."""
 
-    def __init__(self, *steps: tuple[str, str], decoupled: int = -1, limit: int = 0) -> None:
+    def __init__(
+        self,
+        *steps: tuple[str, str],
+        decoupled: int = -1,
+        limit: int = 0,
+        bounds: QueueOptions = QueueOptions(max_requests=0, max_seconds=0),  # noqa: B008  it never changes
+    ) -> None:
         self.loop = FakeLoop()
         self.models = Models()
         self.caller = Caller()
@@ -103,6 +111,7 @@ class Bench:
             self.models,
             self.statistics,
             cast(asyncio.AbstractEventLoop, self.loop),
+            Admission(bounds, "e"),
             decoupled=decoupled >= 0,
             most_inflight=limit,
         )
@@ -330,3 +339,18 @@ def test_what_the_steps_took_is_added_up() -> None:
     assert (counts.compute_input.ns, counts.compute_infer.ns, counts.compute_output.ns) == (20, 200, 2000)
     assert (counts.queue.ns, counts.success.count, counts.execution_count, counts.inference_count) == (2, 1, 1, 1)
     assert watcher.sums is not None and watcher.sums.started_ns == request.queued_ns + 2
+
+
+def test_more_than_may_be_under_way_are_refused_before_they_begin() -> None:
+    bench = Bench(*CHAIN, bounds=QueueOptions(max_requests=2, max_seconds=0))
+    first, second, third = (bench.ask() for _ in range(3))
+    assert bench.told(first) == bench.told(second) == []
+    (refusal,) = bench.caller.of(third)
+    assert isinstance(refusal.error, Unavailable)
+    assert "Exceeds maximum queue size" in refusal.error.message
+    assert refusal.error.retry_after
+    assert bench.statistics.failures[Outcome.REJECTED] == 1
+    bench.models.answer("m0")
+    bench.models.answer("m1")
+    fourth = bench.ask()
+    assert bench.told(fourth) == []
