@@ -48,6 +48,13 @@ def check_wiring(config: ModelConfig, parts: Sequence[ModelConfig]) -> Iterator[
         yield from _check_inputs(config.name, step, part, tensors, path)
         yield from _check_outputs(config.name, step, part, tensors, path)
     yield from _check_streams(config, steps, parts)
+    if config.response_cache is not None and config.response_cache.enable and any(map(is_decoupled, parts)):
+        yield Mistake(
+            message=f"Response Cache does not currently support model {config.name} with 'decoupled' transaction "
+            "policy. Please disable the response cache.",
+            path=("response_cache",),
+            remedy="Remove 'response_cache', or enable it in those models of the ensemble that have one response.",
+        )
 
 
 def _said(config: ModelConfig, tensor: ModelInput | ModelOutput) -> _Tensor:
