@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
+TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
 
 .PHONY: help setup serve check test bench soak lock clean
@@ -41,6 +42,7 @@ lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models
+	rm -f $(foreach kind,onnx npy npz json,examples/pipelines/*/models/*/*/*.$(kind))
 
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
@@ -50,6 +52,9 @@ $(VENV)/examples: pyproject.toml requirements/examples.txt | $(BIN)/uv
 	$(INSTALL) -r requirements/examples.txt -e .
 	@touch $@
 
+# Torch first, in its build for processors: without the libraries for GPUs it is a tenth of the size.
 $(VENV)/dev: pyproject.toml requirements/dev.txt | $(BIN)/uv
+	@UV_HTTP_RETRIES=1 $(INSTALL) --torch-backend cpu '$(TORCH)' || { echo "Trying what pip is set up to use."; \
+		$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps '$(TORCH)'; }
 	$(INSTALL) -r requirements/dev.txt -e .
 	@touch $@ $(VENV)/examples

@@ -25,7 +25,7 @@ class Page:
         return found
 
 
-def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROOT) -> str:
+def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROOT, seconds: float = 50) -> str:
     """Run a command, which must succeed; the port of the page becomes that of ``server``. Return what it printed."""
 
     def here(text: str) -> str:
@@ -39,7 +39,7 @@ def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROO
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=seconds,
         check=False,
     )
     assert done.returncode == 0, done.stderr
