@@ -25,11 +25,12 @@ check: $(VENV)/dev  ## lint, formatting, types
 test: $(VENV)/dev  ## every test
 	$(BIN)/pytest
 
-bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, shared memory, curves, overload
+bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/onnx_served.py
 	$(BIN)/python benchmarks/shared_memory.py
 	$(BIN)/python benchmarks/ensemble.py
+	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/overload.py
 

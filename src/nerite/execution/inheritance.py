@@ -23,8 +23,12 @@ class Inheritance:
 
     def header(self, own: RequestHeader, parents: Sequence[InferenceRequest], now: int) -> RequestHeader:
         """Return the header of a call: what it says itself counts more than what it inherits."""
-        priority = own.priority or min((each.header.priority for each in parents), default=0)
-        timeout_us = own.timeout_us or max((_left(each, now) for each in parents), default=0)
+        priority, timeout_us = own.priority, own.timeout_us
+        headers = [each.header for each in parents]
+        if not priority and any(header.priority for header in headers):
+            priority = min(header.priority for header in headers if header.priority)
+        if not timeout_us and all(header.timeout_us for header in headers):
+            timeout_us = max(_left(each, now) for each in parents)
         if priority == own.priority and timeout_us == own.timeout_us:
             return own
         header = self._headers.get((own, priority, timeout_us))
@@ -36,9 +40,8 @@ class Inheritance:
 
 
 def _left(parent: InferenceRequest, now: int) -> int:
-    """Return how many microseconds are left of a request's timeout, at least one; 0 if it has none."""
-    timeout_us = parent.header.timeout_us
-    return max(1, timeout_us - (now - parent.arrived_ns) // 1000) if timeout_us else 0
+    """Return how many microseconds are left of a request's timeout, at least one."""
+    return max(1, parent.header.timeout_us - (now - parent.arrived_ns) // 1000)
 
 
 def _with(own: RequestHeader, priority: int, timeout_us: int) -> RequestHeader:
