@@ -12,6 +12,7 @@ from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.core.witness import Witness
+from nerite.execution.waits import relieve
 from nerite.observability.statistics import Outcome
 from nerite.scheduling.ensemble.situation import Answer, Situation, Start
 
@@ -117,8 +118,12 @@ class EnsembleRun(Witness):
                 wave.data.append(response.data)
                 wave.situation = situation
             self._follow(wave, None if final else request)
-        if final and not self._open and not self.over:
-            self._check_end()
+        if final and not self.over:
+            if not self._open:
+                self._check_end()
+            elif self.request.caused:
+                # Now that it waits for these only, they may wait for it.
+                relieve(self.under_way[0])
 
     def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Add what a step took to what all of them took. Several responses are added one by one."""

@@ -12,7 +12,8 @@ completed, requests are checked against it, outputs are passed on by the same ru
 the model raised it, so that the test runner shows the place.
 """
 
+from nerite.testing.arrays import Answer
 from nerite.testing.loading import load_model
-from nerite.testing.model_under_test import Answer, ModelUnderTest, Request
+from nerite.testing.model_under_test import ModelUnderTest, Request
 
 __all__ = ["load_model", "ModelUnderTest", "Request", "Answer"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,6 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.tensor import Buffer, TensorSpec, from_array, to_array
+
+Answer: TypeAlias = dict[str, NDArray[Any]]
+"""Tensors by name: the outputs of one request, in the model's order."""
 
 
 def to_wire(name: str, value: ArrayLike, declared: DataType | None) -> tuple[TensorSpec, Buffer]:

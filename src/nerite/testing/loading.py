@@ -18,27 +18,48 @@ from nerite.config.loading import finish_config, poll_model_directory
 from nerite.config.model_config import ModelConfig
 from nerite.config.normalise import normalise_instances
 from nerite.config.signature import signature_of
+from nerite.core import host
 from nerite.testing.model_under_test import ModelUnderTest
 from nerite.testing.own_error import own_error
+from nerite.testing.stand_in import OtherModel, StandIn
 from triton_python_backend_utils import model_directory
 
 _BACKEND = PythonBackend()
 
 
 def load_model(
-    path_or_class: str | Path | type, config: Mapping[str, Any] | None = None, version: int = 1
+    path_or_class: str | Path | type,
+    config: Mapping[str, Any] | None = None,
+    version: int = 1,
+    calls: Mapping[str, OtherModel] | None = None,
 ) -> ModelUnderTest:
     """Load a model as the server does, and initialize it.
 
     ``path_or_class`` is the model's directory, with ``1/model.py`` in it, or a class like ``TritonPythonModel``.
     ``config`` stands for config.pbtxt, in JSON form: ``{"max_batch_size": 8, "input": [...]}``. The model's own
-    ``auto_complete_config`` has its say in any case. Raises what the model raises, and ``ValueError`` with everything
-    that is wrong with the configuration.
+    ``auto_complete_config`` has its say in any case. ``calls`` are the models that the model may call, by name:
+    functions that take inputs and return outputs. Raises what the model raises, and ``ValueError`` with everything that
+    is wrong with the configuration.
     """
     __tracebackhide__ = True
-    if isinstance(path_or_class, type):
-        return _from_class(path_or_class, config or {}, version)
-    return _from_directory(Path(path_or_class).resolve(), config, version)
+    stand_in = StandIn(calls or {})
+    before, host.current = host.current, stand_in
+
+    def leave() -> None:
+        if host.current is stand_in:
+            host.current = before
+
+    try:
+        if isinstance(path_or_class, type):
+            model = _from_class(path_or_class, config or {}, version)
+        else:
+            model = _from_directory(Path(path_or_class).resolve(), config, version)
+    except BaseException:  # whatever it was: the next test begins as this one did
+        leave()
+        raise
+    stand_in.allowed = True
+    model.on_close.append(leave)
+    return model
 
 
 def _from_directory(directory: Path, config: Mapping[str, Any] | None, version: int) -> ModelUnderTest:

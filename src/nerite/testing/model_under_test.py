@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from nerite.backends.interface import Marks
 from nerite.backends.python.instance import PythonInstance
@@ -17,11 +17,8 @@ from nerite.core.errors import Internal, NeriteError
 from nerite.core.request import InferenceRequest, Parameter, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
-from nerite.testing.arrays import to_test, to_wire
+from nerite.testing.arrays import Answer, to_test, to_wire
 from nerite.testing.own_error import own_error
-
-Answer: TypeAlias = dict[str, NDArray[Any]]
-"""The outputs of one request by name, in the model's order."""
 
 _PATIENCE = 30.0
 
@@ -52,7 +49,8 @@ class ModelUnderTest:
         """The complete configuration, as the server would show it."""
         self._signature = signature
         self._instance = instance
-        self._release = release
+        self.on_close = [release]
+        """Called when the model is finalized."""
 
     @property
     def model(self) -> Any:
@@ -101,7 +99,8 @@ class ModelUnderTest:
     def close(self) -> None:
         """Finalize the model and forget its code."""
         self._instance.close()
-        self._release()
+        for call in self.on_close:
+            call()
 
     def __enter__(self) -> ModelUnderTest:
         return self

@@ -54,6 +54,8 @@ def test_the_page_has_what_is_tested_here() -> None:
         "models/longest/1/model.py",
         "models/countdown/1/model.py",
         "models/fetcher/1/model.py",
+        "models/judge/1/model.py",
+        "test_judge.py",
         "models/counter/1/model.py",
     ]
 
@@ -62,9 +64,10 @@ def test_the_first_model_is_short() -> None:
     assert len([line for line in blocks()[0].text.splitlines() if line]) <= 15
 
 
-def test_its_test_passes(models: Path) -> None:
+@pytest.mark.parametrize("file", ["test_doubler.py", "test_judge.py"])
+def test_its_tests_pass(file: str, models: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_doubler.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
         capture_output=True,
         text=True,
         timeout=50,
