@@ -248,3 +248,23 @@ def binary_request(
 def strings(*elements: bytes) -> bytes:
     """Return the wire form of a BYTES tensor."""
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+def step(model: str, taken: str, given: str) -> str:
+    """Return a step of an ensemble, from a tensor of it to another."""
+    return (
+        f'{{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{taken}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{given}" }} }}'
+    )
+
+
+def ensemble(repository: Path, name: str, *steps: str, outputs: tuple[str, ...] = ("OUTPUT0",), more: str = "") -> None:
+    """Write an ensemble from INPUT0 to these outputs."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    declared = ", ".join(f'{{ name: "{each}" data_type: TYPE_FP32 dims: [ -1 ] }}' for each in outputs)
+    (folder / "config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 1\n'
+        'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }\n'
+        f"output [ {declared} ]\nensemble_scheduling {{ {more} step [ {', '.join(steps)} ] }}\n"
+    )

@@ -12,7 +12,7 @@ import pytest
 
 from laboratory import laboratory, said, waiting_for
 from nerite.execution.calls import WINDOW
-from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, Serving, ensemble, eventually, pbtxt, python_model, serving, step
 
 TELLING = """
 def execute(self, requests):
@@ -376,6 +376,44 @@ tell(pb_utils.InferenceRequest(model_name="lab", requested_output_names=[], inpu
 """
     with serving(models, tmp_path / "log") as server:
         assert said(server, program) == ["[b'2']"]
+
+
+ROUND = """
+def execute(self, requests):
+    call = pb_utils.InferenceRequest(
+        model_name="both", requested_output_names=["OUTPUT0", "OUTPUT1"], inputs=requests[0].inputs()
+    )
+    response = call.exec()
+    return [pb_utils.InferenceResponse(response.output_tensors(), response.error())]
+"""
+SLOW = """
+def execute(self, requests):
+    time.sleep(0.05)
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each.inputs()[0].as_numpy())]) for each in requests]
+"""
+
+
+def test_a_wait_that_goes_through_an_ensemble(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "round", ROUND, pbtxt(batch=1, more=""))
+    python_model(models, "slow", SLOW, pbtxt(batch=1, more=""))
+    steps = step("round", "INPUT0", "OUTPUT0"), step("slow", "INPUT0", "OUTPUT1")
+    ensemble(models, "both", *steps, outputs=("OUTPUT0", "OUTPUT1"))
+    with serving(models, tmp_path / "log") as server:
+        # Either is asked first: with the slow one under way, it is not for ever yet.
+        for model in ("round", "both", "round"):
+            with pytest.raises(RuntimeError, match="can never answer this call: each model waits for the next in"):
+                server.infer(model, [1.0])
+
+
+def test_traces_of_calls_belong_to_that_of_the_caller(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    flags = [f"--trace-config=triton,file={file}", "--trace-config=rate=1", "--trace-config=level=TIMESTAMPS"]
+    with serving(laboratory(tmp_path / "models"), tmp_path / "log", *flags) as server:
+        said(server, "tell(ask().exec())", id="parent")
+    first = {each["model_name"]: each for each in json.loads(file.read_text()) if "model_name" in each}
+    assert first["echo"]["parent_id"] == first["lab"]["id"]
+    assert "parent_id" not in first["lab"]
 
 
 # --- Loading and unloading

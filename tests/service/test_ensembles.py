@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from serving import Serving, adds, eventually, pbtxt, python_model, serving
+from serving import Serving, adds, ensemble, eventually, pbtxt, python_model, serving, step
 
 MEETS = """
 def execute(self, requests):
@@ -43,24 +43,6 @@ def execute(self, requests):
         for request in requests
     ]
 """
-
-
-def step(model: str, taken: str, given: str) -> str:
-    return (
-        f'{{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{taken}" }} '
-        f'output_map {{ key: "OUTPUT0" value: "{given}" }} }}'
-    )
-
-
-def ensemble(repository: Path, name: str, *steps: str, outputs: tuple[str, ...] = ("OUTPUT0",), more: str = "") -> None:
-    folder = repository / name
-    (folder / "1").mkdir(parents=True)
-    declared = ", ".join(f'{{ name: "{each}" data_type: TYPE_FP32 dims: [ -1 ] }}' for each in outputs)
-    (folder / "config.pbtxt").write_text(
-        'platform: "ensemble" max_batch_size: 1\n'
-        'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }\n'
-        f"output [ {declared} ]\nensemble_scheduling {{ {more} step [ {', '.join(steps)} ] }}\n"
-    )
 
 
 def test_steps_that_do_not_need_each_other_run_at_a_time(tmp_path: Path) -> None:
