@@ -42,7 +42,7 @@ def execute(self, requests):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("tritonclient")
     for name in COPIED:
-        (source,) = MODELS.glob(f"*/{name}")
+        source = next(path for group in ("good", "streams") if (path := MODELS / group / name).exists())
         shutil.copytree(source, folder / "models" / name, ignore=shutil.ignore_patterns("__pycache__"))
     python_model(folder / "models", "slow", SLOW)
     python_model(folder / "models", "endless", ENDLESS, DECOUPLED)

@@ -89,6 +89,14 @@ DIFFERENCES = (
         "execution.",
     ),
     Difference(
+        "Initial states whose file is missing or too short",
+        "Now and then Triton does not survive such a load. Here it fails with the text that Triton has for it.",
+        {
+            "iterative/states: a file that is too short": (NEVER, "400 load failed for model 'shortfile'"),
+            "iterative/states: a file that is not there": (NEVER, "400 load failed for model 'nofile'"),
+        },
+    ),
+    Difference(
         "States with initial values of a size of their own",
         "Where a state may have any size, Triton writes all of its initial state into memory for one of size 1, and "
         "may end of it. The model gets all of it, in the shape that `initial_state` has.",
