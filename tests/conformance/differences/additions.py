@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.differences.difference import Difference
+from conformance.differences.difference import Difference, said
 
 NO_STRING = "500 Unable to parse JSON bytes array: attempt to access JSON non-string as string"
 A_TEXT = '200 {"model_name": "texts", "model_version": "1", "outputs": [{"name": "OUT", "datatype": "BYTES"'
@@ -10,6 +10,30 @@ SAID = '"model_name": "prompt", "model_version": "1", "said": '
 FULL = "503 [request id: third] Exceeds maximum queue size"
 """What only our headers say is not here."""
 DIFFERENCES = (
+    Difference(
+        "Calls of models: what they inherit",
+        "A call has the id, the priority, what is left of the timeout, the trace and the cancellation of the request "
+        "that it is made for, unless the model says something else. Triton's calls have nothing of it, but for the "
+        "trace where the model passes it on.",
+        {"calls/what it inherits": (said("[('OUT', [b\"('', 0, 0, 0,"), said("[('OUT', [b\"('', 0, 0, 5"))},
+    ),
+    Difference(
+        "Calls of models: waits that would never end",
+        "Where a call could only be answered by an instance that waits for it, it fails at once, with an error that "
+        "names the models. In Triton all of them wait for ever.",
+    ),
+    Difference(
+        "Calls of models: giving up",
+        "A response iterator has `cancel()`, and one that nobody has any more ends its request, as a cancelled future "
+        "of `async_exec` does. A called model waits while its responses are not read; the iterator keeps none of them "
+        "to give them once more.",
+        {
+            "calls/answers once more": (
+                said("[('OUT', [0.0])]\n[]\nagain\n[('OUT', [0.0])]"),
+                said("[('OUT', [0.0])]\n[]\nagain") + '"',
+            )
+        },
+    ),
     Difference(
         "States of Python models",
         "A Python model leaves a state by returning it as an output with the name that `output_name` says, also with a "

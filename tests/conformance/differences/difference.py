@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,3 +22,10 @@ class Difference:
     ``topic/name#2`` is the second answer of an exchange. ``topic/name`` is its first, and what comes after it is not
     compared: it follows from the difference.
     """
+
+
+def said(text: str, model: str = "lab") -> str:
+    """How the answer of a model begins that says ``text`` in its only output, SAID."""
+    output = {"name": "SAID", "datatype": "BYTES", "shape": [1], "data": [text]}
+    answer = {"model_name": model, "model_version": "1", "outputs": [output]}
+    return f"200 {json.dumps(answer)}".removesuffix('"]}]}')

@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
-from conformance.differences.difference import Difference
+from conformance.differences.difference import Difference, said
 
+NOT_READY = "Error when running inference: Failed for execute the inference request. Model"
+REFUSED = "TritonModelException Failed to load model: Failed to process the request for model 'lab_0_0', message: "
 DIFFERENCES = (
+    Difference(
+        "Calls of models: models that are not ready, or cannot be loaded",
+        "Nerite goes on to say why.",
+        {
+            **{
+                f"calls/{way}{what}": (said(f"error: Model {name} - {NOT_READY}", model),) * 2
+                for way, model in (("", "lab"), ("async: ", "alab"))
+                for what, name in (
+                    ("an unknown model", "nobody"),
+                    ("a model that is not loaded", "late"),
+                    ("an unknown version", "echo"),
+                    ("version 0", "echo"),
+                )
+            },
+            "calls/several of an unknown model": (said(f"error: Model nobody - {NOT_READY}"),) * 2,
+            **{
+                f"calls/{what}": (said(REFUSED),) * 2
+                for what in (
+                    "load no name",
+                    "load a path",
+                    "load with a broken configuration",
+                    "load files without a configuration",
+                )
+            },
+        },
+    ),
+    Difference(
+        "Calls of models: arguments of a wrong type",
+        "The list of what is expected shows defaults by their place in memory, or not at all.",
+        {
+            f"calls/{what}": (said("TypeError __init__(): incompatible constructor arguments."),) * 2
+            for what in ("a negative timeout", "an id that is a number")
+        },
+    ),
     Difference(
         "Instances that could not execute, or not where they should",
         "Nerite goes on to say what to do about it.",

@@ -107,6 +107,15 @@ ENSEMBLES_EXPLICIT = Scene(
     repository="ensembles",
     flags=("--model-control-mode=explicit", "--disable-auto-complete-config"),
 )
+CALLS = Scene(
+    "calls",
+    repository="calls",
+    flags=(
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in ("lab", "alab", "echo", "counter", "fails", "errs", "info")),
+        "--disable-auto-complete-config",
+    ),
+)
 WARM = Scene("warm", repository="warm", flags=("--model-control-mode=explicit", "--disable-auto-complete-config"))
 CACHED = Scene(
     "cached",
