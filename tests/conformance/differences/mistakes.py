@@ -25,6 +25,7 @@ def turn(model: str, number: int) -> str:
     return f'200 {{"model_name": "{model}", "model_version": "1", {outputs}'
 
 
+REFUSED = "TritonModelException Failed to load model: Failed to process the request for model 'lab_0_0', message: "
 DIFFERENCES = (
     Difference(
         "Requests to a model whose instances are all passive",
@@ -65,7 +66,15 @@ DIFFERENCES = (
             "sagemaker_models/body: a list": (NEVER, "400 failed to register '', repository not found"),
             "sagemaker_models/body: a number as name": (NEVER, "400 attempt to access JSON non-string as string"),
             "sagemaker_models/body: a number as url": (NEVER, "400 attempt to access JSON non-string as string"),
-            "calls/a version that is none": (NEVER, "200"),
+            "calls/load an unknown model": (
+                NEVER,
+                said(f"{REFUSED}failed to load 'nobody', failed to poll from model"),
+            ),
+            "calls/load no name": (NEVER, said(REFUSED)),
+            "calls/load a path": (NEVER, said(REFUSED)),
+            "calls/load with a broken configuration": (NEVER, said(REFUSED)),
+            "calls/load files without a configuration": (NEVER, said(REFUSED)),
+            "calls/a version that is none": (NEVER, said("False")),
         },
     ),
     Difference(
