@@ -40,7 +40,7 @@ def review(sentiment: str, chance: random.Random) -> str:
     if chance.random() < 0.3:
         before = OPPOSITE[sentiment] if sentiment != "neutral" else chance.choice(LABELS)
         text = f"{part(before, chance)} but {text}"
-    return text
+    return text + chance.choice(("", ".", "!"))
 
 
 def part(sentiment: str, chance: random.Random) -> str:
