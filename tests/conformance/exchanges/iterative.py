@@ -42,7 +42,6 @@ EXCHANGES = {
     "START without an id": turns("again done", sequence_start=True),
     "END without an id": turns("again done", sequence_end=True),
     "an id": turns("again done", **BEGUN),
-    "an id, once more": [turns("again done", **BEGUN), turns("done", sequence_id=5)],
     "an id that has not begun": turns("done", sequence_id=6),
     "END in one turn": turns("done", sequence_id=8, sequence_start=True, sequence_end=True),
     "END in two turns": turns("again done", sequence_id=1000, sequence_start=True, sequence_end=True),
