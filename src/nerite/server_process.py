@@ -28,6 +28,7 @@ from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.host_policy import HostPolicies
 from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
+from nerite.execution.surroundings import Surroundings
 from nerite.execution.vigil import limit_of
 from nerite.observability.bridge import WorkerLines
 from nerite.observability.log import log
@@ -120,29 +121,25 @@ class ServerProcess:
             loop.add_signal_handler(number, self._asked_to_stop)
         lines = WorkerLines(log)
         nursery = Nursery(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
-        stay_awake = limit_of(self._options.stay_awake_microseconds)
         guests = GuestMemory()
-
         device = self._options.device
-        policies = HostPolicies(device.host_policies)
-        limiter = None if device.rate_limit == "off" else RateLimiter(device.rate_limit_resources)
 
         def manager(door: Door, on_change: Callable[[], None]) -> ModelManager:
-            queue = self._options.queue
-            launcher = Launcher(
+            around = Surroundings(
                 loop,
                 self._loader,
                 nursery,
                 guests,
-                lines,
-                stay_awake,
                 door,
-                queue,
+                lines,
+                limit_of(self._options.stay_awake_microseconds),
+                self._options.queue,
+                HostPolicies(device.host_policies),
+                None if device.rate_limit == "off" else RateLimiter(device.rate_limit_resources),
                 recorded_request.read,
-                policies,
-                limiter,
             )
-            maker = VersionMaker(self._options.repository, self._options.settings_of, launcher, self._loader, cache)
+            settings_of = self._options.settings_of
+            maker = VersionMaker(self._options.repository, settings_of, Launcher(around), self._loader, cache)
             return ModelManager(self._options.repository, self._repositories, maker, self._loader, on_change)
 
         server = InferenceServer(self._options, manager, guests, cache)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +14,28 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python.environment import find_interpreter
 from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig
-from nerite.config.options import QueueOptions
 from nerite.config.queue_bounds import bounds_of
 from nerite.core.errors import InvalidArgument
 from nerite.core.signature import Signature
 from nerite.execution import messages, recorded_requests, warm_up_data
 from nerite.execution.arena import Arena
-from nerite.execution.channel import Log
 from nerite.execution.dispatcher import Dispatcher
-from nerite.execution.door import Door
 from nerite.execution.ensemble import Ensemble
-from nerite.execution.errands import Errands
-from nerite.execution.guest_memory import GuestMemory
-from nerite.execution.host_policy import HostPolicies
 from nerite.execution.instance_plan import instance_plans
-from nerite.execution.nursery import Nursery
 from nerite.execution.rationed_roster import RationedRoster
 from nerite.execution.rations import RationedMaker, Rations
-from nerite.execution.recorded_requests import ReadRequest
 from nerite.execution.runner_makers import NativeMaker, NoInstances, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
 from nerite.execution.scheduling_choice import preserves_ordering, roster
-from nerite.execution.sentry import Sentry
+from nerite.execution.surroundings import Surroundings
 from nerite.execution.thread_counts import thread_variables
 from nerite.execution.warm_up import WarmMaker
 from nerite.execution.warm_up_data import Sample
 from nerite.execution.worker import write_context
-from nerite.execution.worker_runner import WorkerPlan
+from nerite.execution.worker_plan import WorkerPlan
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.admission import Admission
 from nerite.scheduling.ensemble.graph import Graph, Part
-from nerite.scheduling.rate_limiter import RateLimiter
 
 _log = logging.getLogger("nerite.execution")
 
@@ -55,40 +44,10 @@ IN_WORKERS = frozenset(("python",))
 
 
 class Launcher:
-    """One for the server. Its coroutines are for the loop; the blocking work is done by ``loader``."""
+    """One for the server. Its coroutines are for the loop; the blocking work is done by the loader."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        loader: Executor,
-        nursery: Nursery,
-        guests: GuestMemory,
-        log: Log,
-        stay_awake: float,
-        door: Door,
-        queue: QueueOptions,
-        read_request: ReadRequest,
-        policies: HostPolicies,
-        limiter: RateLimiter | None,
-    ) -> None:
-        """``stay_awake``: seconds that the loop, and each worker, may wait awake for what comes next.
-
-        ``door`` is for what runs inside and asks the server in its turn; ``queue`` bounds the queues of models that do
-        not say; ``read_request`` reads a recorded request. ``limiter`` is for all models, if executions are limited.
-        """
-        self._loop = loop
-        self._door = door
-        self._errands = Errands(door, loop)
-        self._stay_awake = stay_awake
-        self._sentry = Sentry(loop, stay_awake)
-        self._queue = queue
-        self._read_request = read_request
-        self._loader = loader
-        self._nursery = nursery
-        self._guests = guests
-        self._log = log
-        self._policies = policies
-        self._limiter = limiter
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
 
     def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
         """Have a backend complete a configuration. Blocks. Raises ``NeriteError``."""
@@ -107,16 +66,16 @@ class Launcher:
     async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
         """Load a model version and all its instances. Raises ``NeriteError``; nothing is left behind then."""
         began = time.monotonic()
-        scheduler = await self._loop.run_in_executor(self._loader, roster, config, context.directory)
-        admission = Admission(bounds_of(config, self._queue), context.name)
-        plans = instance_plans(config, self._policies)
+        scheduler = await self._around.blocking(roster, config, context.directory)
+        admission = Admission(bounds_of(config, self._around.queue), context.name)
+        plans = instance_plans(config, self._around.policies)
         arena = Arena()
-        self._guests.host(arena)
-        warm_up = await self._loop.run_in_executor(self._loader, self._samples, config, context, signature)
+        self._around.guests.host(arena)
+        warm_up = await self._around.blocking(self._samples, config, context, signature)
         maker = await self._maker(config, context, arena)
         if warm_up:
             maker = WarmMaker(maker, context.name, warm_up)
-        rations = None if self._limiter is None else Rations(self._limiter)
+        rations = None if self._around.limiter is None else Rations(self._around.limiter)
         if rations is not None:
             maker = RationedMaker(maker, rations)
         config_json = to_json(config)
@@ -131,8 +90,8 @@ class Launcher:
             scheduler if rations is None else RationedRoster(scheduler, rations),
             [runner for plan, runner in instances.items() if not plan.passive],
             statistics,
-            self._loop,
-            self._sentry,
+            self._around.loop,
+            self._around.sentry,
             admission,
             preserve_ordering=preserves_ordering(config),
         )
@@ -149,7 +108,7 @@ class Launcher:
             instances,
             maker,
             arena,
-            self._loop,
+            self._around.loop,
         )
         running.load_seconds = time.monotonic() - began
         return running
@@ -160,16 +119,16 @@ class Launcher:
         """Make a version of an ensemble run. ``parts`` are the models of its steps, which it was checked against."""
         assert config.ensemble_scheduling is not None
         arena = Arena()
-        self._guests.host(arena)
+        self._around.guests.host(arena)
         statistics = VersionStatistics()
         limit = config.ensemble_scheduling.max_inflight_requests
         if limit:
             _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)
         graph = Graph(signature, str(version), config.ensemble_scheduling.step, parts)
         decoupled = any(part.decoupled for part in parts)
-        admission = Admission(bounds_of(config, self._queue), name)
+        admission = Admission(bounds_of(config, self._around.queue), name)
         scheduler = Ensemble(
-            graph, self._door, statistics, self._loop, admission, decoupled=decoupled, most_inflight=limit
+            graph, self._around.door, statistics, self._around.loop, admission, decoupled=decoupled, most_inflight=limit
         )
         return RunningVersion(
             name,
@@ -182,33 +141,33 @@ class Launcher:
             {},
             NoInstances(),
             arena,
-            self._loop,
+            self._around.loop,
         )
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
         """Give a running version the instances that ``config`` asks for. Raises as ``launch``; it is as before then."""
-        await running.resize(config, to_json(config), instance_plans(config, self._policies))
+        await running.resize(config, to_json(config), instance_plans(config, self._around.policies))
 
     async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> RunnerMaker:
-        run = self._loop.run_in_executor
+        run = self._around.blocking
         in_process = _in_process(context)
         if config.backend in IN_WORKERS and not in_process:
             # Not on the loop: an environment may have to be unpacked.
-            interpreter = await run(self._loader, find_interpreter, context)
+            interpreter = await run(find_interpreter, context)
 
             def plan(instance: InstanceContext) -> WorkerPlan:
                 return self._plan(config.backend, context, instance, arena, interpreter)
 
-            return WorkerMaker(plan, self._loop, self._loader)
-        model = await run(self._loader, registry.backend(config.backend).open, context)
-        return NativeMaker(model, self._loop, self._loader, on_loop_only=in_process)
+            return WorkerMaker(plan, self._around.loop, self._around.loader)
+        model = await run(registry.backend(config.backend).open, context)
+        return NativeMaker(model, self._around.loop, self._around.loader, on_loop_only=in_process)
 
     def _samples(self, config: ModelConfig, context: ModelContext, signature: Signature) -> list[Sample]:
         """Return what each instance has to answer before it is ready. Blocks. Raises ``NeriteError``."""
         directory = context.directory
         return [
             *warm_up_data.samples(config, signature, directory, _skipped),
-            *recorded_requests.samples(config, signature, directory, self._read_request),
+            *recorded_requests.samples(config, signature, directory, self._around.read_request),
         ]
 
     def _plan(
@@ -225,13 +184,8 @@ class Launcher:
             instance,
             interpreter,
             thread_variables(context, instance, os.environ),
-            self._nursery,
             arena,
-            self._guests,
-            self._log,
-            self._stay_awake,
-            self._door,
-            self._errands,
+            self._around,
         )
 
 

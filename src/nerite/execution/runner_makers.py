@@ -18,7 +18,8 @@ from nerite.execution.nursery import WorkerProcess
 from nerite.execution.runner import Runner
 from nerite.execution.settling import settle
 from nerite.execution.thread_runner import ThreadRunner
-from nerite.execution.worker_runner import WorkerPlan, WorkerRunner
+from nerite.execution.worker_plan import WorkerPlan
+from nerite.execution.worker_runner import WorkerRunner
 
 _log = logging.getLogger("nerite.execution")
 

@@ -9,28 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.at_hand import ids_of
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution import messages
-from nerite.execution.arena import Arena
 from nerite.execution.call_desk import CallDesk
-from nerite.execution.channel import Channel, Log
-from nerite.execution.door import Door
-from nerite.execution.errands import Asker, Errands
-from nerite.execution.guest_memory import GuestMemory
-from nerite.execution.nursery import Nursery, WorkerProcess
+from nerite.execution.channel import Channel
+from nerite.execution.nursery import WorkerProcess
 from nerite.execution.runner import Batch, Done, Part, Runner
-from nerite.execution.worker import write_context
+from nerite.execution.worker_plan import WorkerPlan
 from nerite.scheduling.backoff import Backoff
 
 _log = logging.getLogger("nerite.execution")
@@ -41,46 +34,6 @@ EXIT_PATIENCE = 1.0
 """Seconds to wait for the news of how a worker ended, after its channel closed."""
 READY_PATIENCE = 5.0
 """Seconds that a model has for ``is_ready``."""
-
-
-@dataclass(frozen=True)
-class WorkerPlan:
-    """Everything it takes to make the worker of one instance, again and again."""
-
-    backend: str
-    context: ModelContext
-    instance: InstanceContext
-    interpreter: Path | None
-    environment: Mapping[str, str]
-    nursery: Nursery
-    arena: Arena
-    guests: GuestMemory
-    log: Log
-    stay_awake: float
-    """Seconds that the worker may wait awake for its next batch."""
-    door: Door
-    errands: Errands
-
-    def start(self) -> tuple[WorkerProcess, Channel]:
-        """Make a worker, without a model yet. Blocks; not for the loop's thread. Raises ``NeriteError``."""
-        process = self.nursery.spawn(self.instance, self.interpreter, self.environment)
-        return process, Channel(process, self.arena, self.guests, self.log, self._ask)
-
-    def load(self, process: WorkerProcess, channel: Channel) -> None:
-        """Open the model in a worker. Blocks. Raises ``NeriteError``, and the worker is gone then."""
-        try:
-            context = write_context(
-                self.backend, self.context, instance=asdict(self.instance), stay_awake=self.stay_awake
-            )
-            channel.ask(messages.LOAD, context)
-        except NeriteError:
-            channel.close()
-            process.kill()
-            raise
-
-    def _ask(self, question: dict[str, Any], loading: bool, reply: Callable[[bytes], None]) -> None:
-        context = self.context
-        self.errands.take(question, Asker(context.name, context.version, self.instance.name, loading), reply)
 
 
 class WorkerRunner:
@@ -188,7 +141,7 @@ class WorkerRunner:
     def _install(self, process: WorkerProcess, channel: Channel) -> None:
         self._process = process
         self._channel = channel
-        self._desk = CallDesk(self._plan.door, channel, self._batch_of)
+        self._desk = CallDesk(self._plan.around.door, channel, self._batch_of)
         channel.attach(self._loop, self._result, self._part, self._ended, self._desk)
 
     def _result(self, number: int, responses: Sequence[InferenceResponse | None], marks: Marks) -> None:

@@ -1,0 +1,61 @@
+"""What all models of a server run in, and share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from nerite.config.options import QueueOptions
+from nerite.execution.channel import Log
+from nerite.execution.door import Door
+from nerite.execution.errands import Errands
+from nerite.execution.guest_memory import GuestMemory
+from nerite.execution.host_policy import HostPolicies
+from nerite.execution.nursery import Nursery
+from nerite.execution.recorded_requests import ReadRequest
+from nerite.execution.sentry import Sentry
+from nerite.scheduling.rate_limiter import RateLimiter
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """One for the server."""
+
+    loop: asyncio.AbstractEventLoop
+    loader: Executor
+    """For what blocks while a model is loaded."""
+    nursery: Nursery
+    guests: GuestMemory
+    door: Door
+    """For what runs inside and asks the server in its turn."""
+    log: Log
+    """Where the lines of workers go."""
+    stay_awake: float
+    """Seconds that the loop, and each worker, may wait awake for what comes next."""
+    queue: QueueOptions
+    """The bounds of queues of models that do not say."""
+    policies: HostPolicies
+    limiter: RateLimiter | None
+    """For all models, if executions are limited."""
+    read_request: ReadRequest
+    """Reads a recorded request."""
+
+    def blocking(self, work: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
+        """Have the loader do something that blocks."""
+        return self.loop.run_in_executor(self.loader, work, *arguments)
+
+    @cached_property
+    def errands(self) -> Errands:
+        """What models ask of the server besides inference."""
+        return Errands(self.door, self.loop)
+
+    @cached_property
+    def sentry(self) -> Sentry:
+        """Keeps the loop awake."""
+        return Sentry(self.loop, self.stay_awake)
