@@ -83,6 +83,7 @@ class Launcher:
             runners = await maker.make(plans, config_json)
         except BaseException:  # whatever it was: nothing may be left behind
             maker.close()
+            arena.close()
             raise
         statistics = VersionStatistics()
         instances = dict(zip(plans, runners, strict=True))

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from nerite.config.loading import PolledModel
 from nerite.config.mistake import Mistake
 from nerite.config.options import RepositoryOptions
-from nerite.core.errors import NeriteError
+from nerite.core.errors import Internal, NeriteError
 from nerite.execution.running_version import RunningVersion
 from nerite.repository import fingerprint, index, refusals
 from nerite.repository.catalogue import Catalogue
@@ -248,6 +248,9 @@ class ModelManager:
         for version, outcome in zip(versions, outcomes, strict=True):
             if isinstance(outcome, NeriteError):
                 failures[version] = outcome
+            elif isinstance(outcome, Exception):  # a mistake of ours, which fails the load like any other reason
+                _log.error("making '%s' version %d failed", record.name, version, exc_info=outcome)
+                failures[version] = Internal(f"{type(outcome).__name__}: {outcome}")
             elif isinstance(outcome, BaseException):
                 raise outcome
         for version, running in kept.items() if not failures else ():
