@@ -47,6 +47,7 @@ class Dispatcher:
         self._statistics = statistics
         self._loop = loop
         self._stir = sentry.stir
+        self._soon = sentry.soon
         self._leaving: dict[Runner, Callable[[Runner], None]] = {}
         self._busy = 0
         self._granted = 0
@@ -102,7 +103,7 @@ class Dispatcher:
         request.on_cancel = self._on_cancel
         if (roster.idle or roster.ahead) and not self._looking:
             self._looking = True
-            self._loop.call_soon(self._turn)
+            self._soon(self._turn)
         elif not roster.idle:
             if not self._busy:
                 self._fail_hopeless()
@@ -374,7 +375,7 @@ class Dispatcher:
         """Look at the queue in the next turn of the loop, if an instance is idle."""
         if self._roster.idle and not self._looking:
             self._looking = True
-            self._loop.call_soon(self._turn)
+            self._soon(self._turn)
 
     def _pause(self, request: InferenceRequest, paused: bool) -> None:
         for runner in self._runners:

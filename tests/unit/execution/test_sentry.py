@@ -56,3 +56,19 @@ def test_never(loop: FakeLoop) -> None:
     for _ in range(3):
         of.stir(False)
         assert turns(loop) == 0
+
+
+def test_work_comes_before_giving_way(loop: FakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Sentry(loop, LIMIT)  # type: ignore[arg-type]
+    done: list[str] = []
+
+    def give_way() -> None:
+        done.append("gave way")
+        loop.pass_time(500_000)
+
+    monkeypatch.setattr(sentry.os, "sched_yield", give_way)
+    of.stir(False)
+    of.stir(False)
+    of.soon(lambda: done.append("worked"))
+    loop.settle()
+    assert done == ["worked", "gave way"]
