@@ -43,6 +43,47 @@ def bytes_of(plan: Plan, raw: bytes = b"") -> list[bytes]:
     return [bytes(each) for each in plan.data(memoryview(raw), 0)]
 
 
+def with_id(text: bytes, id: bytes) -> bytes:
+    """The way that clients write it: first."""
+    return b'{"id": "' + id + b'", ' + text[1:]
+
+
+def test_requests_that_differ_in_their_id_have_one_header(reader: Reader) -> None:
+    asked = body(binary("A", 3))
+    plans = [reader.plan(with_id(asked, id)) for id in (b"one", "zwei é".encode(), b"\xff")]
+    assert [plan.id for plan in plans] == ["one", "zwei é", "\udcff"]
+    assert len({id(plan.header) for plan in plans}) == 1
+    assert [bytes_of(plan, b"xyz") for plan in plans] == [[b"xyz"]] * 3
+    plain = reader.plan(asked)
+    assert (plain.id, plain.header) == ("", plans[0].header)
+    assert plain.repeats and not any(plan.repeats for plan in plans)
+
+
+def test_an_id_is_not_taken_from_what_is_no_json(reader: Reader) -> None:
+    asked = body(binary("A", 3))
+    reader.plan(with_id(asked, b"one"))
+    for text in (b'{"id": "one", }', with_id(asked, b"\n"), with_id(asked[:-1], b"one")):
+        with pytest.raises(Internal, match="failed to parse the request JSON buffer"):
+            reader.plan(text)
+
+
+def test_of_several_ids_the_last_one_counts(reader: Reader) -> None:
+    asked = body(binary("A", 3), id="last")
+    assert [reader.plan(with_id(asked, id)).id for id in (b"one", b"two")] == ["last", "last"]
+    assert reader.plan(with_id(body(binary("A", 3)), rb"a\u00e9")).id == "a\u00e9"
+
+
+def test_data_in_the_json_is_read_each_time(reader: Reader) -> None:
+    first = reader.plan(with_id(body(IN), b"one"))
+    second = reader.plan(with_id(body({**IN, "data": [3, 4]}), b"two"))
+    again = reader.plan(with_id(body(IN), b"three"))
+    assert [np.frombuffer(bytes_of(plan)[0], np.int32).tolist() for plan in (first, second, again)] == [
+        [1, 2],
+        [3, 4],
+        [1, 2],
+    ]
+
+
 def test_everything_a_request_can_say(reader: Reader) -> None:
     plan = reader.plan(
         body(

@@ -15,7 +15,7 @@ Place: TypeAlias = tuple[int, int] | SharedPlace | Buffer
 class Plan:
     """A request header, the id, and for each input its place behind the JSON part or its bytes."""
 
-    __slots__ = ("header", "id", "places", "repeats", "size", "whole")
+    __slots__ = ("header", "id", "places", "raw", "repeats", "size", "whole")
 
     def __init__(
         self,
@@ -32,10 +32,15 @@ class Plan:
         self.places = places
         self.size = size
         """Bytes behind the JSON part."""
+        self.raw = raw
         self.repeats = not raw and not id and all(isinstance(place, (tuple, SharedPlace)) for place in places)
         """The same JSON part always means this plan, and holds no data."""
         self.whole = list(places) == [(0, size)]
         """There is one input, and it is everything behind the JSON part."""
+
+    def of(self, id: str) -> Plan:
+        """Return what the same request with another id is."""
+        return Plan(self.header, id, self.places, self.size, raw=self.raw)
 
     def data(self, body: memoryview, start: int) -> list[Any]:
         """Return the inputs' bytes, given where in ``body`` the JSON part ends; their places if they lie elsewhere."""
