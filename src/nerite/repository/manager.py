@@ -26,12 +26,12 @@ from nerite.repository.catalogue import Catalogue
 from nerite.repository.content import ContentHashes
 from nerite.repository.delivery import Delivery, unpack
 from nerite.repository.ensembles import Ensembles
-from nerite.repository.folders import FoldersInUse
 from nerite.repository.loading_round import LoadingRound, Waits
 from nerite.repository.maker import VersionMaker
 from nerite.repository.model_record import Loaded, ModelRecord, State, VersionState
-from nerite.repository.registered import Register, RegisteredRepository
+from nerite.repository.registered import RegisteredRepository
 from nerite.repository.source import Repository
+from nerite.repository.sources import Sources
 
 _log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
@@ -51,21 +51,15 @@ class ModelManager:
     ) -> None:
         """``on_change`` is called whenever requests may have to go elsewhere than before."""
         self._options = options
-        self._fixed = repositories
-        self._register = Register()
+        self._sources = Sources(repositories, self._in_loader, namespacing=options.namespacing)
         self._maker = maker
         self._loader = loader
         self._on_change = on_change
         self._catalogue = Catalogue(namespacing=options.namespacing)
         self._ensembles = Ensembles(self._catalogue, maker, self._swap, self._let_go)
         self._waits: Waits = {}
-        self._folders = FoldersInUse()
         self._hashes = ContentHashes()
         self._background: set[asyncio.Task[None]] = set()
-
-    @property
-    def _repositories(self) -> list[Repository]:
-        return [*self._fixed, *self._register]
 
     @property
     def records(self) -> Iterable[ModelRecord]:
@@ -81,23 +75,12 @@ class ModelManager:
 
         A model whose files cannot be had now looks as it did.
         """
-        found: dict[tuple[str, str], fingerprint.ModelFingerprint] = {}
 
-        async def look(repository: Repository, name: str) -> None:
-            namespace = self._namespace(repository)
-            try:
-                seen = await self._in_loader(_look, repository, name)
-            except NeriteError as error:
-                _log.error("failed to poll model '%s': %s", name, error.message)
-                record = self._catalogue.record(namespace, name)
-                seen = record.seen if record is not None else None
-            if seen is not None:
-                found[namespace, name] = seen
+        def before(namespace: str, name: str) -> fingerprint.ModelFingerprint | None:
+            record = self._catalogue.record(namespace, name)
+            return record.seen if record is not None else None
 
-        for repository in self._repositories:
-            # Side by side, because a distant store takes its time to answer.
-            await asyncio.gather(*(look(repository, name) for name in await self._in_loader(repository.models)))
-        return dict(sorted(found.items()))
+        return await self._sources.look(before)
 
     def meant(self, name: str) -> ModelRecord:
         """Return the model that a request means by ``name``. Raises Triton's refusals."""
@@ -108,14 +91,7 @@ class ModelManager:
 
         Raises ``Internal`` for a repository that cannot be read.
         """
-
-        def look() -> dict[str, list[str]]:
-            offered: dict[str, list[str]] = {}
-            for repository in self._repositories:
-                offered.setdefault(self._namespace(repository), []).extend(repository.models())
-            return offered
-
-        return await self._in_loader(look)
+        return await self._sources.offered()
 
     async def index(self, *, ready_only: bool) -> list[index.Entry]:
         """Return every model of the repositories with the state of its versions."""
@@ -157,33 +133,15 @@ class ModelManager:
         load = object()
         try:
             if delivery is None or not delivery.files:
-                found = await self._find_files(name, load)
+                found = await self._sources.fetch(name, load)
             else:
                 folder = await self._in_loader(unpack, delivery)
-                self._folders.take(folder, load, partial(shutil.rmtree, folder))
+                self._sources.folders.take(folder, load, partial(shutil.rmtree, folder))
                 namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
                 found = dict.fromkeys(namespaces, folder)
             await self._load_found(name, found, delivery, loading)
         finally:
-            await self._leave(load)
-
-    async def _find_files(self, name: str, load: object) -> dict[str, Path]:
-        """Return where a model is in each namespace that has it, for ``load`` to use.
-
-        Raises ``Internal`` where that is not clear.
-        """
-        found = []
-        for repository in self._repositories:
-            try:
-                folder = await self._in_loader(repository.fetch, name)
-            except NeriteError as error:
-                raise refusals.not_polled(name, error.message) from None
-            if folder is not None:
-                self._folders.take(folder, load, partial(repository.release, folder))
-                found.append((repository, folder))
-        if len(found) > 1 and not self._options.namespacing:
-            raise refusals.in_several(name, [repository.location for repository, _ in found])
-        return {self._namespace(repository): folder for repository, folder in found}
+            await self._sources.leave(load)
 
     async def _load_found(
         self, name: str, found: Mapping[str, Path], delivery: Delivery | None, loading: LoadingRound
@@ -205,7 +163,7 @@ class ModelManager:
     async def _load(self, record: ModelRecord, folder: Path, delivery: Delivery | None, loading: LoadingRound) -> None:
         seen = await self._in_loader(fingerprint.of_model, folder)
         record.seen = seen
-        renamed = self._register.gives(record.name)
+        renamed = self._sources.register.gives(record.name)
         polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
         if polled.mistakes:
             raise refusals.unreadable(record, polled)
@@ -216,7 +174,7 @@ class ModelManager:
         kept = record.unchanged(loaded)
         made = await self._launch(record, polled, kept)
         for running in made.values():
-            self._folders.use(folder, running)
+            self._sources.folders.use(folder, running)
         record.loaded = loaded
         record.assembly = None
         self._swap(record, {**kept, **made})
@@ -295,7 +253,7 @@ class ModelManager:
 
     async def register(self, repository: RegisteredRepository, name: str) -> None:
         """Take in a repository, and load a model of it: both or neither. Raises ``NeriteError``."""
-        self._register.add(repository)
+        self._sources.register.add(repository)
         try:
             await self.load(name)
         except BaseException:  # whatever it is, it goes on from here
@@ -312,7 +270,7 @@ class ModelManager:
                 self._catalogue.forget(record)
         if closing:
             await asyncio.wait(closing)
-        self._register.remove(repository)
+        self._sources.register.remove(repository)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Stop serving all models of that name. What they have to do is finished first, but not waited for.
@@ -378,7 +336,7 @@ class ModelManager:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         running.drain(lambda: running.close(lambda: done.set_result(None)))
         await done
-        await self._leave(running)
+        await self._sources.leave(running)
         if record is None:
             return
         state = record.states.get(running.version)
@@ -399,14 +357,6 @@ class ModelManager:
         while self._background:
             await asyncio.wait(self._background)
 
-    def _namespace(self, repository: Repository) -> str:
-        return repository.location if self._options.namespacing else ""
-
-    async def _leave(self, user: object) -> None:
-        """Give back the directories that nobody but ``user`` used."""
-        for give_back in self._folders.leave(user):
-            await self._in_loader(give_back)
-
     async def _in_loader(self, call: Callable[..., _T], *arguments: object) -> _T:
         """Return what a call returns that may block."""
         return await asyncio.get_running_loop().run_in_executor(self._loader, call, *arguments)
@@ -416,14 +366,3 @@ class ModelManager:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
-
-
-def _look(repository: Repository, name: str) -> fingerprint.ModelFingerprint | None:
-    """Return how the files of a model look; None if there is no such model. Blocks, and raises as ``fetch`` does."""
-    folder = repository.fetch(name)
-    if folder is None:
-        return None
-    try:
-        return fingerprint.of_model(folder)
-    finally:
-        repository.release(folder)
