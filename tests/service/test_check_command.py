@@ -196,6 +196,17 @@ def test_recorded_requests(models: Path) -> None:
     assert "jsonl:1" not in done.stdout
 
 
+def test_bounds_of_a_queue(models: Path) -> None:
+    model = add(models, "m", TENSORS + 'parameters { key: "MAX_QUEUE_SECONDS" value { string_value: "soon" } }\n')
+    done = check(models)
+    assert done.returncode == 1
+    assert done.stdout == (
+        f"{model}/config.pbtxt:3:19: parameter 'MAX_QUEUE_SECONDS' of model 'm' is 'soon'; it must be a number from 0 "
+        'on\n    Write a number, as in: value { string_value: "0.5" }, or remove the parameter.\n'
+        "1 model checked, 1 mistake in 1 model.\n"
+    )
+
+
 def test_one_model_in_two_repositories(models: Path) -> None:
     add(models, "m", TENSORS)
     other = add(models.parent / "other", "m", TENSORS)

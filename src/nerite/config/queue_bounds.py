@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Final
 
+from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig
 from nerite.config.options import QueueOptions
-from nerite.core.errors import InvalidArgument
+
+_EXAMPLES: Final = {"MAX_QUEUED_REQUESTS": "1000", "MAX_QUEUE_SECONDS": "0.5", "QUEUE_BURST_SECONDS": "30"}
+"""The parameters, each with a value that it may have."""
 
 
 def bounds_of(config: ModelConfig, options: QueueOptions) -> QueueOptions:
     """Return the bounds of a model's queue: none beside its own ``max_queue_size``, if it has one.
 
-    Raises ``InvalidArgument`` for a parameter that is no number.
+    ``config`` has been checked.
     """
     batching = config.dynamic_batching
     if batching is not None:
@@ -26,17 +31,24 @@ def bounds_of(config: ModelConfig, options: QueueOptions) -> QueueOptions:
     )
 
 
+def check_queue_bounds(config: ModelConfig) -> Iterator[Mistake]:
+    """Find parameters that are no numbers."""
+    for name, example in _EXAMPLES.items():
+        if not 0 <= _number(config, name, 0) < math.inf:
+            yield Mistake(
+                message=f"parameter '{name}' of model '{config.name}' is '{config.parameters[name].string_value}'; it "
+                "must be a number from 0 on",
+                path=("parameters", name),
+                remedy=f'Write a number, as in: value {{ string_value: "{example}" }}, or remove the parameter.',
+            )
+
+
 def _number(config: ModelConfig, name: str, default: float) -> float:
-    """Return a parameter that is a number; ``default`` where the model does not have it."""
+    """Return a parameter; ``default`` where the model does not have it, NaN for one that is no number."""
     parameter = config.parameters.get(name)
     if parameter is None:
         return default
     try:
-        number = float(parameter.string_value)
+        return float(parameter.string_value)
     except ValueError:
-        number = math.nan
-    if 0 <= number < math.inf:
-        return number
-    raise InvalidArgument(
-        f"parameter '{name}' of model '{config.name}' is '{parameter.string_value}'; it must be a number from 0 on"
-    )
+        return math.nan

@@ -16,6 +16,7 @@ from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
 from nerite.config.near import nearest
 from nerite.config.parsed import Parsed
+from nerite.config.queue_bounds import check_queue_bounds
 from nerite.config.validate_batching import check_dynamic_batching, check_sequence_batching
 from nerite.config.validate_ensemble import check_ensemble
 from nerite.config.validate_states import check_states
@@ -222,6 +223,7 @@ _CONFIG_CHECKS: Final = (
     ),
     Check(_reads("model_transaction_policy", "response_cache"), _check_decoupled_cache),
     Check(_reads("model_metrics"), _check_metrics),
+    Check(_reads("parameters"), check_queue_bounds),
 )
 _TENSOR_CHECKS: Final = (
     Check(_reads("input", "max_batch_size", "platform"), check_inputs),

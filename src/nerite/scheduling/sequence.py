@@ -72,7 +72,7 @@ class SequenceRequest(InferenceRequest):
     It may get another header and other data than the caller wrote, and may run several times.
     """
 
-    __slots__ = ("ends", "outer", "paused", "sequence", "sequence_id", "starts")
+    __slots__ = ("begun", "ends", "outer", "paused", "sequence", "sequence_id", "starts")
 
     sequence: Sequence
 
@@ -84,6 +84,8 @@ class SequenceRequest(InferenceRequest):
         """The caller's, or one that he was given."""
         self.paused = False
         """The caller wants no more responses for now."""
+        self.begun = False
+        """It has run, and waits to run once more."""
         self.starts = outer.header.sequence_start
         """It is the first of its sequence."""
         self.ends = outer.header.sequence_end

@@ -141,7 +141,7 @@ class SequenceBatcher(Generic[Instance]):
         if slots is None:  # it died, and what it had is lost already
             return
         for request in again:
-            request.starts = False
+            request.starts, request.begun = False, True
             request.queued_ns = now
             request.queue = self
             request.sequence.waiting.appendleft(request)
@@ -185,7 +185,10 @@ class SequenceBatcher(Generic[Instance]):
                 for request in sequence.waiting:
                     self._backlog.limit(request)
                 self._find_slot(sequence)
-            lost += [(request, self._not_begun(sequence.id, why)) for request in before]
+            lost += [
+                (request, self._interrupted(why) if request.begun else self._not_begun(sequence.id, why))
+                for request in before
+            ]
         return lost
 
     def retire(self, instance: Instance) -> None:
@@ -341,6 +344,11 @@ class SequenceBatcher(Generic[Instance]):
         rules = self._rules
         self._hold = in_slots < rules.hold_until or self.size - in_slots < rules.hold_until_backlog
         return self._hold
+
+    def _interrupted(self, why: str) -> NeriteError:
+        return Unavailable(
+            f"inference request to model '{self._rules.model}' had begun and cannot go on: {why}; send it again"
+        )
 
     def _not_begun(self, sequence_id: int | str, why: str | None = None) -> NeriteError:
         text = (

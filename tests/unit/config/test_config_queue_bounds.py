@@ -4,9 +4,8 @@ import pytest
 
 from nerite.config.model_config import ModelConfig, ModelParameter
 from nerite.config.options import QueueOptions
-from nerite.config.queue_bounds import bounds_of
+from nerite.config.queue_bounds import bounds_of, check_queue_bounds
 from nerite.config.scheduling_choice import ModelDynamicBatching, ModelQueuePolicy
-from nerite.core.errors import InvalidArgument
 
 FLAGS = QueueOptions(7, 8.0, 9.0)
 NONE = QueueOptions(max_requests=0, max_seconds=0)
@@ -46,8 +45,10 @@ def test_parameters_before_flags() -> None:
 @pytest.mark.parametrize("text", ["", "many", "-1", "inf", "nan"])
 def test_what_is_no_number(text: str) -> None:
     config = ModelConfig(name="m", parameters={"MAX_QUEUE_SECONDS": ModelParameter(string_value=text)})
-    with pytest.raises(InvalidArgument) as caught:
-        bounds_of(config, FLAGS)
-    assert caught.value.message == (
-        f"parameter 'MAX_QUEUE_SECONDS' of model 'm' is '{text}'; it must be a number from 0 on"
-    )
+    (mistake,) = check_queue_bounds(config)
+    assert mistake.message == (f"parameter 'MAX_QUEUE_SECONDS' of model 'm' is '{text}'; it must be a number from 0 on")
+
+
+def test_what_is_a_number() -> None:
+    parameters = {name: ModelParameter(string_value="0.5") for name in ("MAX_QUEUE_SECONDS", "MAX_QUEUED_REQUESTS")}
+    assert not [*check_queue_bounds(ModelConfig(parameters=parameters))]

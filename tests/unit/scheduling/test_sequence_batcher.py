@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequence_owner import US, Owner, asked
 
+from nerite.core.errors import Unavailable
 from nerite.scheduling.ended_sequences import MOST
 from nerite.scheduling.policy import BatchingRules
 from nerite.scheduling.sequence_rules import SequenceRules
@@ -260,6 +261,22 @@ def test_a_request_may_run_again(rules: SequenceRules) -> None:
     assert of.batcher.choose(7) == ("model_0", [each])
     of.batcher.ended("model_0", [each], 8)
     assert not of.batcher.holds("model_0")
+
+
+@BOTH
+def test_a_request_that_waits_to_run_again_is_told_that_its_instance_died(rules: SequenceRules) -> None:
+    of = Owner(rules, 1)
+    each = asked(1, start=True, end=True)
+    of.offer(each)
+    of.choose()
+    of.batcher.ended("model_0", [], 7, again=[each])
+    ((told, error),) = of.batcher.gone("model_0", "model_0 died")
+    assert told is each
+    assert type(error) is Unavailable
+    assert error.message == (
+        "inference request to model 'model' had begun and cannot go on: model_0 died; send it again"
+    )
+    assert of.batcher.size == 0
 
 
 def test_direct_has_a_place_for_each_sequence() -> None:
