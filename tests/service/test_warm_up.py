@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -179,3 +180,63 @@ def test_what_the_client_records_warms_up(tmp_path: Path) -> None:
         assert load(server, "m") == (200, "")
         assert server.text.count("ran m_0_0 1 1.5") == 2
         assert server.text.count("ran m_0_0 1 13.0") == 1
+
+
+SEQUENCES = """
+sequence_batching {
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+  control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 } }
+  state { input_name: "BEFORE" output_name: "AFTER" data_type: TYPE_FP32 dims: [ 1 ] }
+}
+"""
+SUMS = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        print("ran", *(given[name].item() for name in ("INPUT0", "START", "ID", "BEFORE")), flush=True)
+        total = given["INPUT0"] + given["BEFORE"]
+        outputs = [pb_utils.Tensor("AFTER", total)]
+        if 0 < total.item() < 3 and ITERATIVE:
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        else:
+            outputs.append(pb_utils.Tensor("OUTPUT0", total))
+        answers.append(pb_utils.InferenceResponse(outputs))
+    return answers
+"""
+
+
+def runs(server: Serving) -> list[str]:
+    """What the model printed, in order."""
+    return re.findall(r"\bran ([-0-9. ]+)", server.text)
+
+
+@pytest.mark.parametrize("parameters", ["", IN_PROCESS])
+def test_samples_of_a_model_with_sequences(tmp_path: Path, parameters: str) -> None:
+    config = pbtxt(more=SEQUENCES + sample(batch=2, count=2), parameters=parameters)
+    python_model(tmp_path / "models", "m", SUMS.replace("ITERATIVE", "False"), config)
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert runs(server) == ["0.0 1.0 1 0.0", "0.0 1.0 2 0.0"] * 2
+        assert server.json("GET", "/v2/models/m/stats")["model_stats"][0]["inference_count"] == 0
+
+
+@pytest.mark.parametrize("parameters", ["", IN_PROCESS])
+def test_a_sample_runs_as_often_as_an_iterative_model_wants(tmp_path: Path, parameters: str) -> None:
+    more = SEQUENCES.replace("{", "{ iterative_sequence: true", 1) + sample(file="number")
+    folder = python_model(
+        tmp_path / "models", "m", SUMS.replace("ITERATIVE", "True"), pbtxt(more=more, parameters=parameters)
+    )
+    (folder / "warmup").mkdir()
+    (folder / "warmup" / "number").write_bytes(np.float32(1).tobytes())
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert runs(server) == ["1.0 1.0 1 0.0", "1.0 0.0 1 1.0", "1.0 0.0 1 2.0"]
+
+
+def test_recorded_requests_are_one_sequence_if_they_were(tmp_path: Path) -> None:
+    said = [{"sequence_id": 7, "sequence_start": True}, {"sequence_id": 7, "sequence_end": True}, {}]
+    lines = [{**json.loads(asked(2)), "parameters": parameters} for parameters in said]
+    recorded(tmp_path / "models", "\n".join(map(json.dumps, lines)))
+    parameter = 'parameters { key: "WARMUP_REQUESTS" value: { string_value: "requests.jsonl" } }'
+    python_model(tmp_path / "models", "m", SUMS.replace("ITERATIVE", "False"), pbtxt(more=SEQUENCES + parameter))
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert runs(server) == ["2.0 1.0 7 0.0", "2.0 0.0 7 2.0", "2.0 1.0 1 0.0"]

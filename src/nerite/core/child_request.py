@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest, ReplySink, RequestHeader
@@ -51,10 +51,3 @@ class CallRequest(ChildRequest):
         """Cancel the call, which no instance has begun, and have the model told why."""
         self.refusal = refusal
         self.cancel()
-
-
-def ancestors(request: InferenceRequest) -> Iterator[InferenceRequest]:
-    """Give the parent of a request, the parent's parent and so on: nothing for one that a client sent."""
-    while isinstance(request, ChildRequest):
-        request = request.parent
-        yield request

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from nerite.execution.ensemble import Ensemble
 from nerite.execution.instance_plan import instance_plans
 from nerite.execution.rationed_roster import RationedRoster
 from nerite.execution.rations import RationedMaker, Rations
+from nerite.execution.rehearsal import Rehearsal
 from nerite.execution.runner_makers import NativeMaker, NoInstances, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
 from nerite.execution.scheduling_choice import preserves_ordering, roster
+from nerite.execution.sequence_dress import SequenceDress
 from nerite.execution.surroundings import Surroundings
 from nerite.execution.thread_counts import thread_variables
 from nerite.execution.warm_up import WarmMaker
@@ -74,7 +77,8 @@ class Launcher:
         warm_up = await self._around.blocking(self._samples, config, context, signature)
         maker = await self._maker(config, context, arena)
         if warm_up:
-            maker = WarmMaker(maker, context.name, warm_up)
+            rehearsal = await self._around.blocking(_rehearsal, config, context.directory)
+            maker = WarmMaker(maker, context.name, warm_up, rehearsal)
         rations = None if self._around.limiter is None else Rations(self._around.limiter)
         if rations is not None:
             maker = RationedMaker(maker, rations)
@@ -188,6 +192,14 @@ class Launcher:
             arena,
             self._around,
         )
+
+
+def _rehearsal(config: ModelConfig, directory: Path) -> Callable[[], Rehearsal] | None:
+    """Return what makes samples requests of sequences, if the model has any. Blocks. Raises as ``SequenceDress``."""
+    batching = config.sequence_batching
+    if batching is None:
+        return None
+    return partial(Rehearsal, SequenceDress(config, directory), iterative=batching.iterative_sequence)
 
 
 def _skipped(name: str) -> None:

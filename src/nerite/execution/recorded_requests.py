@@ -15,6 +15,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.request import RequestHeader
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer
+from nerite.execution.sequence_terms import SequenceTerms
 from nerite.execution.warm_up_data import FOLDER, Sample, checked, read_file
 
 PARAMETER: Final = "WARMUP_REQUESTS"
@@ -27,7 +28,7 @@ def samples(config: ModelConfig, signature: Signature, directory: Path, read: Re
     made = []
     for place, line in _lines(config, directory):
         try:
-            made.append(_sample(place, line, signature, read))
+            made.append(_sample(place, line, config, signature, read))
         except NeriteError as error:
             raise type(error)(f"{error.message}\n    {_which(place)}") from None
     return made
@@ -40,7 +41,7 @@ def mistakes(config: ModelConfig, signature: Signature, directory: Path, read: R
     try:
         for place, line in _lines(config, directory):
             try:
-                _sample(place, line, signature, read)
+                _sample(place, line, config, signature, read)
             except NeriteError as error:
                 found.append(Mistake(message=error.message, path=path, remedy=_which(place), error=type(error)))
     except NeriteError as error:
@@ -59,9 +60,14 @@ def _lines(config: ModelConfig, directory: Path) -> Iterator[tuple[str, bytes]]:
             yield f"{name}:{number}", line
 
 
-def _sample(place: str, line: bytes, signature: Signature, read: ReadRequest) -> Sample:
+def _sample(place: str, line: bytes, config: ModelConfig, signature: Signature, read: ReadRequest) -> Sample:
     header, data = read(signature.model_name, line)
     signature.bind(header)
+    if config.sequence_batching is not None:
+        # One without a correlation id is a sequence by itself.
+        refusal = SequenceTerms(config).refusal(header, header.sequence_id or 1)
+        if refusal is not None:
+            raise refusal
     return checked(Sample(place, 1, 1, header, data), signature)
 
 

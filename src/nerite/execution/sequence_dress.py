@@ -7,15 +7,20 @@ between here and the model knows what a sequence is.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from nerite.config.model_config import ModelConfig
 from nerite.core.request import NOBODY, InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse
+from nerite.core.tensor import Buffer, TensorSpec
 from nerite.execution.sequence_controls import Controls
 from nerite.execution.sequence_states import StateForm, States, zeros
 from nerite.scheduling.sequence import Sequence
+
+Said: TypeAlias = Mapping[str, tuple[TensorSpec, Buffer]]
+"""Controls and states that a sample for warming up says itself, by name."""
 
 _MOST_HEADERS: Final = 4096
 """Headers remembered; a sequence brings at least three: of its first request, of its last, and of those between."""
@@ -32,6 +37,24 @@ class DressedHeader(RequestHeader):
         self.returned = returned
         self.null: RequestHeader | None = None
         """The header of a request that stands for none, in a batch with those that have this one."""
+
+    def with_inputs(self, inputs: Iterable[TensorSpec]) -> DressedHeader:
+        """Return a header that says this of other inputs."""
+        other = DressedHeader(
+            self.model_name,
+            self.model_version,
+            [*inputs],
+            self.outputs,
+            parameters=self.parameters,
+            priority=self.priority,
+            timeout_us=self.timeout_us,
+            sequence_id=self.sequence_id,
+            sequence_start=self.sequence_start,
+            sequence_end=self.sequence_end,
+            returned=self.returned,
+        )
+        other.batch_size, other.batch_key = self.batch_size, self.batch_key
+        return other
 
 
 class SequenceDress:
@@ -73,6 +96,15 @@ class SequenceDress:
             data += sequence.state.data
         request.header = self._header(request.header, sequence.id, start, end, form)
         request.data = data
+
+    def overrule(self, request: InferenceRequest, said: Said) -> None:
+        """Give a dressed ``request`` the controls and states that somebody chose, in place of the server's."""
+        header = request.header
+        assert isinstance(header, DressedHeader)
+        made = zip(header.inputs, request.data, strict=True)
+        inputs = [said.get(spec.name, (spec, data)) for spec, data in made]
+        request.header = header.with_inputs([spec for spec, _ in inputs])
+        request.data = [bytearray(data) for _, data in inputs]
 
     def null(self, like: InferenceRequest) -> InferenceRequest:
         """Return a request that stands in a batch for a slot without one; ``like``, which is dressed, is another."""

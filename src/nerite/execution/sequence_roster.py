@@ -9,12 +9,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nerite.config.model_config import ModelConfig
-from nerite.core.errors import Cancelled, InvalidArgument, NeriteError
+from nerite.core.errors import Cancelled, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution.roster import Ended, May, Refusal
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.sequence_dress import SequenceDress
+from nerite.execution.sequence_terms import SequenceTerms
 from nerite.scheduling.sequence import SequenceRequest
 from nerite.scheduling.sequence_batcher import SequenceBatcher
 from nerite.scheduling.sequence_rules import SequenceRules
@@ -38,7 +39,7 @@ class SequenceRoster:
         batching = config.sequence_batching
         self._iterative = batching is not None and batching.iterative_sequence
         self._ids = itertools.count(1)
-        self._numeric = _numeric_id(config)
+        self._terms = SequenceTerms(config)
 
     @property
     def idle(self) -> Collection[Runner]:
@@ -55,7 +56,7 @@ class SequenceRoster:
         assert isinstance(request, SequenceRequest)
         if self._iterative:
             self._make_iterative(request)
-        refusal = self._refusal(request)
+        refusal = self._terms.refusal(request.header, request.sequence_id)
         if refusal is not None:
             return refusal
         sequence_id = request.sequence_id
@@ -161,34 +162,3 @@ class SequenceRoster:
         if not request.sequence_id:
             request.starts = True
             request.sequence_id = next(number for number in self._ids if not self._batcher.lives(number))
-
-    def _refusal(self, request: SequenceRequest) -> NeriteError | None:
-        """Return what is wrong with a request that is to be part of a sequence."""
-        header = request.header
-        if header.batch_size > 1:
-            return InvalidArgument(
-                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
-                "batcher"
-            )
-        if not request.sequence_id:
-            return InvalidArgument(
-                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
-            )
-        if self._numeric is not None and isinstance(header.sequence_id, str):
-            name, data_type = self._numeric
-            return InvalidArgument(
-                f"sequence batching control '{name}' data-type is '{data_type}', but model '{self._model}' expects "
-                f"'TYPE_STRING' for the correlation ID '{header.sequence_id}'; send a number, or have the control be "
-                "TYPE_STRING"
-            )
-        return None
-
-
-def _numeric_id(config: ModelConfig) -> tuple[str, str] | None:
-    """Return name and type of the control that tells the model a correlation id which has to be a number."""
-    assert config.sequence_batching is not None
-    for tensor in config.sequence_batching.control_input:
-        for control in tensor.control:
-            if control.kind == "CONTROL_SEQUENCE_CORRID" and control.data_type != "TYPE_STRING":
-                return tensor.name, control.data_type
-    return None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution.instance_plan import InstancePlan
+from nerite.execution.rehearsal import Rehearsal
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.warm_up_data import Sample
@@ -23,10 +24,18 @@ _log = logging.getLogger("nerite.execution")
 class WarmMaker:
     """Makes instances by another maker, and warms them up, side by side. A ``RunnerMaker``."""
 
-    def __init__(self, maker: RunnerMaker, model: str, samples: Sequence[Sample]) -> None:
+    def __init__(
+        self,
+        maker: RunnerMaker,
+        model: str,
+        samples: Sequence[Sample],
+        rehearsal: Callable[[], Rehearsal] | None = None,
+    ) -> None:
+        """``rehearsal`` makes what an instance of a model with sequences needs."""
         self._maker = maker
         self._model = model
         self._samples = samples
+        self._rehearsal = rehearsal
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
         """Make instances that have answered every sample. If one fails, none is left."""
@@ -43,6 +52,7 @@ class WarmMaker:
         self._maker.close()
 
     async def _warm_up(self, runner: Runner) -> None:
+        rehearsal = None if self._rehearsal is None else self._rehearsal()
         for sample in self._samples:
             for iteration in range(1, sample.times + 1):
                 _log.debug(
@@ -52,14 +62,15 @@ class WarmMaker:
                     sample.name,
                     iteration,
                 )
-                await _Trial(runner).run(sample)
+                await _Trial(runner, rehearsal).run(sample)
 
 
 class _Trial:
     """One batch of a sample on one instance. The sink of its requests."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, rehearsal: Rehearsal | None) -> None:
         self._runner = runner
+        self._rehearsal = rehearsal
         self._errors: list[NeriteError] = []
         self._open = 0
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -71,6 +82,8 @@ class _Trial:
         """Return when every request has its last answer. Raises ``InvalidArgument`` if one is an error."""
         batch = sample.requests(self, time.monotonic_ns())
         self._open = len(batch)
+        if self._rehearsal is not None:
+            batch = self._rehearsal.begin(batch, sample.said)
         self._runner.run(batch)
         await self._over
         if self._errors:
@@ -89,12 +102,35 @@ class _Trial:
     def _done(
         self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], marks: Marks | None
     ) -> None:
+        again: Batch = []
         for request, response in zip(batch, responses, strict=True):
-            if response is not None:
-                request.respond(response)
+            if response is None:
+                continue
+            rest = self._settled(request, response)
+            if response.again:
+                again.append(request)
+            else:
+                request.respond(rest)
+        if again:  # not at once: one that runs on the loop would never come back
+            asyncio.get_running_loop().call_soon(self._run_again, again)
 
     def _part(self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None) -> None:
-        request.respond(response, final)
+        rest = self._settled(request, response)
+        if final or not rest.empty:
+            request.respond(rest, final)
+
+    def _settled(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+        return response if self._rehearsal is None else self._rehearsal.settle(request, response)
+
+    def _run_again(self, batch: Batch) -> None:
+        assert self._rehearsal is not None, "only models of iterative sequences want a request once more"
+        for request in batch:
+            self._rehearsal.again(request)
+            if not self._runner.usable:
+                died = Unavailable(f"instance '{self._runner.name}' died")
+                request.respond(InferenceResponse.failed(died))
+        if self._runner.usable:
+            self._runner.run(batch)
 
 
 async def _closed(runner: Runner) -> None:

@@ -6,18 +6,22 @@ import posixpath
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from nerite.backends.sequence_tensors import control_inputs, state_inputs
+from nerite.config.json_form import to_json
 from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig, ModelWarmup, WarmupInput
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.request import NOBODY, InferenceRequest, ReplySink, RequestHeader, labelled
-from nerite.core.signature import Signature
+from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
+from nerite.execution.sequence_dress import Said
 
 FOLDER = "warmup"
 
@@ -32,6 +36,8 @@ class Sample(NamedTuple):
     """How often it runs."""
     header: RequestHeader
     data: Sequence[Buffer]
+    said: Said = MappingProxyType({})
+    """Of a model with sequences: what the sample says itself of inputs that the server makes otherwise."""
 
     def requests(self, sink: ReplySink, now_ns: int) -> list[InferenceRequest]:
         """Return a batch, whose memory is its own: models may work in place."""
@@ -47,10 +53,11 @@ def samples(config: ModelConfig, signature: Signature, directory: Path, skipped:
     ``skipped`` is told the name of each that has no row, and that nobody will run.
     """
     made = []
+    unsaid = _unsaid(config, signature)
     for warmup in config.model_warmup:
         if warmup.batch_size:
             try:
-                made.append(_sample(warmup, signature, directory))
+                made.append(_sample(warmup, signature, unsaid, directory))
             except NeriteError as error:
                 raise type(error)(f"{error.message}\n    {_which(warmup)}") from None
         else:
@@ -61,10 +68,11 @@ def samples(config: ModelConfig, signature: Signature, directory: Path, skipped:
 def mistakes(config: ModelConfig, signature: Signature, directory: Path) -> list[Mistake]:
     """Return what is wrong with the samples of a model. Blocks, and raises nothing."""
     found = []
+    unsaid = _unsaid(config, signature)
     for index, warmup in enumerate(config.model_warmup):
         try:
             if warmup.batch_size:
-                _sample(warmup, signature, directory)
+                _sample(warmup, signature, unsaid, directory)
         except NeriteError as error:
             place = ("model_warmup", index)
             found.append(Mistake(message=error.message, path=place, remedy=_which(warmup), error=type(error)))
@@ -75,7 +83,17 @@ def _which(warmup: ModelWarmup) -> str:
     return f"It is the sample '{warmup.name}' of 'model_warmup' that cannot be made."
 
 
-def _sample(warmup: ModelWarmup, signature: Signature, directory: Path) -> Sample:
+def _unsaid(config: ModelConfig, signature: Signature) -> Signature:
+    """Return the inputs that callers do not send, and that a sample may have: controls and states of sequences."""
+    given = to_json(config)
+    inputs = [
+        Input(each["name"], dtypes.BY_CONFIG_NAME[each["data_type"]], tuple(each["dims"]), optional=True)
+        for each in (*control_inputs(given), *state_inputs(given))
+    ]
+    return Signature(signature.model_name, signature.max_batch_size, inputs, [])
+
+
+def _sample(warmup: ModelWarmup, signature: Signature, unsaid: Signature, directory: Path) -> Sample:
     limit = signature.max_batch_size
     if warmup.batch_size > max(limit, 1):
         raise InvalidArgument(
@@ -83,18 +101,26 @@ def _sample(warmup: ModelWarmup, signature: Signature, directory: Path) -> Sampl
             f"'{signature.model_name}', max allowed is {limit}; "
         )
     batch = (1,) if limit > 0 else ()
-    specs, data = [], []
+    asked: dict[str, tuple[TensorSpec, Buffer]] = {}
+    said: dict[str, tuple[TensorSpec, Buffer]] = {}
     for name, declared in warmup.inputs.items():
         if any(size < 0 for size in declared.dims):
             raise InvalidArgument(
                 f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
             )
         spec = TensorSpec(name, dtypes.BY_CONFIG_NAME[declared.data_type], (*batch, *declared.dims))
-        specs.append(spec)
-        data.append(_data(declared, spec, directory / FOLDER))
-    header = RequestHeader(signature.model_name, "", specs)
+        tensors = said if name in unsaid.inputs else asked
+        tensors[name] = spec, _data(declared, spec, directory / FOLDER)
+    sample = Sample(warmup.name, warmup.batch_size, max(warmup.count, 1), *_request(signature, asked), said)
+    checked(Sample(sample.name, 1, 1, *_request(unsaid, said)), unsaid)
+    return checked(sample, signature)
+
+
+def _request(signature: Signature, tensors: Said) -> tuple[RequestHeader, list[Buffer]]:
+    """Return a request with these inputs. Raises what is said to a client if that is not right."""
+    header = RequestHeader(signature.model_name, "", [spec for spec, _ in tensors.values()])
     signature.bind(header)
-    return checked(Sample(warmup.name, warmup.batch_size, max(warmup.count, 1), header, data), signature)
+    return header, [data for _, data in tensors.values()]
 
 
 def checked(sample: Sample, signature: Signature) -> Sample:

@@ -533,6 +533,34 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Samples of models with sequences",
+        "In Triton a sample has only the inputs that it names, so that an ONNX model needs all of its controls and "
+        "states there. In Nerite a sample is a sequence of one request, with the controls and states of such a one. "
+        "What it names itself is as it says, and has to be of the type and shape of the control. An iterative model "
+        "runs until it is done; in Triton a load does not end where a model wants a sample once more.",
+        {
+            "warm_up/what sequences were": (
+                """200 {"model_name": "sequences", "model_version": "1", "outputs": [{"name": "SAMPLES", "datatype": """
+                """"BYTES", "shape": [1, 2], "data": ["[('IN', [[0, 0]])]", "[('IN', [[0, 0]])]"]}]}""",
+                """200 {"model_name": "sequences", "model_version": "1", "outputs": [{"name": "SAMPLES", "datatype": """
+                """"BYTES", "shape": [1, 2], "data": ["[('END', [[1]]), ('ID', [[1]]), ('IN', [[0, 0]]), ('READY', """
+                """[[True]]), ('START', [[1.0]])]",""",
+            ),
+            "warm_up/sequencesothertype#1": (
+                "200",
+                "400 load failed for model 'sequencesothertype': version 1 is at UNAVAILABLE state: Invalid argument: "
+                "[request id: <id_unknown>] inference input 'START' data-type is 'INT32', but model",
+            ),
+            "warm_up/sequencesothertype#2": ("200", "400"),
+            "warm_up/sequencesotherdims#1": (
+                "200",
+                "400 load failed for model 'sequencesotherdims': version 1 is at UNAVAILABLE state: Invalid argument: "
+                "[request id: <id_unknown>] unexpected shape for input 'START' for model",
+            ),
+            "warm_up/sequencesotherdims#2": ("200", "400"),
+        },
+    ),
+    Difference(
         "Statistics of all models, with namespaces",
         "Triton looks for models that have the namespace in their name.",
         {
