@@ -64,7 +64,8 @@ class RequestHeader:
     """Everything a request says but its id and its tensor bytes. Never changed after construction.
 
     ``route`` is the server's memo (see ``server.py``): where requests with this header go, as long as that is so.
-    ``replies`` is the transport's: the encoded head of a reply, by response header.
+    ``replies`` is the transport's: the encoded head of a reply, by response header. ``call`` is the backend's, if it
+    has a use for one.
     """
 
     __slots__ = (
@@ -72,6 +73,7 @@ class RequestHeader:
         "batch_key",
         "batch_size",
         "binary_by_default",
+        "call",
         "classifies",
         "empty_final",
         "inputs",
@@ -136,6 +138,7 @@ class RequestHeader:
         self.shared = shared or any(output.place for output in outputs)
         """Some tensors are in shared memory: ``shared`` says so of inputs."""
         self.route: Any = None
+        self.call: Any = None
         self.replies: dict[Any, Any] = {}
         self.batch_size = 1
         """Rows this request brings; set by validation, 1 for a model without a batch dimension."""

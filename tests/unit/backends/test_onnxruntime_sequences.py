@@ -12,7 +12,11 @@ from onnx import TensorProto
 from onnx_models import Opened, context, decoded, model, node, request, save, tensor
 
 from nerite.backends.onnxruntime import OnnxRuntimeBackend
+from nerite.backends.onnxruntime.call import Calls
+from nerite.backends.onnxruntime.ports import Port
+from nerite.backends.onnxruntime.selection import Selections
 from nerite.config.json_form import from_json
+from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.execution.sequence_dress import SequenceDress
 from nerite.scheduling.sequence import Sequence
@@ -101,6 +105,29 @@ def test_sequences_side_by_side(tmp_path: Path, batch: int) -> None:
             assert answer.keys() == {"OUT", "TWICE", "ID"}
             assert answer["OUT"].tolist() == [[step * number, step]]
             assert answer["ID"].tolist() == [[number]]
+
+
+def test_headers_that_differ_in_the_correlation_id_are_one_call(tmp_path: Path) -> None:
+    dress = Sequences(tmp_path, accumulator(), config()).dress
+    ports = {
+        name: Port(name, datatype, (size,), (size,), batching=True)
+        for name, datatype, size in (
+            ("IN", dtypes.FP32, 2),
+            ("START", dtypes.FP32, 1),
+            ("C", dtypes.INT64, 1),
+            ("BEFORE", dtypes.FP32, 2),
+        )
+    }
+    headers = []
+    for number, width in ((1, 2), (2, 2), (3, 3)):
+        asked = request(IN=np.zeros((1, width), np.float32))
+        dress.dress(asked, Sequence(number), start=True, end=number == 2)
+        headers.append(asked.header)
+    calls, others = (Calls(ports, Selections("m", "1", [])) for _ in range(2))
+    first, second, wider = map(calls.of, headers)
+    assert first is second
+    assert first is not wider
+    assert others.of(headers[0]) is not first
 
 
 def test_a_start_begins_anew(tmp_path: Path) -> None:

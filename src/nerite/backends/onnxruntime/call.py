@@ -1,4 +1,7 @@
-"""What follows from a request's header alone, worked out once for each header."""
+"""What follows from a request's header alone, worked out once for each header.
+
+Headers that differ in what a session does not see (parameters, the correlation id of a sequence) have one call.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from nerite.core import dtype as dtypes
 from nerite.core.request import RequestHeader
 
 _MAX_CALLS: Final = 256
-"""Headers remembered for each model; a client whose headers never repeat gets no more memory than that."""
+"""Calls remembered for each model; a client whose shapes never repeat gets no more memory than that."""
 
 
 class Feed(NamedTuple):
@@ -28,17 +31,20 @@ class Feed(NamedTuple):
 
 
 class Call:
-    """A header, as a model sees it. Compared by identity."""
+    """A header, as a model sees it. Compared by identity: those that are alike are the same."""
 
-    __slots__ = ("feeds", "positions", "rows", "selection", "shapes")
+    __slots__ = ("feeds", "of", "positions", "rows", "selection", "shapes")
 
     def __init__(
         self,
+        of: object,
         rows: int,
         feeds: tuple[Feed, ...],
         shapes: Mapping[str, Shape],
         selection: Selection,
     ) -> None:
+        self.of = of
+        """The model that it is a call of: a header may outlive one."""
         self.rows = rows
         self.feeds = feeds
         """In the order of the request's data."""
@@ -55,15 +61,24 @@ class Calls:
     def __init__(self, inputs: Mapping[str, Port], selections: Selections) -> None:
         self._inputs = inputs
         self._selections = selections
-        self._known: dict[RequestHeader, Call] = {}
+        self._known: dict[tuple[object, ...], Call] = {}
+        self._model = object()
 
     def of(self, header: RequestHeader) -> Call:
         """Return the call for ``header``, which was checked against the model's signature."""
-        call = self._known.get(header)
+        call: Call | None = header.call
+        if call is None or call.of is not self._model:
+            call = header.call = self._like(header)
+        return call
+
+    def _like(self, header: RequestHeader) -> Call:
+        """Return the one call for all headers with such inputs and outputs."""
+        key = (header.inputs, header.wanted)
+        call = self._known.get(key)
         if call is None:
             if len(self._known) >= _MAX_CALLS:
                 self._known.clear()
-            call = self._known[header] = self._worked_out(header)
+            call = self._known.setdefault(key, self._worked_out(header))
         return call
 
     def _worked_out(self, header: RequestHeader) -> Call:
@@ -74,4 +89,4 @@ class Calls:
             shape = shapes[spec.name] = port.to_model(spec.shape)
             text = port.datatype is dtypes.BYTES
             feeds.append(Feed(spec.name, port.datatype.numpy, (prod(shape),) if port.ragged else shape, text))
-        return Call(header.batch_size, tuple(feeds), shapes, self._selections.of(header.wanted))
+        return Call(self._model, header.batch_size, tuple(feeds), shapes, self._selections.of(header.wanted))

@@ -39,7 +39,7 @@ class Joiner:
         self._large: dict[str, Array] = {}
 
     def of_equals(self, requests: Sequence[InferenceRequest], call: Call) -> dict[str, Array]:
-        """Return the inputs of requests that have one header. Good until the next batch."""
+        """Return the inputs of requests that have one call. Good until the next batch."""
         arrays = {}
         for position, feed in enumerate(call.feeds):
             parts = [request.data[position] for request in requests]

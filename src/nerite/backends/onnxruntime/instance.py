@@ -1,6 +1,6 @@
 """One instance of an ONNX model: a batch in, a run of the session, responses out.
 
-Three ways, by what a batch is made of: one request; requests with one header, and numbers as answers; all others. The
+Three ways, by what a batch is made of: one request; requests with one call, and numbers as answers; all others. The
 last would do for all. The first two are what nearly every batch is, and there each microsecond counts: behind a model
 that computed for 50, whatever Python touches has to come back into the caches first.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from nerite.backends.interface import Marks
 from nerite.backends.onnxruntime import feeds, replies, session
-from nerite.backends.onnxruntime.call import Calls
+from nerite.backends.onnxruntime.call import Call, Calls
 from nerite.backends.onnxruntime.ragged import Ragged
 from nerite.backends.onnxruntime.runs import Run
 from nerite.backends.onnxruntime.selection import Selection, Selections
@@ -52,10 +52,11 @@ class OnnxInstance:
         if self._selections.text:
             return self._execute_all(requests, marks)
         header = requests[0].header
+        call = self._calls.of(header)
         for request in requests:
-            if request.header is not header:
+            if request.header is not header and self._calls.of(request.header) is not call:
                 return self._execute_all(requests, marks)
-        return self._execute_equals(requests, marks)
+        return self._execute_equals(requests, call, marks)
 
     def is_ready(self) -> bool:
         """Return True: a session has no bad days."""
@@ -71,8 +72,9 @@ class OnnxInstance:
         arrays = self._computed(call.selection, feeds.of_one(request, call), marks)
         return replies.of_one(call.selection, arrays)
 
-    def _execute_equals(self, requests: Sequence[InferenceRequest], marks: Marks) -> list[InferenceResponse]:
-        call = self._calls.of(requests[0].header)
+    def _execute_equals(
+        self, requests: Sequence[InferenceRequest], call: Call, marks: Marks
+    ) -> list[InferenceResponse]:
         arrays = self._computed(call.selection, self._joiner.of_equals(requests, call), marks)
         return replies.of_equals(call, arrays, len(requests))
 

@@ -31,7 +31,7 @@ def of_one(selection: Selection, arrays: Sequence[Array]) -> InferenceResponse:
 
 
 def of_equals(call: Call, arrays: Sequence[Array], count: int) -> list[InferenceResponse]:
-    """Return the responses to ``count`` requests with one header, without strings and ragged outputs."""
+    """Return the responses to ``count`` requests with one call, without strings and ragged outputs."""
     rows = call.rows
     shapes, pieces = [], []
     for port, array in zip(call.selection.ports, arrays, strict=True):
