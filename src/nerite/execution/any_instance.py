@@ -63,7 +63,7 @@ class AnyInstance:
     def choose(self, now: int, may: May | None = None) -> tuple[Runner, Batch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start."""
         decider = self._decider
-        if not decider.size or (may is not None and not self._bring_forward(may)):
+        if not decider.size or (may is not None and not self._bring_forward(may, now)):
             return None
         if self.idle:
             batch = decider.take(now)
@@ -99,6 +99,9 @@ class AnyInstance:
 
     def resume(self, request: InferenceRequest) -> None:
         """Do nothing: what runs, runs."""
+
+    def finish(self) -> None:
+        """Do nothing: no request waits for another one."""
 
     def came(self, runner: Runner) -> None:
         """Note that ``runner`` is there, up and idle."""
@@ -138,10 +141,11 @@ class AnyInstance:
         """Drop and return everything that waits."""
         return self._decider.drain()
 
-    def _bring_forward(self, may: May) -> bool:
-        """Have the next batch go to an idle instance that may begin; return whether there is one."""
-        runner = next(filter(may, self.idle), None)
-        self._barred = runner is None
+    def _bring_forward(self, may: May, now: int) -> bool:
+        """Have the batch that is due, if one is, go to an idle instance that may begin; return whether there is one."""
+        due = self._decider.due(now)
+        runner = next(filter(may, self.idle), None) if due else None
+        self._barred = due and runner is None
         if runner is not None:
             self.idle.remove(runner)
             self.idle.appendleft(runner)

@@ -52,8 +52,8 @@ class Dispatcher:
         self._busy = 0
         self._granted = 0
         """Requests that may be let in before ``admission`` is asked again."""
-        self._begun = 0
-        """Requests that were given to an instance so far."""
+        self._through = 0
+        """Requests that an instance was given and is through with: they do not come back to the queue."""
         self._open: set[InferenceRequest] = set()
         """Requests that ran, and get their responses one by one."""
         self._progress: dict[InferenceRequest, Progress] = {}
@@ -118,7 +118,7 @@ class Dispatcher:
         What another request needs to go on is not refused: its caller was let in.
         """
         admission = self._admission
-        granted = admission.grant(self._roster.size, self._begun, now)
+        granted = admission.grant(self._roster.size, self._through, now)
         self._granted = max(granted - 1, 0)
         if granted or request.caused:
             return True
@@ -178,7 +178,9 @@ class Dispatcher:
             self._fail_hopeless()
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Call once nothing waits or runs any more: at once, if so now."""
+        """Call once nothing waits or runs any more: at once, if so now. No more requests come."""
+        self._roster.finish()
+        self._loop.call_soon(self._turn)
         if self.in_flight:
             self._on_drained.append(call)
         else:
@@ -241,9 +243,7 @@ class Dispatcher:
             for request in batch:
                 if request not in self._turns:  # one that runs once more has its turn
                     self._turns[request] = self._order.begin()
-        size = len(batch)
-        self._busy += size
-        self._begun += size
+        self._busy += len(batch)
         runner.run(batch)
 
     def _done(
@@ -254,6 +254,7 @@ class Dispatcher:
         took_ns = marks.ended_ns - marks.started_ns if marks is not None else 0
         waiting = self._roster.size
         batch, responses, apart = self._roster.ended(runner, batch, responses, took_ns)
+        self._through += len(batch)
         self._enough = self._looking and self._roster.size > waiting
         if self._leaving:
             self._loop.call_soon(self._see_off)
@@ -337,6 +338,9 @@ class Dispatcher:
         if not runner.usable:
             for request, error in self._roster.gone(runner):
                 self._refuse(request, error, Outcome.OTHER)
+            self._check_drained()
+            # What it was to run may be for another one now.
+            self.look_soon()
         if runner in self._leaving:
             self._loop.call_soon(self._see_off)
             return
@@ -385,8 +389,14 @@ class Dispatcher:
             self.look_soon()
 
     def _refuse(self, request: InferenceRequest, error: NeriteError, outcome: Outcome) -> None:
+        """Answer a request that waited with an error. It may have run before, and was to run once more."""
         self._statistics.failed(outcome, request.arrived_ns)
-        request.respond(InferenceResponse.failed(error))
+        self._progress.pop(request, None)
+        response = InferenceResponse.failed(error)
+        if self._order is not None and request in self._turns:
+            self._in_order(self._order, request, response)
+        else:
+            request.respond(response)
 
     def _check_drained(self) -> None:
         """Tell those who wait for the end, if it has come. Only where every answer due by now has left."""

@@ -51,14 +51,17 @@ class RationedRoster:
 
     def choose(self, now: int) -> tuple[Runner, Batch] | None:
         """Return an instance that has what it needs, and its batch; None if nothing should start."""
-        self._waiting.clear()
-        chosen = self._roster.choose(now, self._may_begin)
-        if chosen is None:
+        while True:
+            self._waiting.clear()
+            chosen = self._roster.choose(now, self._may_begin)
+            if chosen is not None:
+                self._rations.executes(chosen[0])
+                self._running.add(chosen[0])
+                return chosen
             self._stand_back()
-        else:
-            self._rations.executes(chosen[0])
-            self._running.add(chosen[0])
-        return chosen
+            # What one of our instances stands back from may be what another one waits for.
+            if not any(map(self._rations.granted_to, self._waiting)):
+                return None
 
     def ended(self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int) -> Ended:
         """Note that ``runner`` has finished a batch, and have it give back what it had."""
@@ -97,6 +100,10 @@ class RationedRoster:
     def resume(self, request: InferenceRequest) -> None:
         """Take note that the caller of ``request``, of which responses have left, wants more again."""
         self._roster.resume(request)
+
+    def finish(self) -> None:
+        """Take note that no more requests come."""
+        self._roster.finish()
 
     def wake_at(self) -> int | None:
         """Return when to call ``expire`` and ``choose`` again, if nothing else happens before."""

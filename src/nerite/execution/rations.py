@@ -45,13 +45,19 @@ class Rations:
         """Return whether an instance may execute now. If not, ``granted`` is called later."""
         return self._limiter.acquire(self._seats[runner])
 
+    def granted_to(self, runner: Runner) -> bool:
+        """Return whether an instance has what it asked for."""
+        return self._seats[runner].holding
+
     def executes(self, runner: Runner) -> None:
         """Count an execution."""
         self._seats[runner].count()
 
     def release(self, runner: Runner, *, again: bool = False) -> None:
-        """Let others have what an instance had or waited for; ``again``: it wants to execute once more."""
-        self._limiter.release(self._seats[runner], again=again)
+        """Let others have what an instance had or waited for, unless it has left; ``again``: it wants it once more."""
+        seat = self._seats.get(runner)
+        if seat is not None:
+            self._limiter.release(seat, again=again)
 
     def leave(self, runner: Runner) -> None:
         """Forget an instance that will not execute any more."""

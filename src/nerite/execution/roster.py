@@ -79,6 +79,9 @@ class Roster(Protocol):
     def resume(self, request: InferenceRequest) -> None:
         """Take note that the caller of ``request``, of which responses have left, wants more again."""
 
+    def finish(self) -> None:
+        """Take note that no more requests come: nothing need be kept for any."""
+
     def wake_at(self) -> int | None:
         """Return when to call ``expire`` and ``choose`` again if nothing else happens before; None for never.
 
@@ -104,5 +107,5 @@ class SelectiveRoster(Roster, Protocol):
     def choose(self, now: int, may: May | None = None) -> tuple[Runner, Batch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start.
 
-        ``may`` is asked of idle instances that there is work for, one after the other, until one may begin.
+        ``may`` is asked of idle instances that there is a batch for, one after the other, until one may begin.
         """

@@ -67,6 +67,7 @@ class SequenceDress:
         """
         batching = config.sequence_batching
         assert batching is not None
+        self._iterative = batching.iterative_sequence
         dims = (1,) if config.max_batch_size > 0 else ()
         self._controls = Controls(batching, dims)
         policy = config.model_transaction_policy
@@ -87,7 +88,9 @@ class SequenceDress:
 
         A request that is to run again gets the caller's header and data back first.
         """
-        data = [*request.data, *self._controls.data(start, end, ready, sequence.id)]
+        # A model that works in place must not find what it left there when it gets a request once more.
+        own = (memoryview(each).toreadonly() for each in request.data) if self._iterative else request.data
+        data = [*own, *self._controls.data(start, end, ready, sequence.id)]
         form = None
         if self._states is not None:
             if start or sequence.state is None:
@@ -126,7 +129,9 @@ class SequenceDress:
         if self._states is None:
             return response
         assert isinstance(request.header, DressedHeader)
-        sequence.state, rest = self._states.settled(response, sequence.state, request.header.returned)
+        # A decoupled model may answer when its sequence is over, and nothing of that is left.
+        before = sequence.state or self._states.first()
+        sequence.state, rest = self._states.settled(response, before, request.header.returned)
         return rest
 
     def _header(

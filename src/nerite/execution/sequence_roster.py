@@ -117,6 +117,10 @@ class SequenceRoster:
         assert isinstance(request, SequenceRequest)
         self._batcher.resume(request)
 
+    def finish(self) -> None:
+        """Let sequences be over of which nothing waits or runs: no more requests come."""
+        self._batcher.finish()
+
     def came(self, runner: Runner) -> None:
         """Note that ``runner`` is there, up and idle."""
         self._batcher.came(runner)

@@ -30,6 +30,9 @@ class Decider(Protocol):
     def take(self, now: int) -> list[InferenceRequest] | None:
         """Return the batch that a free instance should run now; None if it should wait."""
 
+    def due(self, now: int) -> bool:
+        """Return whether ``take`` would return a batch."""
+
     def take_full(self, now: int) -> list[InferenceRequest] | None:
         """Return the batch that ``take`` would, if no request that is yet to come could join it; else None."""
 

@@ -86,6 +86,15 @@ class DynamicBatcher:
             return self._release(len(gathered))
         return None
 
+    def due(self, now: int) -> bool:
+        """Return whether ``take`` would return a batch."""
+        if self._queue.size < self._hold:
+            return False
+        if not self._full:
+            self._gather()
+        full = self._full or self._rows >= self._largest
+        return bool(self._gathered) and (full or self._best > 0 or not self._delay or now - self._oldest >= self._delay)
+
     def take_full(self, now: int) -> list[InferenceRequest] | None:
         """Return the batch that ``take`` would, if no request that is yet to come could join it; else None."""
         if self._queue.size < self._hold:

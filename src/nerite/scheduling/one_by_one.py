@@ -42,6 +42,10 @@ class OneByOne:
         self._queue.leave(batch)
         return batch or None
 
+    def due(self, now: int) -> bool:
+        """Return whether ``take`` would return a request."""
+        return self._queue.size >= max(self._hold, 1)
+
     def take_full(self, now: int) -> list[InferenceRequest] | None:
         """Return what ``take`` does: one request is all that fits."""
         return self.take(now)

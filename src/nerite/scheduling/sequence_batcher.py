@@ -2,8 +2,9 @@
 
 Theory of operation. A sequence begins with a request that says START, and gets a slot of an instance as soon as one is
 free; until then it stands in the backlog. It keeps the slot until a request with END has run, until nothing of it has
-waited or run for ``max_idle_us``, or until it is lost: a request of it was cancelled before it ran, waited too long in
-the backlog, or its instance died. Whoever asks for it afterwards, without START, is told so.
+waited or run for ``max_idle_us`` (at all, once no more requests come), or until it is lost: a request of it was
+cancelled before it ran, waited too long in the backlog, or its instance died. Whoever asks for it afterwards, without
+START, is told so.
 
 How the requests that are first in line in their sequences make a batch is the business of ``Slots``, one of which each
 instance has.
@@ -38,6 +39,7 @@ class SequenceBatcher(Generic[Instance]):
         "_backlog",
         "_barred",
         "_ended",
+        "_finishing",
         "_free",
         "_hold",
         "_idle_ns",
@@ -69,6 +71,7 @@ class SequenceBatcher(Generic[Instance]):
         self._resting: dict[Sequence, None] = {}
         """Sequences with a slot of which nothing waits or runs, in the order in which that began."""
         self._ended = EndedSequences()
+        self._finishing = False
         self.idle: dict[Instance, Slots] = {}
         """The instances that are up and run nothing."""
         self._barred: set[Instance] = set()
@@ -112,13 +115,13 @@ class SequenceBatcher(Generic[Instance]):
     def choose(self, now: int, may: Callable[[Instance], bool] | None = None) -> tuple[Instance, SlotBatch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start.
 
-        With ``may`` it is asked of idle instances that there is work for, in turn, until one may begin.
+        With ``may`` it is asked of idle instances that there is a batch for, in turn, until one may begin.
         """
         if not self.size or (self._hold and self._held()):
             return None
         self._barred.clear()
         for instance, slots in self.idle.items():
-            if may is not None and slots.wanted and not may(instance):
+            if may is not None and slots.due(now) and not may(instance):
                 self._barred.add(instance)
                 continue
             batch = slots.take(now)
@@ -229,6 +232,12 @@ class SequenceBatcher(Generic[Instance]):
         if request.queue is self and not request.sequence.ready:
             self._make_ready(request.sequence)
 
+    def finish(self) -> None:
+        """Let sequences be over, from now on, as soon as nothing of them waits or runs: no more requests come."""
+        self._finishing = True
+        for sequence in [*self._resting]:
+            self._give_up_slot(sequence)
+
     def withdraw(self, request: SequenceRequest) -> list[SequenceRequest]:
         """End the sequence of ``request``, whose caller gave up; return all of it that waited.
 
@@ -291,7 +300,7 @@ class SequenceBatcher(Generic[Instance]):
         sequence.touched_ns = now
         if sequence.waiting:
             self._make_ready(sequence)
-        elif sequence.closed:
+        elif sequence.closed or self._finishing:
             self._give_up_slot(sequence)
         else:
             self._resting[sequence] = None

@@ -22,9 +22,8 @@ class Slots(Protocol):
     open: bool
     """New sequences may come."""
 
-    @property
-    def wanted(self) -> bool:
-        """Requests wait that the instance could run."""
+    def due(self, now: int) -> bool:
+        """Return whether ``take`` would return a batch."""
 
     def ready(self, sequence: Sequence) -> None:
         """Note that the first request that waits of a sequence, which has a slot here, may run."""
@@ -55,10 +54,10 @@ class DirectSlots:
         self._enough = min_utilization * count
         self._due: int | None = None
 
-    @property
-    def wanted(self) -> bool:
-        """Requests wait that the instance could run."""
-        return any(sequence.waiting for sequence in seated(self))
+    def due(self, now: int) -> bool:
+        """Return whether enough sequences have a request, or one has waited enough."""
+        ready = [sequence.waiting[0].queued_ns for sequence in seated(self) if sequence.ready]
+        return bool(ready) and not self._waits(len(ready), min(ready), now)
 
     def ready(self, sequence: Sequence) -> None:
         """Do nothing: ``take`` looks at all slots."""
@@ -75,7 +74,7 @@ class DirectSlots:
         if not ready:
             return None
         oldest = min(ready, key=_age)
-        if len(ready) < self._enough and now - oldest.queued_ns < self._delay:
+        if self._waits(len(ready), oldest.queued_ns, now):
             self._due = oldest.queued_ns + self._delay
             return None
         # Requests of other shapes have to stay behind. The oldest has its way, so that each gets its turn.
@@ -89,6 +88,9 @@ class DirectSlots:
         """Return when the oldest request has waited enough."""
         return self._due
 
+    def _waits(self, count: int, since: int, now: int) -> bool:
+        return count < self._enough and now - since < self._delay
+
 
 class OldestSlots:
     """Strategy ``oldest``: the first request of each sequence goes to a dynamic batcher, where the oldest go first."""
@@ -101,10 +103,9 @@ class OldestSlots:
         self.open = True
         self._batcher = DynamicBatcher(rules)
 
-    @property
-    def wanted(self) -> bool:
-        """Requests wait that the instance could run."""
-        return self._batcher.size > 0
+    def due(self, now: int) -> bool:
+        """Return whether the rules of dynamic batching make a batch of the first requests of all sequences now."""
+        return self._batcher.due(now)
 
     def ready(self, sequence: Sequence) -> None:
         """Let the first request of a sequence join the others."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
-from nerite.core.request import InferenceRequest
+from nerite.core.request import NOBODY, InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.execution.runner import Batch, Done, Part, Runner
 
@@ -38,7 +38,8 @@ class FakeRunner:
 
     @property
     def busy(self) -> bool:
-        return self.batch is not None or any(not request.finished for batch in self.batches for request in batch)
+        requests = [request for batch in self.batches for request in batch if request.sink is not NOBODY]
+        return self.batch is not None or not all(request.finished for request in requests)
 
     def run(self, batch: Batch) -> None:
         assert self.usable

@@ -16,6 +16,7 @@ from nerite.backends.interface import InstanceContext
 from nerite.config.options import QueueOptions, RateLimitResource
 from nerite.core.errors import Internal, InvalidArgument, Unavailable
 from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
 from nerite.execution import dispatcher as module
 from nerite.execution.any_instance import AnyInstance
 from nerite.execution.dispatcher import Dispatcher
@@ -242,6 +243,35 @@ def test_an_instance_that_leaves(hall: Hall, busy: bool) -> None:
         first.finish()
         assert len(second.running()) == 1
     assert left == first.runners
+
+
+def test_an_instance_that_leaves_and_dies(hall: Hall) -> None:
+    """It was to stay until its last response, which comes from the worker's grave."""
+    first, second = hall.model("first", ONE, ONE), hall.model("second")
+    left: list[Runner] = []
+    (asked,) = first.ask()
+    runner = first.runners[0]
+    runner.finish([None])
+    first.dispatcher.remove(runner, left.append)
+    runner.die()
+    runner.part(asked, InferenceResponse.failed(Internal("died")), True, None)
+    hall.loop.settle()
+    assert left == [runner]
+    first.ask()
+    first.finish(1)
+    second.ask()
+    assert len(second.running()) == 1
+
+
+def test_who_gathers_a_batch_does_not_line_up(hall: Hall) -> None:
+    """Two instances that stand back for each other again and again would take no time to do so for ever."""
+    patient = hall.model("patient", ONE, ONE, max_batch_size=2, max_delay_us=10_000)
+    first = patient.ask(1, 1, 1)
+    assert patient.running() == [first[:2]]
+    patient.finish(0)
+    assert patient.running() == []
+    hall.loop.advance(11 * MS)
+    assert patient.running() == [first[2:]]
 
 
 def test_models_with_greater_needs_come_and_go(hall: Hall) -> None:

@@ -6,21 +6,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_runner import OK, FakeRunner
 
 from doubles import Caller, FakeLoop, request
-from nerite.config.model_config import ModelConfig
+from nerite.config.model_config import ModelConfig, ModelTransactionPolicy
 from nerite.config.options import QueueOptions
-from nerite.config.scheduling_choice import ModelSequenceBatching, SequenceControl, SequenceControlInput
+from nerite.config.scheduling_choice import (
+    ModelSequenceBatching,
+    SequenceControl,
+    SequenceControlInput,
+    SequenceState,
+)
+from nerite.core import dtype as dtypes
+from nerite.core.errors import Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
+from nerite.core.response import EMPTY, Again, InferenceResponse, ResponseHeader
+from nerite.core.tensor import TensorSpec
 from nerite.execution import dispatcher, sequence_roster
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.sentry import Sentry
 from nerite.execution.sequence_roster import SequenceRoster
 from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.admission import Admission
+from nerite.scheduling.policy import BatchingRules
 from nerite.scheduling.sequence import SequenceRequest
 from nerite.scheduling.sequence_rules import SequenceRules
 
@@ -38,14 +49,40 @@ class Bench:
         self.runners: list[FakeRunner] = []
         self.of: Dispatcher
 
-    def start(self, instances: int = 1, slots: int = 2) -> Dispatcher:
-        """Sequences may be idle for 10 ms. The model is told of a correlation id that is a number."""
-        batching = ModelSequenceBatching(control_input=(SequenceControlInput(name="CORRID", control=(CORRID,)),))
-        config = ModelConfig(name="model", max_batch_size=slots, sequence_batching=batching)
-        roster = SequenceRoster(config, Path(), SequenceRules("model", slots, 10_000))
+    def start(
+        self, instances: int = 1, slots: int = 2, *, preserve_ordering: bool = False, delay_us: int = 0, **batching: Any
+    ) -> Dispatcher:
+        """Sequences may be idle for 10 ms. The model is told of a correlation id that is a number.
+
+        The strategy is Oldest where an order is preserved: Direct knows none.
+        """
+        controls = (SequenceControlInput(name="CORRID", control=(CORRID,)),)
+        config = ModelConfig(
+            name="model",
+            max_batch_size=slots,
+            sequence_batching=ModelSequenceBatching(control_input=controls, **batching),
+            model_transaction_policy=ModelTransactionPolicy(decoupled=True),
+        )
+        rules = SequenceRules(
+            "model",
+            slots,
+            10_000,
+            batching=BatchingRules(slots) if preserve_ordering else None,
+            max_delay_us=delay_us,
+            min_utilization=1.0 if delay_us else 0.0,
+        )
+        roster = SequenceRoster(config, Path(), rules)
         self.runners = [FakeRunner(f"model_{number}") for number in range(instances)]
         admission = Admission(QueueOptions(), "model")
-        self.of = Dispatcher(roster, self.runners, self.statistics, self.loop, Sentry(self.loop, 0.0), admission)
+        self.of = Dispatcher(
+            roster,
+            self.runners,
+            self.statistics,
+            self.loop,
+            Sentry(self.loop, 0.0),
+            admission,
+            preserve_ordering=preserve_ordering,
+        )
         return self.of
 
     def ask(self, sequence_id: int | str, *, start: bool = False, end: bool = False, rows: int = 1) -> InferenceRequest:
@@ -194,3 +231,102 @@ def test_an_idle_sequence_is_over_when_its_time_is(bench: Bench) -> None:
     assert bench.running() == []
     bench.loop.advance(2 * FakeLoop.TURN_NS)
     assert bench.running() == [waiting]
+
+
+AGAIN = Again(None)
+STATE = SequenceState(input_name="BEFORE", output_name="AFTER", data_type="TYPE_FP32", dims=(1,))
+
+
+def left(value: float) -> InferenceResponse:
+    """What a model sends to leave a state."""
+    header = ResponseHeader("model", "1", [TensorSpec("AFTER", dtypes.FP32, (1, 1))])
+    return InferenceResponse(header, [np.array([[value]], np.float32).tobytes()])
+
+
+@pytest.mark.parametrize("how", ["is cancelled", "dies", "is abandoned"])
+def test_who_is_refused_between_two_turns_keeps_no_place_in_the_order(bench: Bench, how: str) -> None:
+    of = bench.start(slots=2, iterative_sequence=True, preserve_ordering=True)
+    asked = bench.ask(0)
+    runner = bench.runners[0]
+    runner.part(runner.batches[0][0], OK, False, Marks())
+    asked.pause(True)
+    runner.finish([AGAIN])
+    other = bench.ask(0)
+    assert bench.running() == [other]
+    if how == "is cancelled":
+        asked.cancel()
+    elif how == "dies":
+        runner.die()
+        runner.come_back()
+    else:
+        of.abandon(Unavailable("stopping"))
+    if how != "dies":
+        runner.finish()
+    last = bench.ask(0)
+    runner.finish()
+    assert len(bench.caller.of(asked)) == 2
+    assert bench.answer(other) == ("died" if how == "dies" else "ok")
+    assert bench.answer(last) == "ok"
+    assert of.in_flight == 0
+    assert not of._progress
+    counts = bench.statistics
+    assert counts.success.count + counts.fail.count == 3
+
+
+def test_a_state_that_comes_when_the_sequence_is_over(bench: Bench) -> None:
+    bench.start(state=(STATE,))
+    asked = bench.ask(1, start=True, end=True)
+    runner = bench.runners[0]
+    inner = runner.batches[0][0]
+    runner.finish([None])
+    runner.part(inner, left(1.0), False, Marks())
+    runner.part(inner, EMPTY, True, Marks())
+    assert bench.caller.of(asked) == [EMPTY]
+    assert bench.of.in_flight == 0
+
+
+def test_what_an_idle_instance_had_runs_elsewhere_at_once(bench: Bench) -> None:
+    bench.start(instances=2, slots=2, delay_us=5_000)
+    first, second = (bench.ask(number, start=True) for number in (1, 2))
+    assert (bench.running(0), bench.running(1)) == ([], [])
+    bench.runners[0].die()
+    bench.loop.settle()
+    assert bench.running(1) == [second, first]
+
+
+def test_a_model_that_goes_keeps_no_place_for_who_cannot_come_back(bench: Bench) -> None:
+    of = bench.start(slots=1)
+    bench.ask(1, start=True)
+    bench.runners[0].finish()
+    waiting = [bench.ask(number, start=True) for number in (2, 3)]
+    drained: list[bool] = []
+    of.when_drained(lambda: drained.append(True))
+    for asked in waiting:
+        bench.loop.settle()
+        assert bench.running() == [asked]
+        bench.runners[0].finish()
+    assert drained == [True]
+    bench.loop.settle()
+    assert bench.loop.next_timer is None
+
+
+def test_the_last_answer_due_is_that_of_an_idle_instance(bench: Bench) -> None:
+    of = bench.start(instances=1, slots=2, iterative_sequence=True)
+    asked = bench.ask(0)
+    runner = bench.runners[0]
+    runner.part(runner.batches[0][0], OK, False, Marks())
+    asked.pause(True)
+    runner.finish([AGAIN])
+    drained: list[bool] = []
+    of.when_drained(lambda: drained.append(True))
+    runner.die()
+    assert drained == [True]
+
+
+def test_a_turn_that_is_not_the_last_takes_nothing_out_of_the_queue(bench: Bench) -> None:
+    of = bench.start(slots=1, iterative_sequence=True)
+    bench.ask(0)
+    for _ in range(10):
+        bench.runners[0].finish([AGAIN])
+        bench.loop.settle()
+    assert of._through == 0

@@ -438,9 +438,11 @@ def test_any_mix_of_rules_and_events(rules: BatchingRules, operations: list[tupl
             # As the owner does it: first what is over, then what is next; and if there is nothing, when to ask again.
             refused = real.expire(now)
             assert refused == model.expire(now)
+            ready = real.due(now)
             batch = real.take(now)
             expected, due = model.take(now)
             assert batch == expected
+            assert ready == (batch is not None)
             left += refused + (batch or [])
             if batch is None:
                 moments = [moment for moment in (due, model.next_deadline()) if moment is not None]
