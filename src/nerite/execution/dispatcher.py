@@ -255,6 +255,9 @@ class Dispatcher:
         waiting = self._roster.size
         batch, responses, apart = self._roster.ended(runner, batch, responses, took_ns)
         self._through += len(batch)
+        for request in apart:
+            if request.cancelled:  # meanwhile, and the model wants it once more
+                self._drop(request)
         self._enough = self._looking and self._roster.size > waiting
         if self._leaving:
             self._loop.call_soon(self._see_off)
@@ -363,17 +366,22 @@ class Dispatcher:
             self._refuse(request, error, Outcome.REJECTED)
 
     def _cancelled(self, request: InferenceRequest) -> None:
-        withdrawn = self._roster.withdraw(request)
-        if request not in withdrawn:
+        dropped = self._drop(request)
+        if request not in dropped:
             for runner in self._runners:
                 runner.cancel(request)
-        if not withdrawn:
+        if not dropped:
             return
-        for each in withdrawn:
-            self._refuse(each, Cancelled(""), Outcome.CANCELED)
         self._check_drained()
         # What is left may be a batch that need not wait.
         self.look_soon()
+
+    def _drop(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Answer what waits no more because ``request`` was cancelled, and return it."""
+        withdrawn = self._roster.withdraw(request)
+        for each in withdrawn:
+            self._refuse(each, Cancelled(""), Outcome.CANCELED)
+        return withdrawn
 
     def look_soon(self) -> None:
         """Look at the queue in the next turn of the loop, if an instance is idle."""

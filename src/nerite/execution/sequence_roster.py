@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nerite.config.model_config import ModelConfig
-from nerite.core.errors import Cancelled, NeriteError
+from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution.roster import Ended, May, Refusal
@@ -94,10 +94,8 @@ class SequenceRoster:
                 continue
             kept = None if response is None else self.settle(request, response)
             if response is not None and response.again:
-                if not request.cancelled:
-                    again.append(request)
-                    continue
-                kept = InferenceResponse.failed(Cancelled(""))
+                again.append(request)
+                continue
             real.append(request)
             settled.append(kept)
         self._batcher.ended(runner, real, _now(), again)

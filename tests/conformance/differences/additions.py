@@ -65,6 +65,11 @@ DIFFERENCES = (
         {"queue/no place in the queue#3": (FULL, FULL)},
     ),
     Difference(
+        "Inputs of an iterative model are not copied for each turn",
+        "They are the same memory in each turn. A large one is for reading only: a model that changes it in place "
+        "copies it first. Triton copies the inputs for each turn.",
+    ),
+    Difference(
         "Tensors between the steps of an ensemble are not copied",
         "A step gets what the step before has made, in the memory where it was made, and may write there. A large "
         "tensor that another step or the client takes too is for reading only: a model that changes it in place "

@@ -323,6 +323,37 @@ def test_the_last_answer_due_is_that_of_an_idle_instance(bench: Bench) -> None:
     assert drained == [True]
 
 
+@pytest.mark.parametrize("when", ["during a turn", "between two turns"])
+def test_who_is_cancelled_gets_no_other_turn(bench: Bench, when: str) -> None:
+    of = bench.start(slots=2, iterative_sequence=True)
+    asked, other = bench.ask(0), bench.ask(0)
+    runner = bench.runners[0]
+    runner.finish([AGAIN])
+    assert bench.running() == [asked, other]
+    if when == "during a turn":
+        asked.cancel()
+    runner.finish([AGAIN, AGAIN])
+    if when == "between two turns":
+        runner.finish([AGAIN, AGAIN])
+        asked.cancel()
+        runner.finish([AGAIN, AGAIN])
+    bench.loop.settle()
+    assert bench.running() == [None, other]
+    runner.finish()
+    assert (bench.answer(asked), bench.answer(other), of.in_flight) == ("", "ok", 0)
+    assert (bench.statistics.success.count, bench.statistics.failures[Outcome.CANCELED]) == (1, 1)
+
+
+def test_each_turn_finds_the_inputs_as_they_were(bench: Bench) -> None:
+    bench.start(slots=1, iterative_sequence=True)
+    asked = bench.ask(0)
+    for _ in range(2):
+        (inner,) = bench.runners[0].batches[-1]
+        assert memoryview(inner.data[0]).readonly
+        assert inner.data[0] == asked.data[0]
+        bench.runners[0].finish([AGAIN])
+
+
 def test_a_turn_that_is_not_the_last_takes_nothing_out_of_the_queue(bench: Bench) -> None:
     of = bench.start(slots=1, iterative_sequence=True)
     bench.ask(0)
