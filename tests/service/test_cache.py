@@ -15,6 +15,7 @@ import tritonclient.utils.shared_memory as shm
 import trustme
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
+from grpc_streams import Stream
 from redis_server import Redis, redis_server
 from regions import region
 from serving import NERITE, Serving, adds, binary_request, eventually, pbtxt, python_model, serving
@@ -34,6 +35,7 @@ def execute(self, requests):
         answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", given + self.asked)]))
     return answers
 """
+LOOKUPS = "nv_cache_num_lookups"
 LOCAL = "--cache-config=local,size=10000000"
 
 
@@ -111,6 +113,41 @@ def test_tensors_in_shared_memory(server: Serving) -> None:
             seen.append(shm.get_contents_as_numpy(theirs, np.float32, [2]).tolist())
     assert seen[0] == seen[1] == server.infer("counts", [5.0, 6.0]) != [0, 0]
     assert stats(server)["cache_hit"] == before + 2
+    client.close()
+
+
+def test_each_caller_gets_the_answer_in_the_form_that_he_asked_for(server: Serving) -> None:
+    """However the caller asked for it whose answer is kept, and those who wait for the same."""
+    before = stats(server)
+    client, stream = InferenceServerClient(server.http), Stream(server)
+    tensor = InferInput("INPUT0", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.array([[-0.25]], np.float32))
+
+    def classified() -> list[bytes]:
+        outputs = [InferRequestedOutput("OUTPUT0", class_count=1)]
+        return [*client.infer("counts", [tensor], outputs=outputs).as_numpy("OUTPUT0").flat]
+
+    with region(client, "placed", 4) as theirs, ThreadPoolExecutor(1) as threads:
+        output = InferRequestedOutput("OUTPUT0")
+        output.set_shared_memory("placed", 4)
+        # The first writes into shared memory, the second waits for it, the others find its answer.
+        looked_up = server.metrics()[LOOKUPS]
+        placed = threads.submit(lambda: InferenceServerClient(server.http).infer("counts", [tensor], outputs=[output]))
+        eventually(lambda: server.metrics()[LOOKUPS] > looked_up)
+        stream.ask("counts", -0.25, "waits", enable_empty_final_response=True)
+        placed.result()
+        (value,) = shm.get_contents_as_numpy(theirs, np.float32, [1]).tolist()
+    assert stream.next() == ("waits", value, True)
+    assert classified() == [f"{value:f}:0".encode()]
+    stream.ask("counts", -0.25, "finds")
+    stream.ask("counts", -0.25, "finds, with an end", enable_empty_final_response=True)
+    assert stream.next() == ("finds", value, True)
+    assert stream.next() == ("finds, with an end", value, True)
+    assert server.infer("counts", [-0.25]) == [value]
+    after = stats(server)
+    assert after["executions"] - before["executions"] == 1
+    assert (after["cache_hit"] - before["cache_hit"], after["success"] - before["success"]) == (5, 6)
+    stream.close()
     client.close()
 
 
