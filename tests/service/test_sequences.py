@@ -181,3 +181,22 @@ def test_an_instance_that_is_taken_away_finishes_its_sequences(started: Any, mod
         client.ask(of, 1, **END)
     eventually(lambda: len(server.workers()) == 1)
     assert client.ask(5, 5, **START)[0] == 5
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 1 }"])
+def test_a_model_that_goes_waits_for_no_sequence(started: Any, models: Path, strategy: str) -> None:
+    """What waits behind a sequence of which nobody can hear any more is answered, well before its minute is over."""
+    server, client = started(config(strategy), "--model-control-mode=explicit", "--load-model=total")
+    client.ask(1, 5, **START)
+    waiting = [client.send(of, of, **START)[1] for of in (2, 3)]
+    eventually(lambda: server.metrics()[PENDING] == 2)
+    (models / "total" / "1" / "model.py").write_text((models / "total" / "1" / "model.py").read_text() + "\n")
+    assert server.ask("POST", "/v2/repository/models/total/load")[0] == 200
+    assert [answers.get(timeout=20)[0] for answers in waiting] == [2, 3]
+    with pytest.raises(InferenceServerException, match="must specify the START flag"):
+        client.ask(1, 5)
+    client.ask(1, 7, **START)
+    assert server.ask("POST", "/v2/repository/models/total/unload")[0] == 200
+    eventually(lambda: server.state("total") == "UNAVAILABLE")
+    assert server.workers() == {}
+    client.client.close()
