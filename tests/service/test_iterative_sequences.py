@@ -61,6 +61,23 @@ def execute(self, requests):
     with open("TURNS", "a") as file:
         file.write(".")
 """
+LATE = """
+def execute(self, requests):
+    import threading
+
+    for request in requests:
+        print("late began", flush=True)
+        value = request.inputs()[0].as_numpy().copy()
+        threading.Thread(target=self.answer, args=(request.get_response_sender(), value)).start()
+
+def answer(self, sender, value):
+    while not os.path.exists("GO"):
+        time.sleep(0.01)
+    for _ in range(int(value.item())):
+        tensors = [pb_utils.Tensor("OUTPUT0", value), pb_utils.Tensor("AFTER", value)]
+        sender.send(pb_utils.InferenceResponse(tensors))
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 DIES = """
 def execute(self, requests):
     request = requests[0]
@@ -92,6 +109,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, turns: Path) -> Iterator[Se
     for name, width in (("stream", 1), ("wide", 10_000)):
         source = STREAM.replace("WIDTH", str(width)).replace("TURNS", str(turns / name))
         python_model(models, name, source, pbtxt(batch=2, more=ITERATIVE + DECOUPLED))
+    python_model(
+        models,
+        "late",
+        LATE.replace("GO", str(turns / "go")),
+        pbtxt(batch=1, more=ITERATIVE.replace("iterative_sequence: true", "") + DECOUPLED),
+    )
     with serving(models, folder / "log") as running:
         yield running
 
@@ -162,6 +185,19 @@ def test_a_response_each_turn(server: Serving) -> None:
             *((float(turn), False) for turn in range(1, value + 1)),
             (None, True),
         ]
+    stream.close()
+
+
+def test_responses_after_the_end_of_a_sequence(server: Serving, turns: Path) -> None:
+    stream = Stream(server)
+    for number in (1, 2):
+        whole = {"sequence_id": number, "sequence_start": True, "sequence_end": True}
+        stream.ask("late", 2, str(number), enable_empty_final_response=True, **whole)
+        # The second begins when the first execution is over, and with it the first sequence.
+        eventually(lambda number=number: server.text.count("late began") == number)  # type: ignore[misc]
+    (turns / "go").touch()
+    came = [stream.next() for _ in range(6)]
+    assert [each[1] for each in came if each[0] == "1"] == [2.0, 2.0, None]
     stream.close()
 
 

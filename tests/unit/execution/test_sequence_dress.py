@@ -188,6 +188,15 @@ def test_a_start_forgets_the_state() -> None:
         clothes.settle(asked, answer(("SO", (1, 1), b"dirt")), sequence)
 
 
+def test_a_response_after_the_end_of_its_sequence() -> None:
+    clothes, sequence = dress(states=(STATE,)), Sequence(1)
+    clothes.dress(asked := request(), sequence, start=True, end=True)
+    sequence.state = None
+    rest = clothes.settle(asked, answer(("OUT", (1, 1), b"abcd"), ("SO", (1, 1), b"efgh")), sequence)
+    assert rest.header is not None
+    assert [spec.name for spec in rest.header.outputs] == ["OUT"]
+
+
 def test_what_a_model_leaves_out_stays() -> None:
     other = SequenceState(input_name="TI", output_name="TO", data_type="TYPE_INT32", dims=(1,))
     clothes, sequence = dress(states=(STATE, other)), Sequence(1)
