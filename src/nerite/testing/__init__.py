@@ -14,6 +14,6 @@ the model raised it, so that the test runner shows the place.
 
 from nerite.testing.arrays import Answer
 from nerite.testing.loading import load_model
-from nerite.testing.model_under_test import ModelUnderTest, Request
+from nerite.testing.model_under_test import ModelUnderTest, Request, SequenceUnderTest
 
-__all__ = ["load_model", "ModelUnderTest", "Request", "Answer"]
+__all__ = ["load_model", "ModelUnderTest", "SequenceUnderTest", "Request", "Answer"]

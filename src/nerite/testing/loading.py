@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nerite.config.model_config import ModelConfig
 from nerite.config.normalise import normalise_instances
 from nerite.config.signature import signature_of
 from nerite.core import host
+from nerite.execution.scheduling_choice import roster
 from nerite.testing.model_under_test import ModelUnderTest
 from nerite.testing.own_error import own_error
 from nerite.testing.stand_in import OtherModel, StandIn
@@ -80,7 +81,7 @@ def _from_directory(directory: Path, config: Mapping[str, Any] | None, version: 
     except BaseException:
         model.close()
         raise
-    return ModelUnderTest(context.config, signature_of(finished.config, directory), instance, model.close)
+    return _under_test(finished.config, context, instance, model.close)
 
 
 def _from_class(model_class: type, given: Mapping[str, Any], version: int) -> ModelUnderTest:
@@ -100,7 +101,14 @@ def _from_class(model_class: type, given: Mapping[str, Any], version: int) -> Mo
     def release() -> None:
         model_directory.closed(folder, folder)
 
-    return ModelUnderTest(context.config, signature_of(config, folder), instance, release)
+    return _under_test(config, context, instance, release)
+
+
+def _under_test(
+    config: ModelConfig, context: ModelContext, instance: PythonInstance, release: Callable[[], None]
+) -> ModelUnderTest:
+    sequences = None if config.sequence_batching is None else roster(config, context.directory)
+    return ModelUnderTest(context.config, signature_of(config, context.directory), instance, release, sequences)
 
 
 def _folder(model_class: type) -> Path:

@@ -17,8 +17,10 @@ from nerite.core.errors import Internal, NeriteError
 from nerite.core.request import InferenceRequest, Parameter, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
+from nerite.execution.roster import SelectiveRoster
 from nerite.testing.arrays import Answer, to_test, to_wire
 from nerite.testing.own_error import own_error
+from nerite.testing.sequences import SequencesUnderTest
 
 _PATIENCE = 30.0
 
@@ -43,12 +45,19 @@ class ModelUnderTest:
     """A model that is loaded. Made by ``load_model``; a context manager that closes it."""
 
     def __init__(
-        self, config: Mapping[str, Any], signature: Signature, instance: PythonInstance, release: Callable[[], None]
+        self,
+        config: Mapping[str, Any],
+        signature: Signature,
+        instance: PythonInstance,
+        release: Callable[[], None],
+        roster: SelectiveRoster | None = None,
     ) -> None:
+        """``roster`` is that of a model with sequences."""
         self.config = config
         """The complete configuration, as the server would show it."""
         self._signature = signature
         self._instance = instance
+        self._sequences = None if roster is None else SequencesUnderTest(roster, self._execute)
         self.on_close = [release]
         """Called when the model is finalized."""
 
@@ -76,7 +85,7 @@ class ModelUnderTest:
         """
         __tracebackhide__ = True
         batch = [self._request(one if isinstance(one, Request) else Request(one)) for one in requests]
-        responses = own_error(self._instance.execute, batch, Marks())
+        responses = self._run(batch)
         return [
             request.only() if response is None else _answer(response)
             for request, response in zip(batch, responses, strict=True)
@@ -89,8 +98,12 @@ class ModelUnderTest:
         """
         __tracebackhide__ = True
         request = self._request(Request(inputs, **request_fields))
-        (response,) = own_error(self._instance.execute, [request], Marks())
+        (response,) = self._run([request])
         return request.all() if response is None else [_answer(response)]
+
+    def sequence(self, sequence_id: int | str = 1) -> SequenceUnderTest:
+        """Return what sends requests of one sequence; the first begins it."""
+        return SequenceUnderTest(self, sequence_id)
 
     def is_ready(self) -> bool:
         """Return what the model says of its readiness."""
@@ -109,6 +122,18 @@ class ModelUnderTest:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _run(self, batch: Sequence[_TestRequest]) -> Sequence[InferenceResponse | None]:
+        """Return the answers to a batch; None where they are given to the request."""
+        __tracebackhide__ = True
+        if self._sequences is None:
+            return self._execute(batch)
+        self._sequences.run(batch)
+        return [None] * len(batch)
+
+    def _execute(self, batch: Sequence[InferenceRequest]) -> Sequence[InferenceResponse | None]:
+        __tracebackhide__ = True
+        return own_error(self._instance.execute, batch, Marks())
 
     def _request(self, asked: Request) -> _TestRequest:
         declared = self._signature.inputs
@@ -130,6 +155,33 @@ class ModelUnderTest:
         )
         self._signature.bind(header, asked.id)
         return _TestRequest(header, [data for _, data in tensors], _Sent(), time.monotonic_ns(), asked.id)
+
+
+class SequenceUnderTest:
+    """One sequence of requests. Made by ``ModelUnderTest.sequence``."""
+
+    def __init__(self, model: ModelUnderTest, sequence_id: int | str) -> None:
+        self._model = model
+        self._id = sequence_id
+        self._begun = False
+
+    def infer(self, inputs: Mapping[str, ArrayLike], *, end: bool = False, **request_fields: Any) -> Answer:
+        """Send the next request, as ``ModelUnderTest.infer`` does; ``end``: it is the last."""
+        __tracebackhide__ = True
+        return self._model.infer(inputs, **self._place(end), **request_fields)
+
+    def stream(
+        self, inputs: Mapping[str, ArrayLike], *, end: bool = False, **request_fields: Any
+    ) -> list[Answer | NeriteError]:
+        """Send the next request, as ``ModelUnderTest.stream`` does; ``end``: it is the last."""
+        __tracebackhide__ = True
+        return self._model.stream(inputs, **self._place(end), **request_fields)
+
+    def _place(self, end: bool) -> dict[str, Any]:
+        """Return what the next request says of its place; after the last one comes a first."""
+        place = {"sequence_id": self._id, "sequence_start": not self._begun, "sequence_end": end}
+        self._begun = not end
+        return place
 
 
 class _Sent:
