@@ -148,11 +148,17 @@ class Ensemble:
             for cause in resumed:
                 cause.pause(False)
 
-    def ran(self, run: EnsembleRun, marks: Marks) -> None:
-        """Count a request that was answered; ``marks`` has the sums over its steps."""
-        self._statistics.executed([run.request], marks, _now())
-        if self._tells and isinstance(run.request.sink, Witness):
-            run.request.sink.composed(run.request, marks)
+    def ran(self, run: EnsembleRun, queue: int, before: int, during: int, after: int) -> None:
+        """Count a request that was answered; the times are sums over its steps."""
+        request = run.request
+        self._statistics.composed(request, queue, before, during, after, _now())
+        if self._tells and isinstance(request.sink, Witness):
+            marks = Marks()
+            marks.started_ns = request.queued_ns + queue
+            marks.inputs_ready_ns = marks.started_ns + before
+            marks.computed_ns = marks.inputs_ready_ns + during
+            marks.ended_ns = marks.computed_ns + after
+            request.sink.composed(request, marks)
 
     def failed(self, run: EnsembleRun, outcome: Outcome) -> None:
         """Count a request that failed."""

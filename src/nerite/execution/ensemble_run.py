@@ -186,12 +186,7 @@ class EnsembleRun(Witness):
 
     def _end(self, response: InferenceResponse) -> None:
         self.over = True
-        marks = Marks()
-        marks.started_ns = self.request.queued_ns + self._queue_ns
-        marks.inputs_ready_ns = marks.started_ns + self._input_ns
-        marks.computed_ns = marks.inputs_ready_ns + self._infer_ns
-        marks.ended_ns = marks.computed_ns + self._output_ns
-        self._ensemble.ran(self, marks)
+        self._ensemble.ran(self, self._queue_ns, self._input_ns, self._infer_ns, self._output_ns)
         self.request.respond(response)
         self._ensemble.over(self)
 

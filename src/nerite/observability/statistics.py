@@ -156,7 +156,7 @@ class VersionStatistics:
             return
         if marks.failed:
             self._failed_batch(batch, now)
-            self._of_size(_rows(batch) + _rows(apart), marks)
+            self._of_size(_rows(batch) + _rows(apart), *_phases(marks))
             return
         rows = total = queued = 0
         started = marks.started_ns
@@ -170,13 +170,24 @@ class VersionStatistics:
         success.ns += total
         queue.count += size
         queue.ns += queued
-        before = marks.inputs_ready_ns - started
-        during = marks.computed_ns - marks.inputs_ready_ns
-        after = marks.ended_ns - marks.computed_ns
+        before, during, after = _phases(marks)
         self.compute_input.add(before * size, size)
         self.compute_infer.add(during * size, size)
         self.compute_output.add(after * size, size)
-        self._of_size(rows + _rows(apart) if apart else rows, marks)
+        self._of_size(rows + _rows(apart) if apart else rows, before, during, after)
+
+    def composed(self, request: InferenceRequest, queue: int, before: int, during: int, after: int, now: int) -> None:
+        """Note a request that the models of an ensemble have answered; the times are sums over its steps."""
+        rows = request.header.batch_size
+        self.execution_count += 1
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.inference_count += rows
+        self.success.add(now - request.arrived_ns)
+        self.queue.add(queue)
+        self.compute_input.add(before)
+        self.compute_infer.add(during)
+        self.compute_output.add(after)
+        self._of_size(rows, before, during, after)
 
     def responded(
         self, request: InferenceRequest, response: InferenceResponse, progress: Progress, marks: Marks
@@ -235,14 +246,23 @@ class VersionStatistics:
         self.failures[Outcome.BACKEND] += size
         self.fail.add(sum(now - request.arrived_ns for request in batch), size)
 
-    def _of_size(self, rows: int, marks: Marks) -> None:
-        """Note an execution of ``rows`` rows."""
+    def _of_size(self, rows: int, before: int, during: int, after: int) -> None:
+        """Note an execution of ``rows`` rows: the times before, during and after its computation."""
         of_size = self.batches.get(rows)
         if of_size is None:
             of_size = self.batches[rows] = BatchStatistics()
-        of_size.compute_input.add(marks.inputs_ready_ns - marks.started_ns)
-        of_size.compute_infer.add(marks.computed_ns - marks.inputs_ready_ns)
-        of_size.compute_output.add(marks.ended_ns - marks.computed_ns)
+        of_size.compute_input.add(before)
+        of_size.compute_infer.add(during)
+        of_size.compute_output.add(after)
+
+
+def _phases(marks: Marks) -> tuple[int, int, int]:
+    """Return how long an execution took before, during and after its computation."""
+    return (
+        marks.inputs_ready_ns - marks.started_ns,
+        marks.computed_ns - marks.inputs_ready_ns,
+        marks.ended_ns - marks.computed_ns,
+    )
 
 
 def _rows(requests: Sequence[InferenceRequest]) -> int:
