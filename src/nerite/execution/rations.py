@@ -26,7 +26,7 @@ class Rations:
         try:
             for plan in plans:
                 seats.append(None if plan.passive else self._limiter.enter(plan.claim, self._granted))
-        except BaseException:
+        except BaseException:  # whatever it was: no seat may be left behind
             self.give_up(seats)
             raise
         return seats

@@ -118,6 +118,7 @@ class OldestSlots:
 
     def take(self, now: int) -> SlotBatch | None:
         """Return what the rules of dynamic batching make of the first requests of all sequences."""
+        # All that was offered is of sequences; the batcher does not know.
         return self._batcher.take(now) if self._batcher.size else None  # type: ignore[return-value]
 
     def wake_at(self) -> int | None:

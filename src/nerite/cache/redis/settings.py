@@ -69,6 +69,7 @@ def read(given: Mapping[str, str], environment: Mapping[str, str]) -> RedisSetti
     for name in _FILES:
         if (path := values.get(name)) and not os.path.exists(path):
             raise InvalidArgument(f"the setting '{name}' of the cache 'redis' is '{path}', which does not exist")
+    # Each value has the type of its field by now, as ``_value`` has seen to.
     return RedisSettings(**{name: _value(name, text) for name, text in values.items()})  # type: ignore[arg-type]
 
 
