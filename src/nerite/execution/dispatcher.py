@@ -16,13 +16,13 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, labelled
 from nerite.core.response import InferenceResponse
 from nerite.core.witness import Witness
+from nerite.execution.answers import Answers
 from nerite.execution.roster import Roster
 from nerite.execution.runner import Batch, Done, Part, Runner
 from nerite.execution.sentry import Sentry
 from nerite.execution.waits import relieve
-from nerite.observability.statistics import Outcome, Progress, VersionStatistics
+from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.admission import Admission
-from nerite.scheduling.release_order import ReleaseOrder
 
 _now = time.monotonic_ns
 
@@ -54,10 +54,6 @@ class Dispatcher:
         """Requests that may be let in before ``admission`` is asked again."""
         self._through = 0
         """Requests that an instance was given and is through with: they do not come back to the queue."""
-        self._open: set[InferenceRequest] = set()
-        """Requests that ran, and get their responses one by one."""
-        self._progress: dict[InferenceRequest, Progress] = {}
-        """Requests that had such a response, until their batch has run and they had the last."""
         self._looking = False
         self._enough = False
         """What waits now has to wait for the next turn of the loop: a batch that ran on the loop is to run again."""
@@ -65,12 +61,8 @@ class Dispatcher:
         self._settles = roster.settles
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self._order: ReleaseOrder[tuple[InferenceRequest, InferenceResponse]] | None = (
-            ReleaseOrder() if preserve_ordering else None
-        )
-        self._turns: dict[InferenceRequest, int] = {}
+        self._answers = Answers(statistics, self._pause, preserve_ordering=preserve_ordering)
         self._on_cancel = self._cancelled
-        self._on_pause = self._pause
         self._on_done: Done = self._done
         self._on_part: Part = self._part
         self._on_drained: list[Callable[[], None]] = []
@@ -85,7 +77,7 @@ class Dispatcher:
     @property
     def in_flight(self) -> int:
         """Requests that wait, run, or have not had their last response."""
-        return self._roster.size + self._busy + len(self._open)
+        return self._roster.size + self._busy + len(self._answers.open)
 
     def submit(self, request: InferenceRequest) -> None:
         """Queue a request; its answer comes through ``request.respond``."""
@@ -124,7 +116,7 @@ class Dispatcher:
             return True
         least = self._roster.give_way(request)
         if least is not None:
-            self._refuse(least, labelled(admission.refusal(), least.id), Outcome.REJECTED)
+            self._answers.refuse(least, labelled(admission.refusal(), least.id), Outcome.REJECTED)
         return least is not request
 
     def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
@@ -189,7 +181,7 @@ class Dispatcher:
     def abandon(self, error: NeriteError) -> None:
         """Answer everything that waits with ``error``. What runs, runs on."""
         for request in self._roster.drain():
-            self._refuse(request, error, Outcome.OTHER)
+            self._answers.refuse(request, error, Outcome.OTHER)
         self._check_drained()
 
     def tell_witnesses(self) -> None:
@@ -239,10 +231,7 @@ class Dispatcher:
         self._arm()
 
     def _start(self, runner: Runner, batch: Batch) -> None:
-        if self._order is not None:
-            for request in batch:
-                if request not in self._turns:  # one that runs once more has its turn
-                    self._turns[request] = self._order.begin()
+        self._answers.begin(batch)
         self._busy += len(batch)
         runner.run(batch)
 
@@ -263,84 +252,29 @@ class Dispatcher:
             self._loop.call_soon(self._see_off)
         if not self._looking:
             self._look()
-        answered = batch
-        if self._progress or None in responses:
-            answered, later = self._sorted(batch, responses)
-            apart = [*apart, *later]
-        if self._order is None:
-            for request, response in zip(batch, responses, strict=True):
-                if response is not None:
-                    request.respond(response)
-        else:
-            for request, response in zip(batch, responses, strict=True):
-                if response is not None and request in self._turns:
-                    self._in_order(self._order, request, response)
-        self._statistics.executed(answered, marks, _now(), apart)
+        self._answers.returned(batch, responses, marks, apart)
         if not self._looking:
             self._stir(self._busy > 0)
         self._check_drained()
 
-    def _sorted(self, batch: Batch, responses: Sequence[InferenceResponse | None]) -> tuple[Batch, Batch]:
-        """Return the requests that a batch has answered by what it returned, and those that get their responses apart.
-
-        Of these, the ones without their last response stay open.
-        """
-        answered: Batch = []
-        apart: Batch = []
-        for request, response in zip(batch, responses, strict=True):
-            progress = self._progress.get(request)
-            over = progress is not None and progress.over
-            if response is None and not over:
-                self._open.add(request)
-            else:
-                self._progress.pop(request, None)
-            (apart if response is None or over else answered).append(request)
-        return answered, apart
-
     def _part(self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None) -> None:
-        """One of several responses to a request is here. Only last ones keep an order."""
-        progress = self._progress.get(request)
+        """One of several responses to a request is here."""
         if self._settles:
             settled = self._roster.settle(request, response)
             if settled is None or (settled.empty and not final):
                 return
             response = settled
-        if marks is not None:
-            if progress is None:
-                progress = self._progress[request] = Progress(marks, request.queued_ns)
-            self._statistics.responded(request, response, progress, marks)
-        if not final:
-            request.on_pause = self._on_pause
-            request.respond(response, False)
-            return
-        self._statistics.ended(request, response, progress, marks, _now())
-        if request in self._open:
-            self._open.remove(request)
-            self._progress.pop(request, None)
-        elif progress is not None:
-            progress.over = True
-        if self._leaving:
-            self._loop.call_soon(self._see_off)
-        if self._order is None:
-            request.respond(response)
-        elif request in self._turns:
-            self._in_order(self._order, request, response)
-        self._check_drained()
-
-    def _in_order(
-        self,
-        order: ReleaseOrder[tuple[InferenceRequest, InferenceResponse]],
-        request: InferenceRequest,
-        response: InferenceResponse,
-    ) -> None:
-        for earlier, answer in order.finish(self._turns.pop(request), (request, response)):
-            earlier.respond(answer)
+        self._answers.part(request, response, final, marks)
+        if final:
+            if self._leaving:
+                self._loop.call_soon(self._see_off)
+            self._check_drained()
 
     def _usable(self, runner: Runner) -> None:
         """An instance went down, came up, or failed to come up."""
         if not runner.usable:
             for request, error in self._roster.gone(runner):
-                self._refuse(request, error, Outcome.OTHER)
+                self._answers.refuse(request, error, Outcome.OTHER)
             self._check_drained()
             # What it was to run may be for another one now.
             self.look_soon()
@@ -363,7 +297,7 @@ class Dispatcher:
 
     def _expire(self, now: int) -> None:
         for request, error in self._roster.expire(now):
-            self._refuse(request, error, Outcome.REJECTED)
+            self._answers.refuse(request, error, Outcome.REJECTED)
 
     def _cancelled(self, request: InferenceRequest) -> None:
         dropped = self._drop(request)
@@ -380,7 +314,7 @@ class Dispatcher:
         """Answer what waits no more because ``request`` was cancelled, and return it."""
         withdrawn = self._roster.withdraw(request)
         for each in withdrawn:
-            self._refuse(each, Cancelled(""), Outcome.CANCELED)
+            self._answers.refuse(each, Cancelled(""), Outcome.CANCELED)
         return withdrawn
 
     def look_soon(self) -> None:
@@ -395,16 +329,6 @@ class Dispatcher:
         if not paused:
             self._roster.resume(request)
             self.look_soon()
-
-    def _refuse(self, request: InferenceRequest, error: NeriteError, outcome: Outcome) -> None:
-        """Answer a request that waited with an error. It may have run before, and was to run once more."""
-        self._statistics.failed(outcome, request.arrived_ns)
-        self._progress.pop(request, None)
-        response = InferenceResponse.failed(error)
-        if self._order is not None and request in self._turns:
-            self._in_order(self._order, request, response)
-        else:
-            request.respond(response)
 
     def _check_drained(self) -> None:
         """Tell those who wait for the end, if it has come. Only where every answer due by now has left."""

@@ -268,7 +268,7 @@ def test_who_is_refused_between_two_turns_keeps_no_place_in_the_order(bench: Ben
     assert bench.answer(other) == ("died" if how == "dies" else "ok")
     assert bench.answer(last) == "ok"
     assert of.in_flight == 0
-    assert not of._progress
+    assert of._answers.settled
     counts = bench.statistics
     assert counts.success.count + counts.fail.count == 3
 
