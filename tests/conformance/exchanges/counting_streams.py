@@ -20,18 +20,17 @@ def asked(model, *words):
     )
 
 
-def requests(model: str, **expected: int) -> Eventually:
-    """The metrics, once they have so many requests of each outcome."""
+def requests(model: str, executions: int = 0, **expected: int) -> Eventually:
+    """The metrics, once they have so many requests of each outcome, and so many executions if that is given."""
+    families = {f"nv_inference_request_{outcome}": count for outcome, count in expected.items()}
+    if executions:
+        families["nv_inference_exec_count"] = executions
 
     def arrived(answer: dict[str, Any]) -> bool:
         return all(
-            sum(
-                value
-                for name, value in answer["families"][f"nv_inference_request_{outcome}"]["values"].items()
-                if f"model={model}" in name
-            )
+            sum(value for name, value in answer["families"][family]["values"].items() if f"model={model}" in name)
             == count
-            for outcome, count in expected.items()
+            for family, count in families.items()
         )
 
     return Eventually(Scrape("nv_inference_"), arrived)
@@ -43,7 +42,7 @@ EXCHANGES = {
         asked("one", "return", "last", "send end"),
         counted("/v2/models/one/stats", success=3),
     ],
-    "one response each: two": [asked("one", "send last"), requests("one", success=3, failure=1)],
+    "one response each: two": [asked("one", "send last"), requests("one", executions=4, success=3, failure=1)],
     "one response each: over HTTP": [
         infer("one", tensor("KIND", "BYTES", [1], ["last"])),
         counted("/v2/models/one/stats", success=4),

@@ -143,7 +143,7 @@ EXCHANGES = {
         get("/v2/models/echo/versions/1"),
         get("/v2/models/echo/config"),
         get("/v2/models/echo/stats"),
-        get("/v2/health/ready"),
+        Eventually(get("/v2/health/ready"), lambda answer: answer["status"] == 200),
     ],
     "unload again": unload("echo"),
     "unload unknown": [unload("none"), INDEX],
