@@ -8,7 +8,6 @@ divided by N. Requests go over one HTTP connection, one at a time; the servers a
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import statistics
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 from contestants import Contestant, identity_repository, nerite, real_triton
 from loads import LARGE
-from page import machine, write
+from page import bring_up_to_date, machine
 
 _SMALL = 16
 _CALLER = """
@@ -87,16 +86,7 @@ CELLS = (
 
 def main() -> None:
     """Run, and write or print the section of docs/benchmarks.md."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seconds", type=float, default=1.0, help="of each run (1)")
-    arguments.add_argument("--rounds", type=int, default=5, help="the median of so many runs counts (5)")
-    arguments.add_argument("--print", action="store_true", help="print the table instead of writing the page")
-    given = arguments.parse_args()
-    text = report(given.seconds, given.rounds)
-    if given.print:
-        print(text)
-    else:
-        write("calls", text)
+    bring_up_to_date("calls", __doc__, report, 1.0)
 
 
 def report(seconds: float, rounds: int) -> str:

@@ -5,7 +5,6 @@ python benchmarks/ensemble.py [--seconds S] [--rounds N] [--print]
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from contestants import identity_repository, nerite, real_triton
 from loads import need, write_bodies, wrk
-from page import machine, write
+from page import bring_up_to_date, machine
 
 STEPS = ("first", "second", "third")
 CELLS = (("small", 1, 1.5), ("small", 16, 3.0), ("large", 1, 1.5), ("large", 16, 1.5))
@@ -23,17 +22,8 @@ CELLS = (("small", 1, 1.5), ("small", 16, 3.0), ("large", 1, 1.5), ("large", 16,
 
 def main() -> None:
     """Run, and write or print the section of docs/benchmarks.md."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seconds", type=float, default=3.0, help="of each run (3)")
-    arguments.add_argument("--rounds", type=int, default=5, help="the median of so many runs counts (5)")
-    arguments.add_argument("--print", action="store_true", help="print the table instead of writing the page")
-    given = arguments.parse_args()
     need("wrk")
-    text = report(given.seconds, given.rounds)
-    if given.print:
-        print(text)
-    else:
-        write("ensemble", text)
+    bring_up_to_date("ensemble", __doc__, report, 3.0)
 
 
 def report(seconds: float, rounds: int) -> str:

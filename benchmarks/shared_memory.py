@@ -5,7 +5,6 @@ python benchmarks/shared_memory.py [--seconds S] [--rounds N] [--print]
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from contestants import Contestant, identity_repository, nerite, real_triton
 from loads import LARGE, need, write_bodies, wrk
-from page import machine, write
+from page import bring_up_to_date, machine
 
 BYTES = 4 * LARGE
 REGIONS = ("in", "out")
@@ -24,17 +23,8 @@ REGIONS = ("in", "out")
 
 def main() -> None:
     """Run, and write or print the section of docs/benchmarks.md."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seconds", type=float, default=3.0, help="of each run (3)")
-    arguments.add_argument("--rounds", type=int, default=5, help="the median of so many runs counts (5)")
-    arguments.add_argument("--print", action="store_true", help="print the table instead of writing the page")
-    given = arguments.parse_args()
     need("wrk")
-    text = report(given.seconds, given.rounds)
-    if given.print:
-        print(text)
-    else:
-        write("shared memory", text)
+    bring_up_to_date("shared memory", __doc__, report, 3.0)
 
 
 def report(seconds: float, rounds: int) -> str:

@@ -20,6 +20,7 @@ from nerite.core.signature import Signature
 from nerite.core.tensor import ALIGNMENT, Buffer
 from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
+from nerite.execution.readiness import ask_all
 from nerite.execution.running_version import RunningVersion
 from nerite.observability import report
 from nerite.observability.exposition import Family
@@ -222,7 +223,7 @@ class InferenceServer:
                     answered(False)
                     return
             running += record.running.values()
-        _ask_all(running, answered)
+        ask_all([version.ask_ready for version in running], answered)
 
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
         """Tell whether one model can be served: not if there is none. Raises Triton's refusals of the version."""
@@ -383,21 +384,3 @@ class InferenceServer:
 
 def _ascending(record: ModelRecord) -> list[RunningVersion]:
     return [record.running[number] for number in sorted(record.running)]
-
-
-def _ask_all(running: list[RunningVersion], answered: Callable[[bool], None]) -> None:
-    """Ask versions side by side, and answer once."""
-    waiting = len(running)
-    ready = True
-
-    def one(answer: bool) -> None:
-        nonlocal waiting, ready
-        waiting -= 1
-        ready = ready and answer
-        if waiting == 0:
-            answered(ready)
-
-    if not running:
-        answered(True)
-    for version in running:
-        version.ask_ready(one)

@@ -172,6 +172,7 @@ class Dispatcher:
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call once nothing waits or runs any more: at once, if so now. No more requests come."""
         self._roster.finish()
+        # What waited for those that are over now may begin.
         self._loop.call_soon(self._turn)
         if self.in_flight:
             self._on_drained.append(call)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from nerite.backends.interface import Instance
-from nerite.core.errors import NeriteError
 from nerite.core.marks import Marks
-from nerite.core.request import InferenceRequest
 from nerite.execution import guard
-from nerite.execution.runner import Batch, Done, Part, Runner
+from nerite.execution.inside_runner import InsideRunner
+from nerite.execution.runner import Batch
 
 
-class LoopRunner:
+class LoopRunner(InsideRunner):
     """``EXECUTION_MODE: in_process``. While a batch runs, the whole server waits for it."""
 
     def __init__(self, name: str, instance: Instance) -> None:
-        self.name = name
-        self.ahead = False
-        self.usable = True
-        self.failure: NeriteError | None = None
-        self.restarts = 0
-        self.done: Done
-        self.part: Part
-        self.on_usable: Callable[[Runner], None]
-        self._instance = instance
+        super().__init__(name, instance, ahead=False)
 
     @property
     def busy(self) -> bool:
@@ -35,28 +26,6 @@ class LoopRunner:
         """Execute a batch at once; ``done`` is called before this returns."""
         marks = Marks()
         self.done(self, batch, guard.run(self._instance, self.name, batch, marks), marks)
-
-    def cancel(self, request: InferenceRequest) -> None:
-        """Do nothing: the model has the same object."""
-
-    def pause(self, request: InferenceRequest, paused: bool) -> None:
-        """Do nothing: an instance in this process has one response for each request."""
-
-    def calls(self) -> Sequence[InferenceRequest]:
-        """Return none: a model in this process calls no other."""
-        return ()
-
-    def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
-        """Return None: nobody waits here for a call."""
-        return None
-
-    def is_ready(self, answered: Callable[[bool], None]) -> None:
-        """Ask the model."""
-        answered(self._instance.is_ready())
-
-    def memory(self) -> int:
-        """Return 0: what it takes is the server's."""
-        return 0
 
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model."""

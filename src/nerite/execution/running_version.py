@@ -17,6 +17,7 @@ from nerite.core.signature import Signature
 from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.instance_plan import InstancePlan
+from nerite.execution.readiness import ask_all
 from nerite.execution.runner import Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.scheduler import Scheduler
@@ -166,21 +167,7 @@ class RunningVersion:
 
     def ask_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask every instance that takes requests whether it can serve; all must."""
-        runners = self._active
-        waiting = len(runners)
-        ready = True
-
-        def one(answer: bool) -> None:
-            nonlocal waiting, ready
-            waiting -= 1
-            ready = ready and answer
-            if waiting == 0:
-                answered(ready)
-
-        if not runners:
-            answered(True)
-        for runner in runners:
-            runner.is_ready(one)
+        ask_all([runner.is_ready for runner in self._active], answered)
 
     async def resize(self, config: ModelConfig, config_json: dict[str, Any], plans: Sequence[InstancePlan]) -> None:
         """Have these instances from now on: those that there are stay, the others finish what they run.

@@ -6,18 +6,17 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from nerite.backends.interface import Instance
-from nerite.core.errors import NeriteError
 from nerite.core.marks import Marks
-from nerite.core.request import InferenceRequest
 from nerite.execution import guard
 from nerite.execution.brevity import Brevity
-from nerite.execution.runner import Batch, Done, Part, Runner
+from nerite.execution.inside_runner import InsideRunner
+from nerite.execution.runner import Batch
 
 
-class ThreadRunner:
+class ThreadRunner(InsideRunner):
     """One instance, one thread, one job after the other; what is brief runs on the loop, while the thread is idle.
 
     The thread is there while there is work for it: it begins with the first job, which some instances never get, and
@@ -34,15 +33,7 @@ class ThreadRunner:
         settle: Callable[[], None] | None = None,
     ) -> None:
         """``on_loop``: the loop's thread may execute too. ``settle`` is the first thing that a thread does."""
-        self.name = name
-        self.ahead = True
-        self.usable = True
-        self.failure: NeriteError | None = None
-        self.restarts = 0
-        self.done: Done
-        self.part: Part
-        self.on_usable: Callable[[Runner], None]
-        self._instance = instance
+        super().__init__(name, instance, ahead=True)
         self._loop = loop
         self._settle = settle
         self._brevity = Brevity() if on_loop else None
@@ -83,28 +74,6 @@ class ThreadRunner:
             return report
 
         self._do(job)
-
-    def cancel(self, request: InferenceRequest) -> None:
-        """Do nothing: the model has the same object."""
-
-    def pause(self, request: InferenceRequest, paused: bool) -> None:
-        """Do nothing: an instance in this process has one response for each request."""
-
-    def calls(self) -> Sequence[InferenceRequest]:
-        """Return none: a model in this process calls no other."""
-        return ()
-
-    def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
-        """Return None: nobody waits here for a call."""
-        return None
-
-    def is_ready(self, answered: Callable[[bool], None]) -> None:
-        """Ask the model, here and now: native backends answer from memory."""
-        answered(self._instance.is_ready())
-
-    def memory(self) -> int:
-        """Return 0: what it takes is the server's."""
-        return 0
 
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model in its thread, and end that."""

@@ -110,11 +110,19 @@ DIFFERENCES = (
         "execution.",
     ),
     Difference(
-        "Initial states whose file is missing or too short",
+        "Initial states that are wrong: a file missing or too short, two of them, other dimensions",
         "Now and then Triton does not survive such a load. Here it fails with the text that Triton has for it.",
         {
-            "iterative/states: a file that is too short": (NEVER, "400 load failed for model 'shortfile'"),
-            "iterative/states: a file that is not there": (NEVER, "400 load failed for model 'nofile'"),
+            f"iterative/states: {name}": (
+                NEVER,
+                f"400 load failed for model '{model}': version 1 is at UNAVAILABLE state: {why}",
+            )
+            for name, model, why in (
+                ("a file that is too short", "shortfile", "Invalid argument: initial_state setting expects 12 bytes"),
+                ("a file that is not there", "nofile", "Internal: failed to open text file for read"),
+                ("two beginnings", "two", "Invalid argument: initial_state field for state input 'FILE' must contain"),
+                ("other dimensions", "otherdims", "Invalid argument: "),
+            )
         },
     ),
     Difference(

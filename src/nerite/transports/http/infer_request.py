@@ -49,7 +49,8 @@ class Reader:
         plan = self._plans.get(text)
         if plan is not None:
             return plan
-        found = _ID_FIRST.match(text)
+        # A long one is mostly data, and not worth another look.
+        found = _ID_FIRST.match(text) if len(text) <= _MAX_PLAN_JSON else None
         rest = b"{" + text[found.end() :] if found is not None else text
         if found is None or _ID in rest:  # of several, the last one counts
             return self._remembered(text, self._make(text))
