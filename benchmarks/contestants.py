@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "conformance"))
 
-import triton  # noqa: E402  the installer of the reference, which the conformance tests use too
+import triton_installation  # noqa: E402  the installer of the reference, which the conformance tests use too
 
 _START_SECONDS = 60.0
 _CONFIG = """
@@ -78,7 +78,7 @@ def nerite(name: str, repository: Path, folder: Path, *flags: str) -> Iterator[C
 def real_triton(repository: Path, folder: Path, *flags: str) -> Iterator[Contestant]:
     """Run NVIDIA's Triton; installed on first use."""
     backends = folder / "backends"
-    head, environment = triton.command(triton.installation(), backends)
+    head, environment = triton_installation.command(triton_installation.installation(), backends)
     with _running("Triton", head, environment, repository, folder, flags) as contestant:
         yield contestant
     shutil.rmtree(backends)

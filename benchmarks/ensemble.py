@@ -16,6 +16,8 @@ from loads import need, write_bodies, wrk
 from page import bring_up_to_date, machine
 
 STEPS = ("first", "second", "third")
+ONE_WORKER = 'parameters { key: "WORKER" value: { string_value: "steps" } }\n'
+INSIDE = 'parameters { key: "EXECUTION_MODE" value: { string_value: "in_process" } }\n'
 CELLS = (("small", 1, 1.5), ("small", 16, 3.0), ("large", 1, 1.5), ("large", 16, 1.5))
 """Body, connections, and the ratio that is to be reached."""
 
@@ -31,33 +33,34 @@ def report(seconds: float, rounds: int) -> str:
     lines = [
         f"Measured on {machine()}; {rounds} rounds of {seconds:g} s; requests a second.",
         "",
-        "| | Triton | Nerite | ratio | wanted | steps in process | ratio |",
-        "|---|---|---|---|---|---|---|",
+        "| | Triton | a worker each | ratio | one worker | ratio | in process | ratio | wanted |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
         write_bodies(folder)
         workers = ensemble_repository(folder / "workers")
-        inside = ensemble_repository(folder / "inside", in_process=True)
         servers = [
             stack.enter_context(real_triton(workers, folder)),
             stack.enter_context(nerite("workers", workers, folder)),
-            stack.enter_context(nerite("inside", inside, folder)),
+            stack.enter_context(nerite("one", ensemble_repository(folder / "one", parameter=ONE_WORKER), folder)),
+            stack.enter_context(nerite("inside", ensemble_repository(folder / "inside", parameter=INSIDE), folder)),
         ]
         for body, connections, wanted in CELLS:
             load = wrk(folder, body, connections, seconds, "three")
             rates = [[load(server).rate for server in servers] for _ in range(rounds)]
-            theirs, ours, within = (statistics.median(column) for column in zip(*rates, strict=True))
-            lines.append(
-                f"| {'64 bytes' if body == 'small' else '602 KB'}, c={connections} | {theirs:,.0f} | {ours:,.0f} "
-                f"| **{ours / theirs:.2f}** | {wanted} | {within:,.0f} | **{within / theirs:.2f}** |"
-            )
+            theirs, *ours = (statistics.median(column) for column in zip(*rates, strict=True))
+            cells = " | ".join(f"{rate:,.0f} | **{rate / theirs:.2f}**" for rate in ours)
+            size = "64 bytes" if body == "small" else "602 KB"
+            lines.append(f"| {size}, c={connections} | {theirs:,.0f} | {cells} | {wanted} |")
     return "\n".join(lines) + "\n"
 
 
-def ensemble_repository(folder: Path, *, in_process: bool = False) -> Path:
-    """Write three identity models and an ensemble of them, one after the other."""
-    models = identity_repository(folder, in_process=in_process)
+def ensemble_repository(folder: Path, *, parameter: str = "") -> Path:
+    """Write three identity models, with a parameter in their configuration, and an ensemble of them in a row."""
+    models = identity_repository(folder)
+    with (models / "identity" / "config.pbtxt").open("a") as config:
+        config.write(parameter)
     for name in STEPS:
         shutil.copytree(models / "identity", models / name)
         config = models / name / "config.pbtxt"

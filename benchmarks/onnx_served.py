@@ -1,15 +1,15 @@
-"""ONNX models under saturation: rows a second through the server, beside a bare ``session.run`` loop.
+"""ONNX models under saturation: rows a second through the server, beside a bare loop of ONNX Runtime or OpenVINO.
 
 For each model and batch size the server gets more requests than it can do, of two kinds:
 
 - ``whole``:  each request carries a batch;
 - ``joined``: each request carries one row, and the dynamic batcher makes the batches.
 
-The bare loop runs in a process of its own, with a session opened with the same options (one thread, as one instance
-with ``intra_op_thread_count: 1``), on a batch that is ready, its results thrown away. Loop and server take turns; a
-ratio is of medians. The server's loop and the load, ``wrk`` over HTTP with binary tensors, have the other processor.
+The bare loop runs in a process of its own, with a model opened with the same options (one thread, as one instance has),
+on a batch that is ready, its results thrown away. Loop and server take turns; a ratio is of medians. The server's loop
+and the load, ``wrk`` over HTTP with binary tensors, have the other processor.
 
-    python benchmarks/onnx_served.py [--seconds S] [--rounds N] [--only MODEL ...] [--print]
+    python benchmarks/onnx_served.py [--backend NAME] [--seconds S] [--rounds N] [--only MODEL ...] [--print]
 """
 
 from __future__ import annotations
@@ -30,14 +30,25 @@ from onnx_models import cnn, mlp, resnet
 from page import machine, write
 
 _CONFIG = """
-backend: "onnxruntime"
+backend: "{backend}"
 max_batch_size: {batch}
 dynamic_batching {{ max_queue_delay_microseconds: 2000 }}
 instance_group [{{ kind: KIND_CPU count: 1 }}]
-parameters {{ key: "intra_op_thread_count" value: {{ string_value: "1" }} }}
-parameters {{ key: "inter_op_thread_count" value: {{ string_value: "1" }} }}
 """
-_BARE = """
+_ONE = 'parameters {{ key: "{}" value {{ string_value: "1" }} }}\n'
+_LOOP = """
+batch = int(sys.argv[2])
+rows = np.random.default_rng(1).random([batch, *map(int, sys.argv[4:])], dtype=np.float32)
+prepare(rows)
+for _ in range(3):
+    run()
+calls, began = 0, time.perf_counter()
+while time.perf_counter() - began < float(sys.argv[3]):
+    run()
+    calls += 1
+print(calls * batch / (time.perf_counter() - began))
+"""
+_ONNX_RUNTIME = """
 import sys, time
 import numpy as np
 from onnxruntime import InferenceSession, SessionOptions
@@ -45,17 +56,38 @@ from onnxruntime import InferenceSession, SessionOptions
 options = SessionOptions()
 options.intra_op_num_threads = options.inter_op_num_threads = 1
 session = InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
-batch = int(sys.argv[2])
-shape = [batch, *session.get_inputs()[0].shape[1:]]
-rows = np.random.default_rng(1).random(shape, dtype=np.float32)
-for _ in range(3):
-    session.run(None, {"IN": rows})
-calls, began = 0, time.perf_counter()
-while time.perf_counter() - began < float(sys.argv[3]):
-    session.run(None, {"IN": rows})
-    calls += 1
-print(calls * batch / (time.perf_counter() - began))
+feeds = {}
+def prepare(rows): feeds["IN"] = rows
+def run(): session.run(None, feeds)
 """
+_OPENVINO = """
+import sys, time
+import numpy as np
+from nerite.backends.openvino.framework import openvino
+
+ov = openvino()
+options = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": "1", "ENABLE_CPU_PINNING": "NO"}
+request = ov.Core().compile_model(sys.argv[1], "CPU", options).create_infer_request()
+kept = []
+def prepare(rows): kept.append(ov.Tensor(rows)); request.set_input_tensor(0, kept[0])
+def run(): request.infer(share_outputs=True)
+"""
+
+
+class Framework(NamedTuple):
+    """What serves the models."""
+
+    options: str
+    """Of the configuration: one thread."""
+    loop: str
+
+
+FRAMEWORKS = {
+    "onnxruntime": Framework(
+        _ONE.format("intra_op_thread_count") + _ONE.format("inter_op_thread_count"), _ONNX_RUNTIME + _LOOP
+    ),
+    "openvino": Framework(_ONE.format("INFERENCE_NUM_THREADS"), _OPENVINO + _LOOP),
+}
 
 
 class Shape(NamedTuple):
@@ -82,19 +114,20 @@ SHAPES = [
 ]
 
 
-def _bare(path: Path, batch: int, seconds: float) -> float:
-    command = [sys.executable, "-c", _BARE, str(path), str(batch), str(seconds)]
+def _bare(loop: str, path: Path, batch: int, dims: list[int], seconds: float) -> float:
+    command = [sys.executable, "-c", loop, str(path), str(batch), str(seconds), *map(str, dims)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def measure(shape: Shape, folder: Path, seconds: float, rounds: int) -> Rates:
+def measure(backend: str, shape: Shape, folder: Path, seconds: float, rounds: int) -> Rates:
     """Serve one model, and let the loop and the two kinds of requests take turns."""
     proto, dims = MODELS[shape.model]()
     model = folder / "models" / "m"
     (model / "1").mkdir(parents=True)
     path = model / "1" / "model.onnx"
     onnx.save(proto, path)
-    (model / "config.pbtxt").write_text(_CONFIG.format(batch=shape.batch))
+    framework = FRAMEWORKS[backend]
+    (model / "config.pbtxt").write_text(_CONFIG.format(backend=backend, batch=shape.batch) + framework.options)
     rows = np.random.default_rng(1).random((shape.batch, *dims), dtype=np.float32)
     write_http(folder, "whole", ("IN", list(rows.shape), rows.tobytes()), "OUT")
     write_http(folder, "joined", ("IN", [1, *dims], rows[:1].tobytes()), "OUT")
@@ -104,7 +137,7 @@ def measure(shape: Shape, folder: Path, seconds: float, rounds: int) -> Rates:
         whole = wrk(folder, "whole", 3, seconds, "m")
         joined = wrk(folder, "joined", 3 * shape.batch, seconds, "m")
         for _ in range(rounds):
-            rates["bare"].append(_bare(path, shape.batch, seconds))
+            rates["bare"].append(_bare(framework.loop, path, shape.batch, dims, seconds))
             rates["whole"].append(whole(server).rate * shape.batch)
             rates["joined"].append(joined(server).rate)
     return Rates(shape, *(statistics.median(rates[name]) for name in ("bare", "whole", "joined")))
@@ -124,7 +157,10 @@ def table(found: list[Rates]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="ONNX models under saturation, beside a bare session.run loop")
+    parser = argparse.ArgumentParser(description="ONNX models under saturation, beside a bare loop")
+    parser.add_argument(
+        "--backend", choices=FRAMEWORKS, default="onnxruntime", help="what computes (onnxruntime); others are printed"
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="one run")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each; the median counts")
     parser.add_argument("--only", nargs="*", choices=MODELS, help="just these models")
@@ -137,9 +173,9 @@ def main() -> None:
         if arguments.only and shape.model not in arguments.only:
             continue
         with tempfile.TemporaryDirectory() as directory:
-            found.append(measure(shape, Path(directory), arguments.seconds, arguments.rounds))
+            found.append(measure(arguments.backend, shape, Path(directory), arguments.seconds, arguments.rounds))
         print(table(found[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
-    if arguments.print:
+    if arguments.print or arguments.backend != "onnxruntime":
         print(table(found))
     else:
         write("onnx", intro + table(found))

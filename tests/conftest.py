@@ -2,8 +2,12 @@
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+import tensorflow_models
 
 # Machines are busy: a slow example is no failure. In CI every run tries the same examples.
 settings.register_profile("nerite", deadline=None)
@@ -13,3 +17,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "nerite")
 # What a shell starts in the background ignores Ctrl-C, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def tensorflow_artifacts(pytestconfig: pytest.Config) -> Path:
+    """The folder with models that TensorFlow has made, kept from one run to the next."""
+    assert pytestconfig.cache is not None
+    return tensorflow_models.models(pytestconfig.cache.mkdir("tensorflow-models"))

@@ -44,3 +44,21 @@ def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROO
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def rows(name: str, key: str) -> dict[str, dict[str, str]]:
+    """Return the rows of a document's tables with the first column ``key``: by the first cell, what the others say.
+
+    Tables with the same rows become one.
+    """
+    found: dict[str, dict[str, str]] = {}
+    head: list[str] = []
+    for line in (ROOT / name).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if cells and not head:
+            head = cells
+        elif not cells:
+            head = []
+        elif head[0] == key and not cells[0].startswith("---"):
+            found.setdefault(cells[0].strip("`"), {}).update(zip(head[1:], cells[1:], strict=True))
+    return found

@@ -153,17 +153,18 @@ class InferenceServer:
         header = request.header
         if self._stopping and not isinstance(request, ChildRequest):
             raise refusals.stopping()
-        version = self.find(header.model_name, header.model_version, decoupled)
+        version = self.find(header.model_name, header.model_version, decoupled, header.namespace)
         version.signature.bind(header, request.id)
         header.route = (self._epoch, version)
         return self._epoch, version
 
-    def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP) -> RunningVersion:
-        """Return where a request for a model goes. Raises Triton's refusals.
+    def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP, namespace: str = "") -> RunningVersion:
+        """Return where a request for a model goes, by its name alone if there is no ``namespace``.
 
-        ``decoupled`` is the one for a model that may have several answers, empty if those are taken.
+        Raises Triton's refusals. ``decoupled`` is the one for a model that may have several answers, empty if those
+        are taken.
         """
-        running = self._manager.find(model, version)
+        running = self._manager.find(model, version, namespace)
         if decoupled and running.decoupled:
             raise Unsupported(decoupled)
         return running
@@ -365,6 +366,12 @@ class InferenceServer:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     # Stopping
+
+    def announce_stop(self) -> None:
+        """Tell the models that the server stops once what is there is answered."""
+        for record in self._manager.records:
+            for running in record.running.values():
+                running.server_stops()
 
     def stop_accepting(self) -> None:
         """Refuse new requests from now on."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import uvloop
 
 from nerite import welcome
+from nerite.backends.python import requirements
 from nerite.cache.interface import ResponseCache
 from nerite.cache.opening import open_cache
 from nerite.config.options import ServerOptions
@@ -30,11 +31,14 @@ from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
 from nerite.execution.surroundings import Surroundings
 from nerite.execution.vigil import limit_of
+from nerite.observability import gpus
 from nerite.observability.bridge import WorkerLines
+from nerite.observability.gpu_gauges import GpuGauges, gauges_of
 from nerite.observability.log import log
 from nerite.observability.record import Table
 from nerite.repository.maker import VersionMaker
 from nerite.repository.manager import ModelManager
+from nerite.repository.placement import Placement
 from nerite.repository.poller import Poller
 from nerite.repository.remote import is_remote, repository_at
 from nerite.repository.source import LocalRepository, Repository
@@ -106,6 +110,7 @@ class ServerProcess:
         self._key_files: dict[str, KeyFile] = {}
         self._locks: dict[str, Lock] = {}
         """Of what speaks HTTP."""
+        self._gauges: GpuGauges | None = None
         self._stop_asked = asyncio.Event()
 
     async def serve(self) -> int:
@@ -123,11 +128,17 @@ class ServerProcess:
         nursery = Nursery(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
         guests = GuestMemory()
         device = self._options.device
+        library = gpus.open_library()
+        found = gpus.of_this_machine(library, os.environ, device.min_compute_capability)
+        placement = Placement(library, found, device.min_compute_capability, device.load_gpu_limits)
+        self._gauges = gauges_of(library, found, self._options.metrics, os.environ)
+        loading = asyncio.Semaphore(max(self._options.repository.load_threads, 1))
 
         def manager(door: Door, on_change: Callable[[], None]) -> ModelManager:
             around = Surroundings(
                 loop,
                 self._loader,
+                loading,
                 nursery,
                 guests,
                 door,
@@ -139,8 +150,9 @@ class ServerProcess:
                 recorded_request.read,
             )
             settings_of = self._options.settings_of
-            maker = VersionMaker(self._options.repository, settings_of, Launcher(around), self._loader, cache)
-            return ModelManager(self._options.repository, self._repositories, maker, self._loader, on_change)
+            repository = self._options.repository
+            maker = VersionMaker(repository, settings_of, Launcher(around), self._loader, loading, cache, placement)
+            return ModelManager(repository, self._repositories, maker, self._loader, on_change)
 
         server = InferenceServer(self._options, manager, guests, cache)
         try:
@@ -163,12 +175,16 @@ class ServerProcess:
                 listener.abort()
             for repository in self._repositories:
                 repository.close()
+            await _give_up_others()
             await server.manager.close()
             server.tracing.close()
             if cache is not None:
                 cache.close()
+            if self._gauges is not None:
+                self._gauges.close()
             nursery.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
+            requirements.stop()
 
     def _open_repositories(self) -> list[Repository]:
         """Return the places that the flags name. Raises ``NeriteError`` for one that cannot be right."""
@@ -229,7 +245,7 @@ class ServerProcess:
     async def _open_ports(self, server: InferenceServer) -> None:
         options = self._options
         http, metrics = options.http, options.metrics
-        page = MetricsService(server, metrics, self._locks) if metrics.enabled else None
+        page = MetricsService(server, metrics, self._locks, self._gauges) if metrics.enabled else None
         if options.grpc.enabled:
             await self._open_grpc(server)
         if http.enabled:
@@ -341,6 +357,7 @@ class ServerProcess:
         log.info("Waiting for in-flight requests to complete.")
         for listener in self._listeners:
             listener.stop_accepting()
+        server.announce_stop()
         said = patience + 1
         while True:
             held = server.in_flight
@@ -359,6 +376,14 @@ class ServerProcess:
                     log.info(f"Model '{model}' (version {version}) has {count} in-flight inferences")
             await asyncio.sleep(min(0.02, left))
         server.stop_accepting()
+
+
+async def _give_up_others() -> None:
+    """Cancel every other task, a load that is under way among them, and wait until all have ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _model_table(index: list[dict[str, str]]) -> Table:

@@ -1,7 +1,8 @@
 """The directory of the model that is asking.
 
 One process may run several models, so the caller's code tells which it is: the innermost caller whose file lies in the
-directory of a model that is open.
+directory of a model that is open. The code of a backend lies in none, so it has to be alone in its process, as it is in
+a worker.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def closed(model: Path, version: Path) -> None:
 
 
 def get_model_dir() -> str:
-    """Return the directory of the running model's version: where its model.py is.
+    """Return the directory of the running model's version: where its artifacts are.
 
     Raises ``TritonModelException`` if no model runs, or if several do and none of them is calling.
     """
@@ -41,4 +42,7 @@ def get_model_dir() -> str:
                 if file.startswith(f"{entry[place]}/"):
                     return entry[1]
         frame = frame.f_back  # type: ignore[assignment]  # ends with None
-    raise TritonModelException("get_model_dir() can only be called by a model that is being served.")
+    message = "get_model_dir() can only be called by a model that is being served."
+    if versions:
+        message += " Several are in this process: take model_repository and model_version of initialize's arguments."
+    raise TritonModelException(message)

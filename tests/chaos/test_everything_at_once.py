@@ -268,7 +268,11 @@ def test_everything_at_once(models: Path, tmp_path: Path) -> None:
                 moments.pop(0)
                 deeds.pop(0)()
             time.sleep(0.02)
-        assert not deeds
+        while deeds:  # a slow machine needs longer
+            for _ in work(server, ledger, 1.0):
+                if deeds:
+                    deeds.pop(0)()
+                time.sleep(0.02)
         assert ledger.wrong == []
         metrics = server.metrics
         eventually(lambda: not any(v for k, v in metrics().items() if k.startswith("nv_inference_pending")))

@@ -217,7 +217,7 @@ def plain(message: Message) -> Any:
 
 
 def settled(value: Any, server: Server) -> Any:
-    """Return ``value`` with a mark in place of each time, the server's version and the repositories' paths."""
+    """Return ``value`` with a mark in place of each time, the server's version and the paths that it was given."""
     if isinstance(value, dict) and "extensions" in value:
         return {**value, "version": "<version>"}
     if isinstance(value, dict):
@@ -228,5 +228,6 @@ def settled(value: Any, server: Server) -> Any:
     if isinstance(value, list):
         return [settled(item, server) for item in value]
     if isinstance(value, str):
-        return value.replace(str(server.models), "<models>").replace(str(server.second), "<second>")
+        for path in (server.models, server.second, server.backends):
+            value = value.replace(str(path), f"<{path.name}>")
     return value

@@ -36,6 +36,8 @@ class Scene:
     """Whose port is open beside the usual three."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables that both servers are started with."""
+    backends: tuple[str, ...] = ()
+    """Backends written in Python, folders of ``backends/``."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """NVIDIA's load generator, installed on first use: the binary in the wheel of tritonclient 2.50.0, the last with one.
 
-It is kept beside Triton (``triton.py``), whose CUDA library it is linked to. It also needs Debian's libb64-0d.
+It is kept beside Triton (``triton_installation.py``), whose CUDA library it is linked to. It also needs Debian's
+libb64-0d.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from conformance import triton
-from conformance.triton import TritonUnavailable
+from conformance import triton_installation
+from conformance.triton_installation import TritonUnavailable
 
 PACKAGE = "tritonclient==2.50.0"
 MEMBER = "tritonclient-2.50.0.data/data/bin/perf_analyzer"
@@ -22,11 +23,11 @@ def command() -> tuple[list[str], dict[str, str]]:
     """Return the head of its command line, and its environment. Raises ``TritonUnavailable``."""
     if ctypes.util.find_library("b64") is None:
         raise TritonUnavailable("perf_analyzer needs libb64 (Debian: libb64-0d)")
-    venv = triton.installation()
+    venv = triton_installation.installation()
     folder = venv / "perf_analyzer"
     binary = folder / "perf_analyzer"
     if not binary.exists():
-        install(folder, next((triton.site(venv) / "nvidia_pytriton.libs").glob("libcudart-*.so*")))
+        install(folder, next((triton_installation.site(venv) / "nvidia_pytriton.libs").glob("libcudart-*.so*")))
     return [str(binary)], {"LD_LIBRARY_PATH": str(folder)}
 
 

@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance import triton
+from conformance import triton_installation
 from conformance.exchange import Http, Scene
 
 REPOSITORIES = Path(__file__).with_name("repositories")
+BACKENDS = Path(__file__).with_name("backends")
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 
@@ -32,6 +33,8 @@ class Server:
     metrics: int
     cloud: int
     """Open only where the scene says so."""
+    backends: Path
+    """Its backend directory."""
     log: Path
     process: subprocess.Popen[bytes]
 
@@ -66,14 +69,15 @@ def listening(port: int) -> bool:
 
 def start_triton(scene: Scene, folder: Path) -> Server:
     """Start Triton; ``wait`` for it before use. Raises ``TritonUnavailable``."""
-    head, environment = triton.command(triton.installation(), folder / "backends")
+    head, environment = triton_installation.command(triton_installation.installation(), folder / "backends")
     return start("triton", scene, folder, head, environment)
 
 
 def start_nerite(scene: Scene, folder: Path) -> Server:
     """Start Nerite; ``wait`` for it before use."""
     nerite = Path(sys.executable).with_name("nerite")
-    return start("nerite", scene, folder, [str(nerite), "serve", *scene.own_flags], dict(os.environ))
+    head = [str(nerite), "serve", f"--backend-directory={folder / 'backends'}", *scene.own_flags]
+    return start("nerite", scene, folder, head, dict(os.environ))
 
 
 def start(name: str, scene: Scene, folder: Path, head: list[str], environment: dict[str, str]) -> Server:
@@ -86,6 +90,9 @@ def start(name: str, scene: Scene, folder: Path, head: list[str], environment: d
         place.mkdir(parents=True)
         for model in names:
             shutil.copytree(source / model, place / model, ignore=shutil.ignore_patterns("__pycache__"))
+    backends = folder / "backends"
+    for name_of_backend in scene.backends:
+        shutil.copytree(BACKENDS / name_of_backend, backends / name_of_backend)
     http, grpc, metrics, cloud = free_ports(4)
     log = folder / "log"
     options = [f"--model-repository={models}", f"--http-port={http}", f"--grpc-port={grpc}"]
@@ -98,7 +105,7 @@ def start(name: str, scene: Scene, folder: Path, head: list[str], environment: d
     environment |= dict(scene.environment)
     with log.open("wb") as sink:
         process = subprocess.Popen([*head, *options], env=environment, stdout=sink, stderr=subprocess.STDOUT)
-    return Server(name, models, second, http, grpc, metrics, cloud, log, process)
+    return Server(name, models, second, http, grpc, metrics, cloud, backends, log, process)
 
 
 def free_ports(count: int) -> list[int]:

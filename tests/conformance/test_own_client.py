@@ -16,7 +16,7 @@ import pytest
 
 from conformance.exchange import Scene
 from conformance.servers import start_nerite, start_triton
-from conformance.triton import TritonUnavailable, installation
+from conformance.triton_installation import TritonUnavailable, installation
 from nerite.client import Client, ClientError
 from serving import eventually
 from tools import unavailable

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.perf_analyzer import command
-from conformance.triton import TritonUnavailable
+from conformance.triton_installation import TritonUnavailable
 from serving import IDENTITY, Serving, pbtxt, python_model, serving
 from tools import unavailable
 

@@ -18,7 +18,7 @@ import pytest
 from conformance.ask import play
 from conformance.exchange import Grpc, Scene, Step, Stream, grpc_infer, grpc_tensor, infer, infer_message, tensor
 from conformance.servers import Server, start_nerite, start_triton
-from conformance.triton import TritonUnavailable, installation
+from conformance.triton_installation import TritonUnavailable, installation
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -28,11 +28,20 @@ BOTH = (*TRACE, "--trace-config=level=TIMESTAMPS", "--trace-config=level=TENSORS
 GOOD = Scene("good", models=("echo",), flags=(*BOTH, "--trace-config=rate=1", "--disable-auto-complete-config"))
 STREAMS = replace(GOOD, name="streams", repository="streams", models=("many", "one"))
 RARE = replace(GOOD, flags=(*TRACE, "--trace-config=level=TIMESTAMPS", "--trace-config=rate=2"))
+ITERATIVE = replace(
+    RARE, name="iterative", repository="iterative", models=("turns",), flags=(*RARE.flags, "--trace-config=rate=1")
+)
 FEW = replace(RARE, flags=(*RARE.flags, "--trace-config=count=3", "--trace-config=triton,log-frequency=2"))
 
 HTTP = [infer("echo", tensor("IN", "INT32", [1, 2], [1, 2]), id=name) for name in ("", "a", "b", "c", "d", "e", "f")]
 GRPC = [
     grpc_infer("echo", grpc_tensor("IN", "INT32", [1, 2]), raw=[b"\1\0\0\0\2\0\0\0"], id=name) for name in ("", "g")
+]
+
+
+TURNS = [
+    infer("turns", tensor("WORDS", "BYTES", [1, 1], [words]), id="me")
+    for words in ("again again done", "again raise", "done")
 ]
 
 
@@ -87,6 +96,7 @@ def traces(start: Callable[[Scene, Path], Server], scene: Scene, folder: Path, s
             STREAMS, [*streamed("many", b"send send last", b"send end"), *streamed("one", b"return")], ["models.trace"],
             id="streams",
         ),
+        pytest.param(ITERATIVE, TURNS, ["models.trace"], id="requests of several turns"),
         pytest.param(RARE, HTTP, ["models.trace"], id="every second"),
         pytest.param(FEW, HTTP, ["models.trace.0", "models.trace.1"], id="three in files of two"),
     ],

@@ -499,6 +499,26 @@ def test_loads_that_would_wait_for_each_other(tmp_path: Path) -> None:
         assert server.ready("second")
 
 
+CHAIN = """
+def initialize(self, args):
+    number = int(args["model_name"].removeprefix("chain"))
+    if number < 5:
+        pb_utils.load_model(f"chain{number + 1}")
+
+def execute(self, requests):
+    return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+
+def test_more_loads_wait_for_each_other_than_may_be_under_way(tmp_path: Path) -> None:
+    for number in range(6):
+        python_model(tmp_path / "models", f"chain{number}", CHAIN)
+    flags = ("--model-control-mode=explicit", "--model-load-thread-count=1")
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
+        assert server.ask("POST", "/v2/repository/models/chain0/load")[0] == 200
+        assert all(server.ready(f"chain{number}") for number in range(6))
+
+
 def test_a_called_model_is_unloaded_under_the_caller(tmp_path: Path) -> None:
     models = laboratory(tmp_path / "models")
     program = """

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from serving import serving
+
+ENSEMBLES = Path(__file__).parents[1] / "conformance" / "repositories" / "ensembles"
 MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 TENSORS = (
     'input [ { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
@@ -207,6 +211,28 @@ def test_bounds_of_a_queue(models: Path) -> None:
     )
 
 
+def test_ensembles_as_a_load_has_it(models: Path, tmp_path: Path) -> None:
+    wrong = ("bad_batch", "bad_circle", "bad_circle_back", "bad_input", "bad_model", "bad_version")
+    for name in (*wrong, "bad_inner", "numbered", "twice"):
+        shutil.copytree(ENSEMBLES / name, models / name)
+    rows = json.loads(check(models, "--json").stdout)
+    assert {row["model"] for row in rows} == set(wrong)
+    with serving(models, tmp_path / "log", "--model-control-mode=explicit") as server:
+        for name in wrong:
+            status, _, told = server.ask("POST", f"/v2/repository/models/{name}/load")
+            texts = [
+                f"load failed for model '{name}': {row['message']}\n{row['file']}:{row['line']}:{row['column']}\n"
+                f"    {row['remedy']}"
+                for row in rows
+                if row["model"] == name
+            ]
+            assert status == 400
+            assert json.loads(told)["error"] in texts
+    done = check(models)
+    assert f"note: {models}/bad_inner: not checked against 'bad_model', which has mistakes of its own\n" in done.stdout
+    assert done.stdout.endswith("9 models checked, 7 mistakes in 6 models.\n")
+
+
 def test_one_model_in_two_repositories(models: Path) -> None:
     add(models, "m", TENSORS)
     other = add(models.parent / "other", "m", TENSORS)
@@ -244,3 +270,20 @@ def test_sums_of_files(models: Path) -> None:
     assert done.returncode == 1
     assert done.stdout.startswith(f"{model}/config.pbtxt:3:")
     assert "Mismatched MD5 hash for file 1/model.py, expect: 0, got: " in done.stdout
+
+
+def test_a_backend_in_the_backend_directory(models: Path, tmp_path: Path) -> None:
+    backend = tmp_path / "backends" / "mine" / "model.py"
+    backend.parent.mkdir(parents=True)
+    backend.write_text(
+        "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n"
+        "        config.add_input({'name': 'A', 'data_type': 'TYPE_FP32', 'dims': [1]})\n"
+        "        config.add_output({'name': 'B', 'data_type': 'TYPE_FP32', 'dims': [1]})\n        return config\n"
+    )
+    add(models, "m", 'backend: "mine"\n')
+    done = check(models, f"--backend-directory={backend.parents[1]}")
+    assert (done.returncode, done.stdout) == (0, "1 model checked, no mistakes.\n")
+    done = check(models, f"--backend-directory={tmp_path}")
+    assert done.returncode == 1
+    assert "config.pbtxt:1:10: unable to find backend library for backend 'mine'" in done.stdout
+    assert f"put its model.py into {tmp_path}/mine (see --backend-directory)" in done.stdout

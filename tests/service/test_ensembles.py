@@ -166,6 +166,25 @@ def test_files_that_come_in_any_order(tmp_path: Path) -> None:
         eventually(lambda: server.infer("chain", [1.0]) == [4.0])
 
 
+def test_the_times_of_a_model_that_was_reloaded_are_counted(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "part", adds(1), pbtxt(batch=1, more=""))
+    ensemble(models, "chain", step("part", "INPUT0", "OUTPUT0"))
+    with serving(models, tmp_path / "log", "--model-control-mode=explicit", "--load-model=*") as server:
+
+        def computed() -> int:
+            (counted,) = server.json("GET", "/v2/models/chain/stats")["model_stats"]
+            ns: int = counted["inference_stats"]["compute_infer"]["ns"]
+            return ns
+
+        assert server.infer("chain", [1.0]) == [2.0]
+        before = computed()
+        python_model(models, "part", adds(2), pbtxt(batch=1, more=""))
+        server.ask("POST", "/v2/repository/models/part/load")
+        assert server.infer("chain", [1.0]) == [3.0]
+        assert computed() > before > 0
+
+
 def test_unloaded_while_requests_are_on_their_way(tmp_path: Path) -> None:
     models = tmp_path / "models"
     go = tmp_path / "go"

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import serving
+from nerite.backends import registry
+from nerite.config.backend_choice import FRAMEWORKS
 from serving import IDENTITY, python_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,13 +51,16 @@ def test_serves_a_python_model(core: Path, tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_missing_extra_says_what_to_install(core: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "NERITE", core / "bin" / "nerite")
-    model = tmp_path / "models" / "some" / "1"
-    model.mkdir(parents=True)
-    (model / "model.onnx").write_bytes(b"never read")
+    extras = {name: entry.extra for name, entry in registry.ENTRIES.items() if entry.extra}
+    for name in extras:
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        platform = next((f'platform: "{each.platform}"' for each in FRAMEWORKS if each.backend == name), "")
+        (tmp_path / "models" / name / "config.pbtxt").write_text(f'backend: "{name}" {platform}')
     with serving.serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false") as server:
-        (entry,) = server.json("POST", "/v2/repository/index")
-        assert entry["state"] == "UNAVAILABLE"
-        assert "pip install 'nerite[onnx]'" in entry["reason"]
+        entries = server.json("POST", "/v2/repository/index")
+    assert {entry["name"]: entry["state"] for entry in entries} == dict.fromkeys(extras, "UNAVAILABLE")
+    for entry in entries:
+        assert f"pip install 'nerite[{extras[entry['name']]}]'" in entry["reason"]
 
 
 def test_an_object_store_without_its_extra(core: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,26 @@ def test_a_worker_that_dies_gives_back_what_it_had(tmp_path: Path) -> None:
         assert len(spans(server, "other", "one", "other")) == 3
 
 
+@pytest.mark.parametrize("what", ["the resource alone", "other things, too"])
+def test_a_resource_that_becomes_global(tmp_path: Path, what: str) -> None:
+    models = tmp_path / "models"
+    folder = slow(models, "one", limited("one"))
+    flags = ("--rate-limit=execution_count", "--model-control-mode=explicit", "--load-model=one")
+    with serving(models, tmp_path / "log", *flags) as server, ThreadPoolExecutor() as callers:
+        held = callers.submit(server.infer, "one", [-1.0])
+        eventually(lambda: "begins -1.0" in server.text)
+        text = config(limited("one").replace('"R"', '"R" global: true'))
+        if what != "the resource alone":
+            text += 'parameters { key: "new" value: { string_value: "yes" } }'
+        (folder / "config.pbtxt").write_text(text)
+        assert server.ask("POST", "/v2/repository/models/one/load")[0] == 200
+        waiting = callers.submit(server.infer, "one", [5.0])
+        eventually(lambda: server.metrics()['nv_inference_pending_request_count{model="one",version="1"}'] == 1)
+        (folder / "1" / "go").touch()
+        ended, began = held.result()[1], waiting.result()[0]
+        assert began >= ended, "what was there before goes first"
+
+
 def test_more_than_there_is(tmp_path: Path) -> None:
     models = tmp_path / "models"
     slow(models, "fits", limited("fits", needs=2))

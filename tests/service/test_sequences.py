@@ -200,3 +200,25 @@ def test_a_model_that_goes_waits_for_no_sequence(started: Any, models: Path, str
     eventually(lambda: server.state("total") == "UNAVAILABLE")
     assert server.workers() == {}
     client.client.close()
+
+
+def test_a_server_that_stops_lets_nobody_wait_for_sequences_that_may_never_end(started: Any) -> None:
+    """What runs is finished, and who has a slot in sight gets it; the others are told at once, not after a minute."""
+    server, client = started(config())
+    client.ask(1, 5, **START)
+    _, ends = client.send(1, 1, seconds=1.0, **END)
+    eventually(lambda: "sleeps for 1" in server.text)
+    _, next_one = client.send(2, 7, **START)
+    eventually(lambda: server.metrics()[PENDING] == 1)
+    _, last = client.send(3, 9, **START)
+    eventually(lambda: server.metrics()[PENDING] == 2)
+    server.process.send_signal(signal.SIGTERM)
+    assert (ends.get(timeout=20)[0], next_one.get(timeout=20)[0]) == (6, 7)
+    refusal = last.get(timeout=20)
+    assert refusal.status() == "StatusCode.UNAVAILABLE"
+    assert refusal.message() == (
+        "Server is stopping, scheduler for model has stopped accepting new inference requests\n"
+        "    Model 'total' gets no slot free for sequence 3: send it to another server."
+    )
+    assert server.process.wait(20) == 0
+    client.client.close()

@@ -104,6 +104,24 @@ def test_gives_up_draining_after_the_exit_timeout(tmp_path: Path) -> None:
         assert "Exit timeout expired. Exiting immediately." in server.text
 
 
+@pytest.mark.parametrize("method", ["initialize(self, args)", "auto_complete_config(config)"])
+def test_a_load_that_is_under_way_does_not_keep_it(tmp_path: Path, method: str) -> None:
+    kind = "@staticmethod\n" if "config" in method else ""
+    python_model(
+        tmp_path / "models", "slow", f"{kind}def {method}:\n    print('begun', flush=True)\n    time.sleep(30)"
+    )
+    with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit") as server:
+        body = b"{}"
+        host, port = server.http.split(":")
+        with socket.create_connection((host, int(port))) as caller:
+            head = b"POST /v2/repository/models/slow/load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            caller.sendall(head % len(body) + body)
+            eventually(lambda: "begun" in server.text)
+        # Nobody waits for it any more.
+        assert server.stop() == 0
+        assert "Traceback" not in server.text
+
+
 def test_a_model_that_fails_ends_the_start(repository: Path, tmp_path: Path) -> None:
     python_model(repository, "broken", "def initialize(self, args):\n    raise ValueError('no weights')\n")
     done = subprocess.run(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from serving import IDENTITY, eventually, python_model, serving
+from serving import IDENTITY, Serving, adds, ensemble, eventually, pbtxt, python_model, serving, step
 
 NEGATIVE = IDENTITY.replace(".as_numpy()", ".as_numpy() * -1")
 
@@ -50,6 +51,83 @@ def test_namespaces(repositories: list[Path], tmp_path: Path) -> None:
         shutil.rmtree(repositories[0] / "both")
         eventually(lambda: server.ready("both"))
         assert server.infer("both", [1.0]) == [-1.0]
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, Path]]:
+    """A server of three repositories, whose ensembles ask models of one name, and the folder that they are in."""
+    folder = tmp_path_factory.mktemp("namespaces")
+    first, second, third = repositories = [folder / name for name in ("first", "second", "third")]
+    python_model(first, "both", adds(1), pbtxt(batch=1, more=""))
+    python_model(second, "both", adds(2), pbtxt(batch=1, more=""))
+    python_model(second, "single", adds(4), pbtxt(batch=1, more=""))
+    python_model(second, "moves", adds(4), pbtxt(batch=1, more=""))
+    for at, repository in enumerate((first, second)):
+        python_model(repository, "fails", FAILS if at == 0 else IDENTITY, pbtxt(batch=1, more=""), version=3 + at)
+    python_model(first, "calls", CALLS, pbtxt(batch=1, more=""))
+    for at, repository in enumerate(repositories):
+        ensemble(repository, f"beside_{at}", step("both", "INPUT0", "OUTPUT0"))
+    for name, model in (("elsewhere", "single"), ("failing", "fails"), ("moving", "moves")):
+        ensemble(first, name, step(model, "INPUT0", "OUTPUT0"))
+    named = step("both", "INPUT0", "OUTPUT0").replace("{ model_name", f'{{ model_namespace: "{second}" model_name', 1)
+    ensemble(first, "named", named)
+    ensemble(third, "chain", named.replace('OUTPUT0" }', 't" }'), step("elsewhere", "t", "OUTPUT0"))
+    flags = [f"--model-repository={each}" for each in repositories[1:]]
+    flags += ["--model-namespacing=true", "--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"]
+    with serving(first, folder / "log", *flags) as server:
+        yield server, folder
+
+
+CALLS = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        given = [pb_utils.get_input_tensor_by_name(request, "INPUT0")]
+        called = pb_utils.InferenceRequest(model_name="both", requested_output_names=["OUTPUT0"], inputs=given).exec()
+        answers.append(pb_utils.InferenceResponse(called.output_tensors(), called.error()))
+    return answers
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "amount"), [("beside_0", 1), ("beside_1", 2), ("elsewhere", 4), ("named", 2), ("chain", 6)]
+)
+def test_a_step_goes_to_the_model_of_its_namespace(pipelines: tuple[Serving, Path], name: str, amount: int) -> None:
+    server, folder = pipelines
+    assert server.infer(name, [10.0]) == [10.0 + amount]
+    if name == "named":
+        (told,) = server.json("GET", "/v2/models/named/config")["ensemble_scheduling"]["step"]
+        assert told["model_namespace"] == str(folder / "second")
+
+
+def test_a_step_that_could_go_to_several(pipelines: tuple[Serving, Path]) -> None:
+    server, _ = pipelines
+    assert not server.ready("beside_2")
+    assert "ensemble beside_2 contains models that are not available or ambiguous: both" in server.text
+
+
+def test_a_call_of_a_model_means_a_name_alone(pipelines: tuple[Serving, Path]) -> None:
+    with pytest.raises(RuntimeError, match="There are 2 identifiers of model 'both' in global map"):
+        pipelines[0].infer("calls", [10.0])
+
+
+def test_an_error_of_a_step_names_the_version_that_was_asked(pipelines: tuple[Serving, Path]) -> None:
+    with pytest.raises(RuntimeError, match="at step 1 of 'failing': model 'fails', version 3, given INPUT0"):
+        pipelines[0].infer("failing", [10.0])
+
+
+FAILS = """
+def execute(self, requests):
+    raise ValueError("no")
+"""
+
+
+def test_a_neighbour_that_comes_is_asked_from_then_on(pipelines: tuple[Serving, Path]) -> None:
+    server, folder = pipelines
+    assert server.infer("moving", [10.0]) == [14.0]
+    python_model(folder / "first", "moves", adds(8), pbtxt(batch=1, more=""))
+    server.ask("POST", "/v2/repository/models/moves/load")
+    assert server.infer("moving", [10.0]) == [18.0]
 
 
 def test_a_model_that_is_replaced_under_poll_is_never_gone(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 A backend knows nothing of sockets, queues or processes. Whether its instances run in a thread of the server, in a
 worker process or on the loop is the business of ``execution``; the same objects work in all three places.
+
+Our own backends and those that come in packages (``packages.py``) are written to this one interface. What the tests in
+``nerite.testing.BackendContract`` ask belongs to it.
 """
 
 from __future__ import annotations
@@ -9,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+
+INTERFACE: Final = 1
+"""The version of this interface. A backend in a package says in ``interface`` which one it is written for. Only what
+breaks such a backend makes a new version."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +94,13 @@ class Model(Protocol):
 
 
 class Backend(Protocol):
-    """A framework. One object of it serves all models that name it."""
+    """A framework. One object of it serves all models that name it, from any thread."""
 
     name: str
+    isolated: bool
+    """Whether each instance gets a worker process, where a crash, a leak and the interpreter's lock are its own; else
+    instances run in threads of the server, which is right where the framework lets go of the lock while it computes.
+    One in a package that does not say is isolated."""
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
         """Return the configuration with what the artifact itself tells filled in.
@@ -102,4 +113,4 @@ class Backend(Protocol):
         """Load the artifact. Raises ``NeriteError`` with what is wrong with it and, where one exists, the remedy."""
 
 
-__all__ = ["Backend", "Instance", "InstanceContext", "Marks", "Model", "ModelContext"]
+__all__ = ["INTERFACE", "Backend", "Instance", "InstanceContext", "Marks", "Model", "ModelContext"]

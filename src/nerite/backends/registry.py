@@ -1,18 +1,25 @@
-"""The backends there are, by the name that a configuration gives them."""
+"""The backends there are, by the name that a configuration gives them.
+
+A name is looked for among our own, in the backend directory (``directory.py``), and among the installed packages
+(``packages.py``), in this order.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 from functools import cache
+from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from nerite.backends.interface import Backend
+from nerite.backends import directory, packages
+from nerite.backends.interface import Backend, ModelContext
+from nerite.config.model_config import ModelConfig
 from nerite.core.errors import InvalidArgument, Unsupported
 
 
 class Entry(NamedTuple):
-    """Where a backend is, and what has to be installed for it."""
+    """Where a backend of ours is, and what has to be installed for it."""
 
     module: str
     name: str
@@ -24,26 +31,105 @@ class Entry(NamedTuple):
 
 
 ENTRIES: Final[dict[str, Entry]] = {
+    "fil": Entry("nerite.backends.trees", "TreesBackend", "treelite", "fil"),
+    "litert": Entry("nerite.backends.litert", "LiteRtBackend", "ai_edge_litert", "litert"),
     "onnxruntime": Entry("nerite.backends.onnxruntime", "OnnxRuntimeBackend", "onnxruntime", "onnx"),
+    "openvino": Entry("nerite.backends.openvino", "OpenVinoBackend", "openvino", "openvino"),
     "python": Entry("nerite.backends.python", "PythonBackend"),
+    "pytorch": Entry("nerite.backends.pytorch", "PyTorchBackend", "torch", "torch"),
+    "tensorflow": Entry("nerite.backends.tensorflow", "TensorFlowBackend", "tensorflow", "tensorflow"),
+    "tensorrt": Entry("nerite.backends.tensorrt", "TensorRtBackend", "tensorrt", "tensorrt"),
 }
+
+
+def backend_of(context: ModelContext) -> Backend:
+    """Return the backend that a model's configuration names: always the same object for the same backend.
+
+    The first call for a backend imports its module. Raises ``InvalidArgument`` for one that nobody has, ``Unsupported``
+    where a package is missing or wrong.
+    """
+    name, runtime = context.config.get("backend", ""), context.config.get("runtime", "")
+    place = context.settings.get(directory.SETTING, "")
+    if name in ENTRIES:
+        return backend(name)
+    if runtime in ("", directory.RUNTIME) and (file := directory.code(place, name)) is not None:
+        return _written_in_python(name, file)
+    if not runtime and (found := _of_a_package(name)) is not None:
+        return found
+    raise InvalidArgument(f"{_not_found(context, name, runtime, place)} {_known(name, place)}")
 
 
 @cache
 def backend(name: str) -> Backend:
-    """Return the backend called ``name``: always the same object. Its module is imported by the first call.
+    """Return the backend of ours called ``name``: always the same object. Its module is imported by the first call.
 
-    Raises ``InvalidArgument`` for a name that we do not know, ``Unsupported`` where the framework is not installed.
+    Raises ``Unsupported`` where the framework is not installed.
     """
-    entry = ENTRIES.get(name)
-    if entry is None:
-        raise InvalidArgument(
-            f"unable to find backend library for backend '{name}', try specifying runtime on the model "
-            f"configuration. The backends there are: {', '.join(sorted(ENTRIES))}."
-        )
+    entry = ENTRIES[name]
     if entry.package and importlib.util.find_spec(entry.package) is None:
         raise Unsupported(
             f"backend '{name}' needs the Python package '{entry.package}', which is not installed. "
             f"Install it with: pip install 'nerite[{entry.extra}]'"
         )
     return cast(Backend, getattr(importlib.import_module(entry.module), entry.name)())
+
+
+def is_isolated(found: Backend) -> bool:
+    """Return whether instances run in worker processes; they do where a backend does not say."""
+    return getattr(found, "isolated", True)
+
+
+def filled_in(config: ModelConfig, place: str) -> ModelConfig:
+    """Return ``config`` with what follows from a backend in the backend directory ``place``, if it is one."""
+    if config.backend in ENTRIES or config.runtime not in ("", directory.RUNTIME):
+        return config
+    file = directory.code(place, config.backend)
+    return config if file is None else directory.filled_in(config, file)
+
+
+@cache
+def _written_in_python(name: str, file: Path) -> Backend:
+    from nerite.backends.python import PythonBackend
+
+    return PythonBackend(name, file)
+
+
+_packaged: dict[str, Backend] = {}
+
+
+def _of_a_package(name: str) -> Backend | None:
+    """Return the backend that a package offers. One that is not there now may be installed a moment later."""
+    if name not in _packaged and (found := packages.backend(name)) is not None:
+        _packaged[name] = found
+    return _packaged.get(name)
+
+
+def _not_found(context: ModelContext, name: str, runtime: str, place: str) -> str:
+    """Return Triton's words for a backend that is not there."""
+    if not runtime:
+        return (
+            f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
+        )
+    if runtime == directory.RUNTIME:
+        searched = Path(place, name, runtime)
+        return (
+            f"unable to find Python backend based backend library '{runtime}' for model '{context.name}', "
+            f"searched: '{searched}'."
+        )
+    searched_in = (context.version_directory, context.directory, Path(place, name))
+    places = " ".join(f"'{each}'" for each in searched_in)
+    return (
+        f"unable to find backend library '{runtime}' for model '{context.name}', searched: {places} . "
+        "Nerite runs no shared libraries: take 'runtime' out of the configuration."
+    )
+
+
+def _known(name: str, place: str) -> str:
+    """Return what there is instead, and how more come."""
+    library = directory.library(place, name)
+    no_library = "" if library is None else f"'{library}' is no help: Nerite runs no shared libraries. "
+    known = sorted({*ENTRIES, *directory.names(place), *packages.names()})
+    return (
+        f"{no_library}The backends there are: {', '.join(known)}. Install the package that offers it, or put its "
+        f"{directory.RUNTIME} into {Path(place, name)} (see --backend-directory)."
+    )

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from nerite.backends import registry
-from nerite.backends.interface import ModelContext
-from nerite.config.completion import CompletionUnavailable
-from nerite.config.json_form import to_json
+from nerite.cli.completing import complete_here, gpus_here
 from nerite.config.loading import LoadedModel, Remark, load_model_directory
 from nerite.config.mistake import Mistake
-from nerite.config.model_config import ModelConfig
+from nerite.config.options import ServerOptions
 from nerite.config.signature import signature_of
-from nerite.core.errors import Internal, Unsupported
+from nerite.core.errors import Internal
 from nerite.execution import recorded_requests, warm_up_data
 from nerite.repository import agents
+from nerite.repository.ensemble_survey import Described, EnsembleSurvey
 from nerite.transports.http import recorded_request
 
 _EPILOG = """\
@@ -39,6 +35,7 @@ Examples:
 
 Configurations are completed from the models as a server would do it, which runs the auto_complete_config of
 Python models; --disable-auto-complete-config leaves that out, and the files have to say everything themselves.
+Ensembles are checked against the models beside them, and those of the other repositories.
 """
 
 
@@ -50,6 +47,8 @@ class Finding:
     directory: Path
     mistakes: Sequence[Mistake]
     remarks: Sequence[Remark]
+    loaded: LoadedModel | None = None
+    """The model itself; None where this is about something else."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -60,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     findings = [finding for repository in options.repositories for finding in _repository(Path(repository), options)]
-    findings = [*findings, *_duplicates(findings)]
+    findings = [*_connected(findings), *_duplicates(findings)]
     if options.json:
         _print_json(findings)
     else:
@@ -90,6 +89,12 @@ def _parser() -> argparse.ArgumentParser:
         help="use configs/NAME.pbtxt of a model that has one, instead of its config.pbtxt",
     )
     parser.add_argument(
+        "--backend-directory",
+        metavar="PATH",
+        default=ServerOptions().backend_directory,
+        help="the directory of backends written in Python; %(default)s unless given",
+    )
+    parser.add_argument(
         "--disable-auto-complete-config",
         action="store_true",
         help="do not complete configurations from the models; config.pbtxt has to be there and complete",
@@ -108,19 +113,42 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[Finding]:
         return
     if not directories:
         yield Finding("", root, (), [Remark("warning", "the repository is empty: there is no model in it")])
+    gpus = gpus_here()
     for directory in directories:
         loaded = load_model_directory(
             directory,
             config_name=options.model_config_name,
             auto_complete=not options.disable_auto_complete_config,
-            complete=partial(_complete, directory),
+            complete=partial(complete_here, directory, options.backend_directory),
+            gpus=gpus,
         )
         found = (*loaded.mistakes, *agents.mistakes_of(loaded.polled), *_samples(loaded))
-        mistakes = sorted(found, key=lambda mistake: (mistake.file, mistake.line, mistake.column))
+        mistakes = sorted(found, key=_place)
         # A repository is often checked on another machine than the one that serves it.
         local = [Remark("warning", f"on this machine: {mistake.message}") for mistake in mistakes if mistake.elsewhere]
         lasting = [mistake for mistake in mistakes if not mistake.elsewhere]
-        yield Finding(directory.name, directory, lasting, [*local, *loaded.remarks])
+        yield Finding(directory.name, directory, lasting, [*local, *loaded.remarks], loaded)
+
+
+def _place(mistake: Mistake) -> tuple[str, int, int]:
+    return (mistake.file, mistake.line, mistake.column)
+
+
+def _connected(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Add what is wrong between ensembles and their models."""
+    models = {
+        (finding.directory.parent, finding.model): Described(finding.loaded, sound=not finding.mistakes)
+        for finding in findings
+        if finding.loaded is not None
+    }
+    survey = EnsembleSurvey(models)
+    for finding in findings:
+        key = (finding.directory.parent, finding.model)
+        if key in models:
+            verdict = survey.verdict(key)
+            mistakes = sorted((*finding.mistakes, *verdict.mistakes), key=_place)
+            finding = replace(finding, mistakes=mistakes, remarks=[*finding.remarks, *verdict.remarks])
+        yield finding
 
 
 def _samples(loaded: LoadedModel) -> list[Mistake]:
@@ -132,24 +160,6 @@ def _samples(loaded: LoadedModel) -> list[Mistake]:
         found += warm_up_data.mistakes(config, signature, polled.directory)
         found += recorded_requests.mistakes(config, signature, polled.directory, recorded_request.read)
     return polled.text.source.place(list(dict.fromkeys(found)))
-
-
-def _complete(directory: Path, config: ModelConfig, version: int) -> Mapping[str, Any]:
-    """Have the backend complete a configuration. Raises as ``Complete`` says."""
-    if "EXECUTION_ENV_PATH" in config.parameters:
-        raise CompletionUnavailable("not completed from the model: it has a Python environment of its own")
-    context = ModelContext(config.name, version, directory.resolve(), to_json(config))
-    try:
-        # What a model prints must not get between the mistakes.
-        with contextlib.redirect_stdout(sys.stderr):
-            return registry.backend(config.backend).complete(context)
-    except Unsupported as error:
-        raise CompletionUnavailable(f"not completed from the model: {error.message}") from error
-    except Internal as error:
-        if error.message.startswith("ModuleNotFoundError"):
-            reason = error.message.splitlines()[0]
-            raise CompletionUnavailable(f"not completed from the model: {reason}") from error
-        raise
 
 
 def _duplicates(findings: Sequence[Finding]) -> Iterator[Finding]:

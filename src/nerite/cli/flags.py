@@ -32,10 +32,8 @@ from nerite.cli.kinds import (
 )
 from nerite.config.options import LOG_FORMATS
 
-_LATER = "not built yet"
 _LOOP = "one event loop serves every connection"
 _NO_POOL = "there is no pool to size"
-_PACKAGES = "backends are Python packages, not shared libraries"
 _BUILT_IN = "the caches 'local' and 'redis' are built in, and others are not loaded"
 _AGENTS = "the agent 'checksum' is built in, and others are not loaded"
 _GPU = "the server itself keeps nothing in GPU memory"
@@ -207,13 +205,13 @@ FLAGS: tuple[Flag, ...] = (
          "Model that predictions are asked of, where there are several.", "vertex.default_model"),
 
     Flag("allow-metrics", "Metrics", BOOLEAN, "Serve metrics in Prometheus's format.", "metrics.enabled"),
-    Flag("allow-gpu-metrics", "Metrics", BOOLEAN, "Report GPUs.", "metrics.gpu", accepted=_LATER),
+    Flag("allow-gpu-metrics", "Metrics", BOOLEAN, "Report GPUs (needs nvidia-ml-py).", "metrics.gpu"),
     Flag("allow-cpu-metrics", "Metrics", BOOLEAN, "Report processor and memory.", "metrics.cpu"),
     Flag("metrics-address", "Metrics", TEXT, "Address to listen on.", "metrics.address",
          default_text="that of --http-address"),
     Flag("metrics-port", "Metrics", PORT, "Port to listen on; 0 takes a free one.", "metrics.port"),
     Flag("metrics-interval-ms", "Metrics", FLOAT,
-         "Milliseconds between two looks at the hardware.", "metrics.interval_ms", accepted=_LATER),
+         "Milliseconds between two looks at GPUs; 100 or more.", "metrics.interval_ms"),
     Flag("metrics-config", "Metrics", _METRICS,
          "counter_latencies, histogram_latencies and summary_latencies (true or false), summary_quantiles "
          "(<quantile>:<error>,...). May be repeated.", join=parts.last_wins,
@@ -226,7 +224,9 @@ FLAGS: tuple[Flag, ...] = (
          "May be repeated.", join=add,
          default_text="mode=triton, level=OFF, rate=1000, count=-1"),
 
-    Flag("backend-directory", "Backend", TEXT, "Directory of backends.", "backend_directory", accepted=_PACKAGES),
+    Flag("backend-directory", "Backend", TEXT,
+         "Directory of backends written in Python: <name>/model.py in it serves models with backend: '<name>'.",
+         "backend_directory"),
     Flag("backend-config", "Backend", _BACKEND,
          "Setting of one backend, or of all where none is named. May be repeated.", "backend_settings", add),
 
@@ -255,7 +255,7 @@ FLAGS: tuple[Flag, ...] = (
          "Room that the state of a sequence can grow into on a device. May be repeated.",
          "device.cuda_virtual_address_bytes", parts.last_wins, default_text="1 GiB on each GPU", accepted=_GPU),
     Flag("min-supported-compute-capability", "Memory/Device Management", FLOAT,
-         "Leave GPUs below this compute capability alone.", "device.min_compute_capability", accepted=_GPU),
+         "Leave GPUs below this compute capability alone.", "device.min_compute_capability"),
     Flag("buffer-manager-thread-count", "Memory/Device Management", COUNT,
          "Threads that copy tensors.", "device.buffer_manager_threads", accepted="tensors are not copied"),
     Flag("host-policy", "Memory/Device Management", _POLICY,
@@ -263,7 +263,7 @@ FLAGS: tuple[Flag, ...] = (
          add),
     Flag("model-load-gpu-limit", "Memory/Device Management", _LIMIT,
          "Fraction of a device's memory beyond which no model is loaded onto it. May be repeated.",
-         "device.load_gpu_limits", parts.first_wins, accepted=_LATER),
+         "device.load_gpu_limits", parts.first_wins),
 
     Flag("allow-client-shm", "Shared Memory", BOOLEAN,
          "Let clients pass tensors in shared memory.", "device.allow_client_shared_memory"),
@@ -273,6 +273,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("repository-cache-directory", "Nerite", TEXT,
          "Directory for the files of models in object stores.", "repository.cache_directory",
          default_text="nerite/repositories in the user's directory of caches"),
+    Flag("environment-directory", "Nerite", TEXT,
+         "Directory for the environments that are made for Python models.", "environment_directory",
+         default_text="nerite/environments in the user's directory of caches"),
     Flag("access-log", "Nerite", BOOLEAN,
          "Log each HTTP request and each gRPC call, when it is answered.", "log.access"),
     Flag("stay-awake-microseconds", "Nerite", INTEGER,

@@ -12,8 +12,13 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "serve": "serve model repositories over HTTP and gRPC",
+    "add": "bring a trained model into a repository: recognised, tried, measured",
+    "rm": "take a model, or a version of it, out of a repository",
+    "ls": "list the models of a repository",
+    "show": "show a model: what it takes and gives, its files, commands that ask it",
     "check": "find what is wrong in model repositories, without serving them",
     "client": "ask a running server: models, inference, load and unload, statistics",
+    "environments": "list the environments that were made for Python models, and remove old ones",
     "version": "print the version",
 }
 """Name and purpose of each command. ``nerite.cli.<name>`` is its module."""

@@ -27,13 +27,30 @@ FRAMEWORKS: Final = (
     Framework("tensorflow", "model.savedmodel", "tensorflow_savedmodel", True),
     Framework("tensorflow", "model.graphdef", "tensorflow_graphdef"),
     Framework("tensorrt", "model.plan", TENSORRT),
+    Framework("litert", "model.tflite"),
     Framework("onnxruntime", "model.onnx", "onnxruntime_onnx", None),
     Framework("openvino", "model.xml", "", None),
     Framework("pytorch", "model.pt", "pytorch_libtorch"),
     Framework("pytorch", "model.pt2", "torch_aoti"),
     Framework("python", "model.py", "", None),
+    Framework("fil", "xgboost.ubj"),
+    Framework("fil", "xgboost.json"),
+    Framework("fil", "xgboost.model"),
+    Framework("fil", "model.txt"),
+    Framework("fil", "checkpoint.tl"),
+    # What else OpenVINO reads. Where these files are another framework's, too, OpenVINO has to be named.
+    Framework("openvino", "model.onnx"),
+    Framework("openvino", "model.tflite"),
+    Framework("openvino", "model.savedmodel", "", True),
+    Framework("openvino", "model.pdmodel"),
+    Framework("openvino", "model.pb"),
 )
 """In the order in which a version directory is searched."""
+
+_SEVERAL_FILES: Final = frozenset({"fil"})
+"""Backends that choose among their file names themselves."""
+_ALSO_CALLED: Final[Mapping[str, str]] = {"tflite": "litert", "armnn_tflite": "litert"}
+"""Backends that others made for Triton, and ours that takes their models."""
 
 PLATFORMS: Final[Mapping[str, str]] = {
     framework.platform: framework.backend for framework in FRAMEWORKS if framework.platform
@@ -47,7 +64,8 @@ def choose_backend(config: ModelConfig, name: str, files: Mapping[str, bool] | N
     ``name`` is the model's. ``files`` are the entries of its first version directory and whether each is a directory;
     None where there is no version. Raises ``InvalidArgument`` where nothing tells which backend it is.
     """
-    config = dataclasses.replace(config, name=config.name or name)
+    backend = _ALSO_CALLED.get(config.backend, config.backend)
+    config = dataclasses.replace(config, name=config.name or name, backend=backend)
     framework = _framework(config, files)
     if framework is not None:
         return dataclasses.replace(
@@ -64,16 +82,21 @@ def choose_backend(config: ModelConfig, name: str, files: Mapping[str, bool] | N
             f"Invalid model name: Could not determine backend for model '{name}' with no backend in model "
             "configuration. Expected model name of the form 'model.<backend_name>'."
         )
-    return dataclasses.replace(config, backend=backend, default_model_filename=f"model.{backend}")
+    filename = f"model.{backend}"
+    return dataclasses.replace(config, backend=_ALSO_CALLED.get(backend, backend), default_model_filename=filename)
 
 
 def _framework(config: ModelConfig, files: Mapping[str, bool] | None) -> Framework | None:
     """Return the framework that the given fields point at; with none given, the one that the files do."""
+    if config.backend in _SEVERAL_FILES:
+        return None
     if config.backend:
         own = [framework for framework in FRAMEWORKS if framework.backend == config.backend]
-        if config.backend == "tensorflow" and not config.platform:
-            # Two file formats, and nothing but the file tells them apart.
-            return _by_filename(config.default_model_filename, own) or _by_files(config, files, own)
+        if not config.platform and len(own) > 1:
+            # Several file formats, and nothing but the file tells them apart.
+            found = _by_filename(config.default_model_filename, own) or _by_files(config, files, own)
+            if found is not None or config.backend == "tensorflow":
+                return found
         named = [framework for framework in own if framework.platform == config.platform]
         return next(iter(named or own), None)
     if config.platform:

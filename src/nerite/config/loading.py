@@ -8,13 +8,14 @@ wrong is gathered, not raised: a load refuses with the first mistake, ``nerite c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from nerite.config.backend_choice import choose_backend
 from nerite.config.completion import Complete, CompletionUnavailable, apply_completion
+from nerite.config.gpus import NO_GPUS, Gpus
 from nerite.config.initial_states import FOLDER, read_initial_state
 from nerite.config.json_form import parse_json
 from nerite.config.mistake import Mistake, Source
@@ -67,6 +68,8 @@ class FinishedConfig:
     config: ModelConfig
     mistakes: tuple[Mistake, ...] = ()
     remarks: tuple[Remark, ...] = ()
+    certain: bool = True
+    """It was completed, if anything could complete it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class LoadedModel:
     mistakes: tuple[Mistake, ...] = ()
     """Everything that is wrong, what was found first coming first."""
     remarks: tuple[Remark, ...] = ()
+    certain: bool = True
+    """They were completed, if anything could complete them."""
 
 
 def load_model_directory(
@@ -89,21 +94,27 @@ def load_model_directory(
     override: str | None = None,
     auto_complete: bool = True,
     complete: Complete | None = None,
-    gpus: Collection[int] = (),
+    gpus: Callable[[str], Gpus] = lambda backend: NO_GPUS,
 ) -> LoadedModel:
-    """Read, complete and judge a model, in all the versions that it serves. Blocks as long as ``complete`` does."""
+    """Read, complete and judge a model, in all the versions that it serves. Blocks as long as ``complete`` does.
+
+    ``gpus`` says which there are for a backend.
+    """
     polled = poll_model_directory(
         directory, name=name, config_name=config_name, override=override, auto_complete=auto_complete
     )
     mistakes, remarks = dict.fromkeys(polled.mistakes), dict.fromkeys(polled.remarks)
     configs = {}
+    certain = True
+    there = gpus(polled.config.backend)
     for version in polled.versions or (None,):
-        finished = finish_config(polled, version, complete=complete if auto_complete else None, gpus=gpus)
+        finished = finish_config(polled, version, complete=complete if auto_complete else None, gpus=there)
         mistakes |= dict.fromkeys(finished.mistakes)
         remarks |= dict.fromkeys(finished.remarks)
+        certain = certain and finished.certain
         if version is not None:
             configs[version] = finished.config
-    return LoadedModel(polled, configs, tuple(mistakes), tuple(remarks))
+    return LoadedModel(polled, configs, tuple(mistakes), tuple(remarks), certain)
 
 
 def poll_model_directory(
@@ -160,7 +171,7 @@ def poll_model_directory(
 
 
 def finish_config(
-    polled: PolledModel, version: int | None, *, complete: Complete | None = None, gpus: Collection[int] = ()
+    polled: PolledModel, version: int | None, *, complete: Complete | None = None, gpus: Gpus = NO_GPUS
 ) -> FinishedConfig:
     """Return the complete configuration of a version on a machine that has ``gpus``. Blocks as ``complete`` does.
 
@@ -171,9 +182,11 @@ def finish_config(
     config = normalise_instances(polled.config, gpus)
     mistakes = text.source.place(check_instances(config, text, gpus))
     remarks: list[Remark] = []
+    certain = complete is None or version is None or not config.backend
     if complete is not None and version is not None and config.backend and not (mistakes or polled.mistakes):
         try:
             completed = complete(config, version)
+            certain = True
             if completed is not None:
                 config = apply_completion(config, completed)
                 mistakes += text.source.place(check_config(config, text))
@@ -190,7 +203,7 @@ def finish_config(
     if not mistakes:
         mistakes += text.source.place(_check_initial_states(config, polled.directory))
     remarks += [Remark("warning", line) for line in (*metric_warnings(config), *repeated_names(config))]
-    return FinishedConfig(config, tuple(mistakes), tuple(remarks))
+    return FinishedConfig(config, tuple(mistakes), tuple(remarks), certain)
 
 
 def _read(directory: Path, config_name: str, override: str | None, *, required: bool) -> tuple[Parsed, bool]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from typing import Final
 
+from nerite.config.gpus import Gpus
 from nerite.config.model_config import (
     InstanceKind,
     ModelConfig,
@@ -18,7 +18,7 @@ from nerite.config.optimization import ModelOptimizationPolicy, PinnedMemoryBuff
 from nerite.config.scheduling_choice import ModelDynamicBatching, ModelSequenceBatching
 
 IDLE_DEFAULT_MICROSECONDS: Final = 1_000_000
-_ON_CPU_UNLESS_TOLD: Final = frozenset({"openvino"})
+_ON_CPU_UNLESS_TOLD: Final = frozenset({"fil", "litert", "openvino"})
 """Backends that prefer the CPU even where there are GPUs."""
 _TWO_ON_CPU: Final = frozenset({"tensorflow", "onnxruntime"})
 """Backends that have two instances on the CPU by default."""
@@ -39,7 +39,7 @@ def normalise(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, model_transaction_policy=policy)
 
 
-def normalise_instances(config: ModelConfig, gpus: Collection[int]) -> ModelConfig:
+def normalise_instances(config: ModelConfig, gpus: Gpus) -> ModelConfig:
     """Return ``config`` with its instance groups filled in for a machine that has ``gpus``. Idempotent."""
     if config.ensemble_scheduling is not None:
         return config
@@ -78,10 +78,11 @@ def _preferred(backend: str) -> InstanceKind:
     return "KIND_CPU" if backend in _ON_CPU_UNLESS_TOLD else "KIND_AUTO"
 
 
-def _group(config: ModelConfig, index: int, group: ModelInstanceGroup, gpus: Collection[int]) -> ModelInstanceGroup:
+def _group(config: ModelConfig, index: int, group: ModelInstanceGroup, gpus: Gpus) -> ModelInstanceGroup:
     kind = group.kind
     if kind == "KIND_AUTO":
-        kind = "KIND_GPU" if gpus and set(group.gpus) <= set(gpus) else "KIND_CPU"
+        on_gpus = gpus.numbers and gpus.preferred and set(group.gpus) <= set(gpus.numbers)
+        kind = "KIND_GPU" if on_gpus else "KIND_CPU"
     count = group.count
     if count < 1:
         count = 2 if kind == "KIND_CPU" and config.backend in _TWO_ON_CPU else 1
@@ -90,5 +91,5 @@ def _group(config: ModelConfig, index: int, group: ModelInstanceGroup, gpus: Col
         name=group.name or f"{config.name}_{index}",
         kind=kind,
         count=count,
-        gpus=tuple(sorted(gpus)) if kind == "KIND_GPU" and not group.gpus else group.gpus,
+        gpus=tuple(sorted(gpus.numbers)) if kind == "KIND_GPU" and not group.gpus else group.gpus,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 RESTRICTED_CATEGORIES = (
     "health",
@@ -265,7 +265,7 @@ class DeviceOptions:
     pinned_pool_bytes: int = 1 << 28
     cuda_pool_bytes: Mapping[int, int] = field(default_factory=dict)
     cuda_virtual_address_bytes: Mapping[int, int] = field(default_factory=dict)
-    min_compute_capability: float = 0.0
+    min_compute_capability: float = 6.0
     buffer_manager_threads: int = 0
     host_policies: tuple[HostPolicy, ...] = ()
     load_gpu_limits: Mapping[int, float] = field(default_factory=dict)
@@ -306,6 +306,11 @@ class VertexOptions:
     predict_route: str = ""
 
 
+_LARGEST_BATCHES: Final = {"fil": "32768"}
+"""By backend, for models that can batch and do not say how much, where it is not Triton's 4: a row of a tree model
+costs microseconds, and clients send tables of them."""
+
+
 @dataclass(frozen=True)
 class ServerOptions:
     """Everything one server is told when it starts."""
@@ -327,6 +332,8 @@ class ServerOptions:
     vertex: VertexOptions = VertexOptions()
     backend_directory: str = "/opt/tritonserver/backends"
     backend_settings: tuple[BackendSetting, ...] = ()
+    environment_directory: str = ""
+    """Where the environments of Python models are kept; empty: in the user's directory of caches."""
     repoagent_directory: str = "/opt/tritonserver/repoagents"
 
     def settings_of(self, backend: str) -> dict[str, str]:
@@ -335,7 +342,8 @@ class ServerOptions:
             "auto-complete-config": str(self.repository.auto_complete).lower(),
             "backend-directory": self.backend_directory,
             "min-compute-capability": f"{self.device.min_compute_capability:f}",
-            "default-max-batch-size": "4",
+            "default-max-batch-size": _LARGEST_BATCHES.get(backend, "4"),
+            "environment-directory": self.environment_directory,
         }
         for wanted in ("", backend):
             settings.update((s.name, s.value) for s in self.backend_settings if s.backend == wanted)

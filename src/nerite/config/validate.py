@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
 from nerite.config.backend_choice import ENSEMBLE, PLATFORMS, TENSORRT
+from nerite.config.gpus import Gpus
 from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
 from nerite.config.near import nearest
@@ -23,7 +24,6 @@ from nerite.config.validate_states import check_states
 from nerite.config.validate_tensors import check_batch_tensors, check_inputs, check_outputs
 from nerite.core.errors import Internal
 
-MINIMUM_COMPUTE_CAPABILITY: Final = 6.0
 CUSTOMIZABLE_METRICS: Final = frozenset({"nv_inference_first_response_histogram_ms"})
 
 
@@ -49,7 +49,7 @@ def check_sequences(config: ModelConfig, text: Parsed) -> list[Mistake]:
     return _run(_SEQUENCE_CHECKS, config, text)
 
 
-def check_instances(config: ModelConfig, text: Parsed, gpus: Collection[int]) -> list[Mistake]:
+def check_instances(config: ModelConfig, text: Parsed, gpus: Gpus) -> list[Mistake]:
     """Return what is wrong with the instance groups of ``config`` on a machine that has ``gpus``."""
     if config.ensemble_scheduling is not None or not text.trusts(("instance_group",)):
         return []
@@ -156,9 +156,7 @@ def _check_metrics(config: ModelConfig) -> Iterator[Mistake]:
             )
 
 
-def _check_group(
-    config: ModelConfig, index: int, group: ModelInstanceGroup, gpus: Collection[int]
-) -> Iterator[Mistake]:
+def _check_group(config: ModelConfig, index: int, group: ModelInstanceGroup, gpus: Gpus) -> Iterator[Mistake]:
     path = ("instance_group", index)
     head = f"instance group {group.name} of model {config.name}"
     if group.kind in ("KIND_MODEL", "KIND_CPU") and group.gpus:
@@ -166,7 +164,7 @@ def _check_group(
             message=f"{head} has kind {group.kind} but specifies one or more GPUs",
             path=(*path, "gpus"),
             remedy="Write kind: KIND_GPU, or remove 'gpus'."
-            if gpus
+            if gpus.numbers
             else "Remove 'gpus': this machine has no GPU that could be used.",
         )
     elif group.kind == "KIND_GPU" and not group.gpus:
@@ -177,15 +175,15 @@ def _check_group(
             elsewhere=True,
         )
     elif group.kind == "KIND_GPU":
-        there = ", ".join(map(str, sorted(gpus)))
+        there = ", ".join(map(str, sorted(gpus.numbers)))
         for place, gpu in enumerate(group.gpus):
-            if gpu not in gpus:
+            if gpu not in gpus.numbers:
                 yield Mistake(
                     message=f"{head} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum "
-                    f"required CUDA compute compatibility of {MINIMUM_COMPUTE_CAPABILITY:.6f} are: {there}",
+                    f"required CUDA compute compatibility of {gpus.minimum:.6f} are: {there}",
                     path=(*path, "gpus", place),
                     remedy="Write the number of a GPU that is there."
-                    if gpus
+                    if gpus.numbers
                     else "Write kind: KIND_CPU and remove 'gpus': this machine has no GPU that could be used.",
                     elsewhere=True,
                 )

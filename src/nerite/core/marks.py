@@ -11,7 +11,7 @@ class Marks:
     A backend that cannot tell the phases apart leaves them: input and output then count as zero time.
     """
 
-    __slots__ = ("computed_ns", "ended_ns", "failed", "inputs_ready_ns", "started_ns")
+    __slots__ = ("computed_ns", "ended_ns", "failed", "followed", "inputs_ready_ns", "started_ns")
 
     def __init__(self) -> None:
         self.started_ns = self.inputs_ready_ns = time.monotonic_ns()
@@ -19,6 +19,8 @@ class Marks:
         self.ended_ns = 0
         self.failed = False
         """The execution as a whole failed: it raised, or did not answer every request. Set by ``execution``."""
+        self.followed = False
+        """Other models went on with the answers, which are here later than they were ready."""
 
     def inputs_ready(self) -> None:
         """Note that the inputs are where the framework wants them."""

@@ -93,6 +93,9 @@ class RequestHeader:
         "wanted",
     )
 
+    namespace = ""
+    """The repository that the model is of. No client can say it: only the steps of ensembles do."""
+
     def __init__(
         self,
         model_name: str,
@@ -214,6 +217,8 @@ class InferenceRequest:
     """Whether ``respond`` may be called from any thread, and with several responses."""
     caused = False
     """Whether another request causes it: somebody inside the server waits for it."""
+    stretch: Any = None
+    """Of a step of an ensemble: what may follow it at once, where its model lives with others."""
 
     def __init__(
         self, header: RequestHeader, data: Sequence[Buffer], sink: ReplySink, arrived_ns: int, id: str = ""

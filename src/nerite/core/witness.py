@@ -14,6 +14,9 @@ class Witness:
     def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Take note of the execution. ``marks`` is None if the worker died. Responses may be still to come."""
 
+    def turned(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Take note of an execution after which the request waits to run once more."""
+
     def composed(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Take note that an ensemble is done. ``marks`` has the sums over its steps; None: it failed."""
 
@@ -33,6 +36,11 @@ class Relay(Witness):
         """Pass it on."""
         if isinstance(self._sink, Witness):
             self._sink.ran(request, marks)
+
+    def turned(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Pass it on."""
+        if isinstance(self._sink, Witness):
+            self._sink.turned(request, marks)
 
     def composed(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Pass it on."""

@@ -73,7 +73,8 @@ class Answers:
             for request, response in zip(batch, responses, strict=True):
                 if response is not None:
                     self._respond(request, response)
-        self._statistics.executed(answered, marks, _now(), apart)
+        now = marks.ended_ns if marks is not None and marks.followed else _now()
+        self._statistics.executed(answered, marks, now, apart)
 
     def part(self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None) -> None:
         """Pass on one of several responses to a request. Only last ones keep an order."""

@@ -100,6 +100,9 @@ class AnyInstance:
     def resume(self, request: InferenceRequest) -> None:
         """Do nothing: what runs, runs."""
 
+    def server_stops(self) -> None:
+        """Do nothing: no request waits for another one."""
+
     def finish(self) -> None:
         """Do nothing: no request waits for another one."""
 

@@ -22,6 +22,7 @@ from nerite.core.tensor import Buffer
 from nerite.execution import messages
 from nerite.execution.inbox import Inbox
 from nerite.execution.outbox import Outbox
+from nerite.execution.resident import at_seat
 from nerite.execution.worker_batch import WorkerBatch
 
 WINDOW: Final = 16
@@ -94,8 +95,8 @@ class Calls:
         """``batches`` are those that run or have requests without their last response."""
         self.inbox = inbox
         self.outbox = outbox
-        self.allowed = False
-        """The model may call others: it is initialized, and not being finalized."""
+        self.allowed: set[int] = set()
+        """The seats of the models that may call others: they are initialized, and not being finalized."""
         self._batches = batches
         self._numbers = itertools.count(1)
         self._open: dict[int, ModelCall] = {}
@@ -115,7 +116,7 @@ class Calls:
 
         Raises ``Unsupported`` before the model is initialized and after its last batch.
         """
-        if not self.allowed:
+        if self._seat() not in self.allowed:
             raise Unsupported("BLS is only supported during the 'execute' function.")
         number = next(self._numbers) & 0xFFFFFFFF
         call = self._open[number] = ModelCall(self, number, windowed=decoupled)
@@ -127,7 +128,9 @@ class Calls:
         number = next(self._numbers) & 0xFFFFFFFF
         answers: list[dict[str, Any]] = []
         self._questions[number] = answers
-        self.outbox.send(messages.json_frame(messages.ASK, {"number": number, "what": what, **about}))
+        self.outbox.send(
+            messages.json_frame(messages.ASK, {"number": number, "seat": self._seat(), "what": what, **about})
+        )
         self.inbox.wait(lambda: bool(answers))
         if not answers:
             raise _gone()
@@ -165,6 +168,17 @@ class Calls:
         if self._open.pop(call.number, None) is not None:
             self.outbox.send(messages.request_frame(messages.GIVE_UP, call.number, 0))
             call.hear(InferenceResponse.failed(Cancelled("the call was cancelled")), True)
+
+    def _seat(self) -> int:
+        """Return the seat of the model whose code is running."""
+        seat = at_seat.get()
+        if seat is not None:
+            return seat
+        requests = at_hand.get()
+        if requests and isinstance(batch := requests[0].sink, WorkerBatch):
+            return batch.number & messages.SEAT
+        # A thread of a model's own. Where there are several models it may be of any.
+        return min(self.allowed, default=0)
 
     def _on_behalf(self, parent: InferenceRequest | None) -> tuple[int, int]:
         """Return the batch, and the request in it, that a call is made for."""

@@ -1,7 +1,7 @@
 """The server's end of the channel to a worker.
 
-It lives in two phases. First a loader thread talks to the worker and waits for each answer (``ask``): complete the
-configuration, load the model. Then the channel is given to the loop (``attach``), and from there on nothing waits.
+It has two lives. A loader thread talks to a worker that completes a configuration, and waits for the answer (``ask``).
+The channel of a worker with models in it belongs to the loop (``attach``), and nothing ever waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from nerite.core import header_form
@@ -23,6 +23,7 @@ from nerite.core.tensor import Buffer
 from nerite.execution import messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
 from nerite.execution.guest_memory import GuestMemory
+from nerite.execution.messages import Along
 from nerite.execution.nursery import WorkerProcess
 
 Log = Callable[[str, str, str, str, int, str], None]
@@ -32,8 +33,10 @@ _WRITABLE: Final = 1 << 30
 """Added to the number of a guest that the worker maps to write."""
 
 
-Ask = Callable[[dict[str, Any], bool, Callable[[bytes], None]], None]
-"""Called with a question of the model, whether it is being loaded, and where the message with the answer goes."""
+Ask = Callable[[dict[str, Any], Callable[[bytes], None]], None]
+"""Called with a question of the model, and where the message with the answer goes."""
+
+OnResult = Callable[[int, list[InferenceResponse | None], Marks, Along | None], None]
 
 
 class Desk(Protocol):
@@ -77,20 +80,21 @@ class Channel:
         """The worker's memory, for other workers to map."""
         self._results: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
         self._calls: records.Unpacker[RequestHeader] = records.Unpacker(self._loans, self._borrower)
-        self._answers: deque[Callable[[Any, NeriteError | None], None]] = deque()
+        self._answers: dict[int, Callable[[Any, NeriteError | None], None]] = {}
+        """By the number of what was asked."""
+        self._asked = 0
         self._unsent: deque[memoryview] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_result: Callable[[int, list[InferenceResponse | None], Marks], None] | None = None
+        self._on_result: OnResult | None = None
         self._on_part: Callable[[int, int, InferenceResponse, bool, Marks], None] | None = None
         self._on_end: Callable[[], None] | None = None
         self._desk: Desk | None = None
 
     def ask(self, kind: int, value: object) -> Any:
-        """Ask and wait for the answer. Only before ``attach``. Raises what the worker answers, or ``Unavailable``."""
+        """Ask and wait for the answer. Never after ``attach``. Raises what the worker answers, or ``Unavailable``."""
         answers: list[tuple[Any, NeriteError | None]] = []
-        self._answers.append(lambda answer, error: answers.append((answer, error)))
         try:
-            self._socket.sendall(messages.json_frame(kind, value))
+            self._socket.sendall(self._question(kind, value, lambda answer, error: answers.append((answer, error))))
             while not answers:
                 size = self._socket.recv_into(self._frames.space())
                 if size == 0:
@@ -107,16 +111,16 @@ class Channel:
     def attach(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_result: Callable[[int, list[InferenceResponse | None], Marks], None],
+        on_result: OnResult,
         on_part: Callable[[int, int, InferenceResponse, bool, Marks], None],
         on_end: Callable[[], None],
         desk: Desk,
     ) -> None:
         """Give the channel to the loop.
 
-        ``on_result`` takes what a batch returned, ``on_part`` a single response to one of its requests, whether it
-        is the last, and its times. ``on_end`` is called once, when the worker's side is closed. ``desk`` takes the
-        model's calls to other models.
+        ``on_result`` takes what a batch returned, and what became of it where others could follow. ``on_part`` takes
+        a single response to one of its requests, whether it is the last, and its times. ``on_end`` is called once,
+        when the worker's side is closed. ``desk`` takes the models' calls to other models.
         """
         self._desk = desk
         self._loop = loop
@@ -132,18 +136,22 @@ class Channel:
 
     def request(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> None:
         """Ask, and have the answer passed to ``answered``. Only after ``attach``."""
-        self._answers.append(answered)
-        self._send(messages.json_frame(kind, value))
+        self._send(self._question(kind, value, answered))
 
-    def execute(self, batch: int, requests: Sequence[InferenceRequest]) -> None:
-        """Send a batch."""
+    def introduce(self, number: int, hops: Sequence[Mapping[str, Any]]) -> None:
+        """Tell the worker what may follow a batch; ``execute`` refers to it by the number."""
+        self._send(messages.json_frame(messages.STRETCH, {"number": number, "hops": hops}))
+
+    def execute(self, batch: int, requests: Sequence[InferenceRequest], stretch: int = 0) -> None:
+        """Send a batch, and which models in the worker may follow."""
         introductions: list[Buffer] = []
-        records: list[Buffer] = []
+        records: list[Buffer] = [messages.stretch_part(stretch)] if stretch else []
         packer = self._requests
         for request in requests:
             packer.record(packer.entry(request.header, introductions), request.id, request.data, records)
         tokens = self._borrower.take_released()
-        message = messages.batch_message(messages.EXECUTE, batch, len(requests), tokens, None, records)
+        kind = messages.EXECUTE_ON if stretch else messages.EXECUTE
+        message = messages.batch_message(kind, batch, len(requests), tokens, None, records)
         if introductions:
             message = b"".join((*introductions, message))
         self._send(message)
@@ -197,6 +205,8 @@ class Channel:
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
         if kind == messages.RESULT:
             self._result(count, body)
+        elif kind == messages.RESULT_ON:
+            self._result(count, body, went_on=True)
         elif kind in (messages.PART, messages.LAST):
             self._part(count, body, kind == messages.LAST)
         elif kind == messages.CALL:
@@ -206,7 +216,7 @@ class Channel:
         elif kind == messages.TAKEN and self._desk is not None:
             self._desk.taken(messages.read_batch(body)[0], count)
         elif kind == messages.ASK:
-            self._ask(messages.read_json(body), self._desk is None, self._send)
+            self._ask(messages.read_json(body), self._send)
         elif kind == messages.REQUEST_HEADER:
             self._calls.introduce(header_form.read_request_header(messages.read_json(body)))
         elif kind == messages.RESPONSE_HEADER:
@@ -222,13 +232,21 @@ class Channel:
         elif kind == messages.LOG:
             self._log(self._process.name, *messages.read_json(body))
         elif kind == messages.DONE:
-            self._answers.popleft()(messages.read_json(body), None)
+            self._answers.pop(count)(messages.read_json(body), None)
         elif kind == messages.FAILED:
-            self._answers.popleft()(None, messages.read_error(body))
+            self._answers.pop(count)(None, messages.read_error(body))
 
-    def _result(self, count: int, body: memoryview) -> None:
+    def _question(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> bytes:
+        self._asked = (self._asked + 1) & 0xFFFF
+        self._answers[self._asked] = answered
+        return messages.json_frame(kind, value, self._asked)
+
+    def _result(self, count: int, body: memoryview, *, went_on: bool = False) -> None:
         batch, tokens, at = messages.read_batch(body)
         marks, at = messages.read_marks(body, at)
+        along: Along | None = None
+        if went_on:
+            along, at = messages.read_along(body, at)
         responses: list[InferenceResponse | None] = []
         for _ in range(count):
             response, at = records.read_response(self._results, body, at)
@@ -237,7 +255,7 @@ class Channel:
         for token in tokens:
             self._loans.returned(token)
         assert self._on_result is not None
-        self._on_result(batch, responses, marks)
+        self._on_result(batch, responses, marks, along)
 
     def _part(self, index: int, body: memoryview, final: bool) -> None:
         batch, tokens, at = messages.read_batch(body)
@@ -254,10 +272,7 @@ class Channel:
         header, name, data, _ = self._calls.record(body, at)
         for token in tokens:
             self._loans.returned(token)
-        assert isinstance(header, RequestHeader)
-        if self._desk is None:  # a thread that the model began in ``initialize`` is very quick
-            self.answer(call, InferenceResponse.failed(Unavailable("the server is not ready for calls yet")), True)
-            return
+        assert isinstance(header, RequestHeader) and self._desk is not None
         self._desk.call(call, batch, index, decoupled, header, name, data)
 
     def _send(self, message: bytes) -> None:

@@ -158,7 +158,8 @@ class Dispatcher:
         runner.part = self._on_part
         runner.on_usable = self._usable
         self._runners.append(runner)
-        self._roster.came(runner)
+        if runner.usable:  # a worker may have died as soon as it was there
+            self._roster.came(runner)
 
     def _see_off(self) -> None:
         """Let go of the instances that leave and are done."""
@@ -179,6 +180,11 @@ class Dispatcher:
         else:
             call()
 
+    def server_stops(self) -> None:
+        """Refuse what waits for something that does not come any more."""
+        self._roster.server_stops()
+        self._loop.call_soon(self._turn)
+
     def abandon(self, error: NeriteError) -> None:
         """Answer everything that waits with ``error``. What runs, runs on."""
         for request in self._roster.drain():
@@ -194,9 +200,10 @@ class Dispatcher:
     def _witnessed_done(
         self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], marks: Marks | None
     ) -> None:
-        for request in batch:
+        for request, response in zip(batch, responses, strict=True):
             if isinstance(request.sink, Witness):
-                request.sink.ran(request, marks)
+                again = response is not None and response.again
+                (request.sink.turned if again else request.sink.ran)(request, marks)
         self._done(runner, batch, responses, marks)
 
     def _witnessed_part(

@@ -20,8 +20,11 @@ class Door(Protocol):
         ``decoupled`` is the refusal of a model that may have several answers; empty if those are taken.
         """
 
-    def find(self, model: str, version: str, decoupled: str) -> RunningVersion:
-        """Return where a request for a model goes; an empty version is the latest. Raises Triton's refusals."""
+    def find(self, model: str, version: str, decoupled: str, namespace: str = "") -> RunningVersion:
+        """Return where a request for a model goes; an empty version is the latest. Raises Triton's refusals.
+
+        ``namespace`` is the repository that it is of; without one the name has to do.
+        """
 
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
         """Tell whether one model can be served: not if there is none. Raises Triton's refusals of the version."""

@@ -16,7 +16,6 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader, labelled
 from nerite.core.response import InferenceResponse
-from nerite.core.signature import show
 from nerite.core.witness import Witness
 from nerite.execution.door import Door
 from nerite.execution.ensemble_run import EnsembleRun, StepRequest, Wave
@@ -24,6 +23,7 @@ from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.admission import Admission
 from nerite.scheduling.ensemble.graph import Graph
 from nerite.scheduling.ensemble.inflight_limit import GIVES_WAY_NS, InflightLimit
+from nerite.scheduling.ensemble.link import explained
 from nerite.scheduling.ensemble.situation import Course, Situation, Start
 
 _log = logging.getLogger("nerite.execution")
@@ -116,6 +116,9 @@ class Ensemble:
         """Tell sinks how their requests ran, from now on."""
         self._tells = True
 
+    def server_stops(self) -> None:
+        """Do nothing: its models are told."""
+
     def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Return the steps of ``request`` that are under way."""
         return next((run.under_way for run in self._runs if run.request is request), ())
@@ -125,6 +128,10 @@ class Ensemble:
         return False
 
     # What the runs tell
+
+    def goes_on(self, request: InferenceRequest) -> bool:
+        """Return whether the steps of a request may follow each other in a worker, where they live together."""
+        return not (self.limited or (self._tells and isinstance(request.sink, Witness)))
 
     def admits(self, run: EnsembleRun, wave: Wave, start: Start, cause: StepRequest | None) -> bool:
         """Return whether a step may begin now; else it begins when it may, and ``cause`` pauses until then."""
@@ -183,15 +190,10 @@ class Ensemble:
         """Return the error of a step as the caller is told: Triton's words, and then where it was."""
         step = request.start.step
         try:
-            version = self.door.find(step.model, step.version, "").label
+            version = self.door.find(step.model, step.version, "", step.namespace).label
         except NeriteError:  # the very thing that went wrong, perhaps
             version = step.version or "latest"
-        given = ", ".join(f"{spec.name} {spec.datatype.name} {show(spec.shape)}" for spec in request.header.inputs)
-        return error.prefixed(
-            f"in ensemble '{self._name}', ",
-            f"\n    at step {step.number + 1} of '{self._name}': model '{step.model}', version {version}, "
-            f"given {given or 'no tensors'}",
-        )
+        return explained(error, self._name, step.number, step.model, version, request.header)
 
     def deadlock(self, request: InferenceRequest) -> NeriteError:
         """Return the error of a request some of whose outputs were never made."""

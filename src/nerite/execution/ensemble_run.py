@@ -38,7 +38,7 @@ class Wave:
 class StepRequest(ChildRequest):
     """What the model of a step is asked."""
 
-    __slots__ = ("start", "wave")
+    __slots__ = ("reached", "run", "start", "stretch", "wave")
 
     def __init__(self, run: EnsembleRun, wave: Wave, start: Start) -> None:
         data = wave.data
@@ -48,7 +48,11 @@ class StepRequest(ChildRequest):
         # Not by way of the parent class: there is one of these for each step of each request.
         InferenceRequest.__init__(self, start.header, bytes_of, run, _now(), run.request.id)
         self.parent = run.request
+        self.run = run
         self.start = start
+        self.reached = start.step
+        """The step whose answer comes: another one than was asked, if it could go on from there."""
+        self.stretch = start.stretch if run.goes_on else None
         self.wave = wave
 
 
@@ -63,6 +67,7 @@ class EnsembleRun(Witness):
         "_open",
         "_output_ns",
         "_queue_ns",
+        "goes_on",
         "over",
         "request",
         "waiting",
@@ -72,6 +77,8 @@ class EnsembleRun(Witness):
         self.request = request
         self.over = False
         """Nothing more will be answered."""
+        self.goes_on = ensemble.goes_on(request)
+        """Steps may follow each other without coming by here."""
         self.waiting = 0
         """Steps that are held back for now."""
         self._ensemble = ensemble
@@ -109,7 +116,7 @@ class EnsembleRun(Witness):
             self._fail(request, response.error)
             return
         if response.header is not None:
-            step = request.start.step
+            step = request.reached
             wave = request.wave
             situation = wave.situation.after(step, response.header)
             if step.decoupled:
@@ -127,8 +134,20 @@ class EnsembleRun(Witness):
 
     def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Add what a step took to what all of them took. Several responses are added one by one."""
-        if marks is not None and not (isinstance(request, StepRequest) and request.start.step.decoupled):
+        step = request.origin
+        assert isinstance(step, StepRequest)
+        if marks is not None and not step.start.step.decoupled:
             self._add(request, marks)
+
+    def followed(self, marks: Marks) -> None:
+        """Add what a step took that followed another in its worker."""
+        self._input_ns += marks.inputs_ready_ns - marks.started_ns
+        self._infer_ns += marks.computed_ns - marks.inputs_ready_ns
+        self._output_ns += marks.ended_ns - marks.computed_ns
+
+    def turned(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Add what one of the turns of a step took."""
+        self.ran(request, marks)
 
     def composed(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Add what a step took that is an ensemble itself."""
@@ -191,7 +210,9 @@ class EnsembleRun(Witness):
         self._ensemble.over(self)
 
     def _fail(self, request: StepRequest, error: NeriteError) -> None:
-        self.fail(self._ensemble.explained(request, error), Outcome.OTHER)
+        if request.reached is request.start.step:  # of those that follow, the worker says what they were given
+            error = self._ensemble.explained(request, error)
+        self.fail(error, Outcome.OTHER)
 
     def _cancelled(self, request: InferenceRequest) -> None:
         self.fail(Cancelled(""), Outcome.CANCELED)

@@ -28,14 +28,16 @@ class Asker(NamedTuple):
 class Errands:
     """One for the server. Questions may come from any thread; all else belongs to the loop's."""
 
-    def __init__(self, door: Door, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, door: Door, loop: asyncio.AbstractEventLoop, loading: asyncio.Semaphore) -> None:
+        """``loading`` is held by each model that is being loaded."""
         self._door = door
         self._loop = loop
+        self._loading = loading
         self._under_way: set[asyncio.Task[None]] = set()
         self._loads: list[tuple[str, str]] = []
         """Models that are being loaded, each with one that its ``initialize`` wants loaded or unloaded just now."""
 
-    def take(self, question: dict[str, Any], asker: Asker, reply: Callable[[bytes], None]) -> None:
+    def take(self, question: dict[str, Any], reply: Callable[[bytes], None], asker: Asker) -> None:
         """Do what a worker asks, and pass the message for it to ``reply``, on the loop's thread. For any thread."""
         self._loop.call_soon_threadsafe(self._begin, question, asker, reply)
 
@@ -97,6 +99,8 @@ class Errands:
                 answer(None, Unavailable(f"model '{model}' is being loaded, and that waits for this to be done"))
                 return
             self._loads.append(wait)
+            # Otherwise as many as may be loaded at once would wait for others for ever.
+            self._loading.release()
         try:
             await work
             answer(None, None)
@@ -108,6 +112,7 @@ class Errands:
         finally:
             if asker.loading:
                 self._loads.remove(wait)
+                await self._loading.acquire()
 
     def _leads_back(self, asking: str, wanted: str) -> bool:
         """Return whether ``wanted`` is loaded, or waits for others that are, by the load of ``asking`` itself."""

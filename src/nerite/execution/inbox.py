@@ -3,7 +3,8 @@
 Mostly that is the main thread, which waits for the next job. While it is at work, a model may want to know whether a
 request was cancelled, or wait for the answer of another model, and a thread of its own may wait until more responses
 are wanted: then these read. An event loop whose coroutines wait for answers reads when there is something. Control
-messages take effect where they are read; jobs are kept for the main thread, in order.
+messages take effect where they are read. Jobs are kept for the main thread, in order; while it is at work, somebody
+else is called to do them.
 """
 
 from __future__ import annotations
@@ -34,25 +35,41 @@ class Inbox:
         self._frames = Frames()
         self._jobs: deque[Message] = deque()
         self._ended = False
+        self._at_work = False
+        """The main thread does a job."""
         self._reading = threading.Lock()
         self._turn = threading.Condition()
         self._waiting = 0
         self._loops: dict[AbstractEventLoop, int] = {}
         """Event loops that read, and for how many who wait."""
         self.vigil = Vigil(0.0)
+        self.on_job: Callable[[], object] = lambda: None
+        """Called when a job has come while the main thread is at another, by any thread."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when the server is gone, by any thread."""
 
     def job(self) -> Message | None:
         """Wait for the next job and return it; None when the server is gone. For the main thread."""
         jobs = self._jobs
-        if not jobs:
-            with self._reading:
-                # Another thread may have read it meanwhile.
+        self._at_work = False
+        if not jobs and self._reading.acquire(blocking=False):  # mostly nobody else does
+            try:
                 while not jobs and not self._ended:
-                    self._take(self._receive())
+                    self._take(self._receive(answer=False))
+            finally:
+                self._reading.release()
             self._released()
-        return jobs.popleft() if jobs else None
+        while (message := self.waiting_job()) is None and not self._ended:
+            self.wait(self._has_job, answer=False)
+        self._at_work = True
+        return message
+
+    def waiting_job(self) -> Message | None:
+        """Return the next job if one is there. For any thread."""
+        try:
+            return self._jobs.popleft() if self._jobs else None
+        except IndexError:  # another thread was quicker
+            return None
 
     @property
     def idle(self) -> bool:
@@ -70,13 +87,17 @@ class Inbox:
                 self._reading.release()
             self._released()
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Wait until something that the server says has made ``ready`` true, or the server is gone. For any thread."""
+    def wait(self, ready: Callable[[], bool], *, answer: bool = True) -> None:
+        """Wait until something that the server says has made ``ready`` true, or the server is gone. For any thread.
+
+        ``answer``: it is the answer to something, rather than a job.
+        """
+        self._call_others()
         while not ready() and not self._ended:
             if self._reading.acquire(blocking=False):
                 try:
                     while not ready() and not self._ended:
-                        self._take(self._receive(True))
+                        self._take(self._receive(answer))
                 finally:
                     self._reading.release()
                 self._released()
@@ -90,6 +111,7 @@ class Inbox:
 
     def attend(self, loop: AbstractEventLoop) -> None:
         """Have an event loop read, too, until ``leave``. For the thread of the loop."""
+        self._call_others()
         waiting = self._loops.get(loop, 0)
         self._loops[loop] = waiting + 1
         if not waiting:
@@ -118,12 +140,23 @@ class Inbox:
             if not self._control(*message):
                 self._jobs.append(message)
         self._released()
+        if self._at_work:
+            self._call_others()
 
-    def _receive(self, answer: bool = False) -> int:
-        """Wait for bytes, awake for a moment if they are likely to come at once; return how many came.
+    def stop(self) -> None:
+        """Read no more: it is as if the server were gone. For any thread."""
+        self._channel.shutdown(socket.SHUT_RD)
 
-        ``answer``: they are to answer something, rather than to be a job.
-        """
+    def _call_others(self) -> None:
+        """Have jobs done that would have to wait until the main thread, or another, is done with one."""
+        if self._at_work and self._jobs:
+            self.on_job()
+
+    def _has_job(self) -> bool:
+        return bool(self._jobs)
+
+    def _receive(self, answer: bool) -> int:
+        """Wait for bytes, awake for a moment if they are likely to come at once; return how many came."""
         vigil, receive, space = self.vigil, self._channel.recv_into, self._frames.space()
         vigil.rest(_now(), answer)
         size = -1

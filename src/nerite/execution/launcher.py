@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from nerite.backends import registry
-from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.interface import Backend, InstanceContext, ModelContext
 from nerite.backends.python.environment import find_interpreter
 from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig
 from nerite.config.queue_bounds import bounds_of
 from nerite.core.errors import InvalidArgument
 from nerite.core.signature import Signature
-from nerite.execution import messages, recorded_requests, warm_up_data
+from nerite.execution import households, messages, recorded_requests, warm_up_data
 from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.ensemble import Ensemble
+from nerite.execution.households import Households
 from nerite.execution.instance_plan import instance_plans
 from nerite.execution.rationed_roster import RationedRoster
 from nerite.execution.rations import RationedMaker, Rations
@@ -42,23 +43,24 @@ from nerite.scheduling.ensemble.graph import Graph, Part
 
 _log = logging.getLogger("nerite.execution")
 
-IN_WORKERS = frozenset(("python",))
-"""Backends whose instances get a process each, unless the model asks for ``EXECUTION_MODE: in_process``."""
-
 
 class Launcher:
     """One for the server. Its coroutines are for the loop; the blocking work is done by the loader."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
+        self._households = Households()
 
     def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
         """Have a backend complete a configuration. Blocks. Raises ``NeriteError``."""
-        if backend not in IN_WORKERS or _in_process(context):
-            return registry.backend(backend).complete(context)
+        found = registry.backend_of(context)
+        if not _isolated(context, found):
+            return found.complete(context)
         instance = InstanceContext(f"{context.name}_auto_complete")
-        plan = self._plan(backend, context, instance, Arena(), find_interpreter(context))
-        process, channel = plan.start()
+        arena = Arena()
+        plan = self._plan(backend, context, instance, arena, find_interpreter(context))
+        ask = partial(self._around.errands.take, asker=plan.asker(loading=True))
+        process, channel = plan.start(instance.name, arena, ask)
         try:
             completed: Mapping[str, Any] = channel.ask(messages.COMPLETE, write_context(backend, context))
         finally:
@@ -79,7 +81,7 @@ class Launcher:
         if warm_up:
             rehearsal = await self._around.blocking(_rehearsal, config, context.directory)
             maker = WarmMaker(maker, context.name, warm_up, rehearsal)
-        rations = None if self._around.limiter is None else Rations(self._around.limiter)
+        rations = None if self._around.limiter is None else Rations(self._around.limiter, context.name)
         if rations is not None:
             maker = RationedMaker(maker, rations)
         config_json = to_json(config)
@@ -115,6 +117,8 @@ class Launcher:
             arena,
             self._around.loop,
         )
+        if rations is None and config.sequence_batching is None and not (running.decoupled or running.cached):
+            running.worker = households.shared_by(context)
         running.load_seconds = time.monotonic() - began
         return running
 
@@ -155,17 +159,17 @@ class Launcher:
 
     async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> RunnerMaker:
         run = self._around.blocking
-        in_process = _in_process(context)
-        if config.backend in IN_WORKERS and not in_process:
+        found = await run(registry.backend_of, context)
+        if _isolated(context, found):
             # Not on the loop: an environment may have to be unpacked.
             interpreter = await run(find_interpreter, context)
 
             def plan(instance: InstanceContext) -> WorkerPlan:
                 return self._plan(config.backend, context, instance, arena, interpreter)
 
-            return WorkerMaker(plan, self._around.loop, self._around.loader)
-        model = await run(registry.backend(config.backend).open, context)
-        return NativeMaker(model, self._around.loop, self._around.loader, on_loop_only=in_process)
+            return WorkerMaker(plan, self._households)
+        model = await run(found.open, context)
+        return NativeMaker(model, self._around.loop, self._around.loader, on_loop_only=_mode(context) == "in_process")
 
     def _samples(self, config: ModelConfig, context: ModelContext, signature: Signature) -> list[Sample]:
         """Return what each instance has to answer before it is ready. Blocks. Raises ``NeriteError``."""
@@ -191,6 +195,7 @@ class Launcher:
             thread_variables(context, instance, os.environ),
             arena,
             self._around,
+            households.shared_by(context),
         )
 
 
@@ -206,10 +211,21 @@ def _skipped(name: str) -> None:
     _log.debug("Skipping batch 0 warmup sample '%s'", name)
 
 
-def _in_process(context: ModelContext) -> bool:
-    mode = context.parameter("EXECUTION_MODE", "worker")
-    if mode not in ("worker", "in_process"):
+def _isolated(context: ModelContext, found: Backend) -> bool:
+    """Return whether the instances of a model live in worker processes: as it says itself, else as its backend does."""
+    mode, worker = _mode(context), households.shared_by(context)
+    if mode == "in_process" and worker:
+        raise InvalidArgument(
+            f"model '{context.name}' cannot run in the server (EXECUTION_MODE in_process) and in the worker "
+            f"'{worker}' (WORKER): leave one of the two parameters out"
+        )
+    return bool(worker) or mode == "worker" or (not mode and registry.is_isolated(found))
+
+
+def _mode(context: ModelContext) -> str:
+    mode = context.parameter("EXECUTION_MODE")
+    if mode not in ("", "worker", "in_process"):
         raise InvalidArgument(
             f"parameter 'EXECUTION_MODE' of model '{context.name}' is '{mode}'; it may be 'worker' or 'in_process'"
         )
-    return mode == "in_process"
+    return mode

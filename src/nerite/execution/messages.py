@@ -5,6 +5,8 @@ data is aligned. Rare messages carry JSON. The frequent ones are packed:
 
     EXECUTE   batch, tokens returned, then for each request a record
     RESULT    batch, tokens returned, ``Marks``, then for each response a record
+    EXECUTE_ON, RESULT_ON  the same of a batch that other models here may follow: EXECUTE_ON has the number of a STRETCH
+              before its records, RESULT_ON each ``Run`` of theirs, and before each record how far that request got
     PART      batch, tokens returned, ``Marks``, then the record of one response to one request of the batch
     LAST      the same; no other follows
     CALL      call, tokens returned, for which batch it is made and how, then the record of a request to another model
@@ -22,7 +24,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nerite.core.errors import BY_CODE, Internal, NeriteError
 from nerite.core.marks import Marks
@@ -30,18 +32,20 @@ from nerite.core.tensor import Buffer
 
 # From the server to a worker.
 COMPLETE: Final = 1  # JSON: complete this model's configuration
-LOAD: Final = 2  # JSON: open this model, make this instance
+LOAD: Final = 2  # JSON: open this model, make this instance, at this seat
 EXECUTE: Final = 3
 CANCEL: Final = 4  # nobody waits for the responses of this request of a batch
-IS_READY: Final = 5
-CLOSE: Final = 6  # finalize the model and exit
+IS_READY: Final = 5  # JSON: ask the model at this seat
+CLOSE: Final = 6  # JSON: finalize the model at this seat, and exit if it is the last
 PAUSE: Final = 7  # whoever waits for the responses of this request has enough of them for now
 RESUME: Final = 8  # and wants more again
 OF_REQUEST: Final = (CANCEL, PAUSE, RESUME)
 ANSWER: Final = 9  # the count says whether it is the last
 TOLD: Final = 10  # JSON: the answer to ASK
+STRETCH: Final = 11  # JSON: models here that may follow a batch, and the number that stands for them
+EXECUTE_ON: Final = 12
 # From a worker to the server.
-DONE: Final = 16  # JSON: the answer to COMPLETE, LOAD, IS_READY or CLOSE
+DONE: Final = 16  # JSON: the answer to COMPLETE, LOAD, IS_READY or CLOSE; the count is that of the question
 FAILED: Final = 17  # JSON: code and message, instead of DONE
 RESULT: Final = 18
 LOG: Final = 19  # JSON: level, text, file, line and the ids of the requests that it is about
@@ -51,6 +55,7 @@ CALL: Final = 22
 GIVE_UP: Final = 23  # nobody waits for the answers to a call
 TAKEN: Final = 24  # so many answers to a call have found a reader
 ASK: Final = 25  # JSON: something that a model wants done, or to know, of other models
+RESULT_ON: Final = 26
 # Either way.
 REQUEST_HEADER: Final = 32  # JSON: the header that the next key for a request stands for
 RESPONSE_HEADER: Final = 36  # JSON: the same for a response
@@ -62,6 +67,11 @@ FRAME: Final = struct.Struct("<IHH")
 _BATCH: Final = struct.Struct("<II")
 _MARKS: Final = struct.Struct("<QQQQQ")
 _CALLER: Final = struct.Struct("<IHH")
+_PAIR: Final = struct.Struct("<II")
+_RUN: Final = struct.Struct("<HHI")
+SEATS: Final = 256
+"""Instances that may live in one worker. The number of a batch says in its lowest byte which of them has it."""
+SEAT: Final = SEATS - 1
 NO_BATCH: Final = 0
 """The batch of a call that is made for none in particular."""
 ALL: Final = 0xFFFF
@@ -75,9 +85,9 @@ def frame(kind: int, body: bytes = b"", count: int = 0) -> bytes:
     return FRAME.pack(FRAME.size + len(body) + len(padding), kind, count) + body + padding
 
 
-def json_frame(kind: int, value: object) -> bytes:
+def json_frame(kind: int, value: object, count: int = 0) -> bytes:
     """Return a message that carries JSON."""
-    return frame(kind, json.dumps(value).encode())
+    return frame(kind, json.dumps(value).encode(), count)
 
 
 def read_json(body: memoryview) -> Any:
@@ -170,7 +180,7 @@ def batch_message(
         padded = (*tokens, 0) if len(tokens) & 1 else tokens
         head += struct.pack(f"<{len(padded)}I", *padded)
     if marks is not None:
-        head += _MARKS.pack(marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns, marks.failed)
+        head += _packed(marks)
     size = FRAME.size + len(head) + sum(map(len, records))
     return b"".join((FRAME.pack(size, kind, count), head, *records))
 
@@ -189,6 +199,72 @@ def read_caller(body: memoryview, at: int) -> tuple[int, int, bool, int]:
     """Return what ``caller`` was given, and where the record begins."""
     batch, index, decoupled = _CALLER.unpack_from(body, at)
     return batch, index, bool(decoupled), at + _CALLER.size
+
+
+class Run(NamedTuple):
+    """One execution of a model that followed."""
+
+    step: int
+    """Which of those that may follow; from 1."""
+    marks: Marks
+    rows: int
+    requests: Sequence[int]
+    """Their places in the batch."""
+
+
+class Along(NamedTuple):
+    """What became of a batch that others may follow."""
+
+    runs: list[Run]
+    reached: list[int]
+    """By request, the step whose answer it has: 0 is the model that was given the batch."""
+
+
+def stretch_part(number: int) -> bytes:
+    """Return what is before the records of an EXECUTE_ON message."""
+    return _PAIR.pack(number, 0)
+
+
+def read_stretch(body: memoryview, at: int) -> tuple[int, int]:
+    """Return what ``stretch_part`` was given, and where the records begin."""
+    number: int = _PAIR.unpack_from(body, at)[0]
+    return number, at + _PAIR.size
+
+
+def along_part(along: Along) -> bytes:
+    """Return what is before the records of a RESULT_ON message."""
+    parts = [_PAIR.pack(len(along.runs), len(along.reached))]
+    for step, marks, rows, requests in along.runs:
+        parts += (_RUN.pack(step, len(requests), rows), _packed(marks), _shorts(requests))
+    parts.append(_shorts(along.reached))
+    return b"".join(parts)
+
+
+def read_along(body: memoryview, at: int) -> tuple[Along, int]:
+    """Return what ``along_part`` was given, and where the records begin."""
+    runs, size = _PAIR.unpack_from(body, at)
+    at += _PAIR.size
+    along = Along([], [])
+    for _ in range(runs):
+        step, count, rows = _RUN.unpack_from(body, at)
+        marks, at = read_marks(body, at + _RUN.size)
+        requests, at = _read_shorts(body, at, count)
+        along.runs.append(Run(step, marks, rows, requests))
+    reached, at = _read_shorts(body, at, size)
+    along.reached.extend(reached)
+    return along, at
+
+
+def _shorts(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}H{-len(values) % 4 * 2}x", *values)
+
+
+def _read_shorts(body: memoryview, at: int, count: int) -> tuple[tuple[int, ...], int]:
+    return struct.unpack_from(f"<{count}H", body, at), at + (count + 3) // 4 * 8
+
+
+def _packed(marks: Marks) -> bytes:
+    return _MARKS.pack(marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns, marks.failed)
 
 
 def read_batch(body: memoryview) -> tuple[int, tuple[int, ...], int]:

@@ -38,14 +38,21 @@ class Outbox:
             self._channel.sendall(message)
 
     def result(
-        self, batch: int, responses: list[InferenceResponse | None], marks: Marks, let_go: Callable[[], None]
+        self,
+        batch: int,
+        responses: list[InferenceResponse | None],
+        marks: Marks,
+        along: messages.Along | None,
+        let_go: Callable[[], None],
     ) -> None:
         """Send what a batch returned. ``let_go`` is called when it is packed; ``responses`` is empty afterwards.
 
-        So the tokens of the inputs that the model did not keep travel with the message.
+        So the tokens of the inputs that the model did not keep travel with the message. ``along`` is there if other
+        models could follow.
         """
         introductions: list[Buffer] = []
-        parts: list[Buffer] = []
+        parts: list[Buffer] = [] if along is None else [messages.along_part(along)]
+        kind = messages.RESULT if along is None else messages.RESULT_ON
         count = len(responses)
         with self._sending:
             for response in responses:
@@ -54,7 +61,7 @@ class Outbox:
             responses.clear()
             del response
             tokens = self.borrower.take_released()
-            message = messages.batch_message(messages.RESULT, batch, count, tokens, marks, parts)
+            message = messages.batch_message(kind, batch, count, tokens, marks, parts)
             if introductions:
                 self._channel.sendall(b"".join(introductions))
             self._channel.sendall(message)

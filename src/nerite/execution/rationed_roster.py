@@ -101,6 +101,10 @@ class RationedRoster:
         """Take note that the caller of ``request``, of which responses have left, wants more again."""
         self._roster.resume(request)
 
+    def server_stops(self) -> None:
+        """Take note that few requests come yet."""
+        self._roster.server_stops()
+
     def finish(self) -> None:
         """Take note that no more requests come."""
         self._roster.finish()

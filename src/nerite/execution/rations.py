@@ -14,22 +14,18 @@ from nerite.scheduling.rate_limiter import RateLimiter, Seat
 class Rations:
     """One for a model version: the seats of its instances at the limiter, which is the server's."""
 
-    def __init__(self, limiter: RateLimiter) -> None:
+    def __init__(self, limiter: RateLimiter, model: str) -> None:
         self.granted: Callable[[], None] = lambda: None
         """Called when an instance that waited may execute; in no turn of its own."""
         self._limiter = limiter
+        self._model = model
         self._seats: dict[Runner, Seat] = {}
 
     def enter(self, plans: Sequence[InstancePlan]) -> list[Seat | None]:
         """Have seats for new instances, none for passive ones. Raises ``InvalidArgument``; none is left then."""
-        seats: list[Seat | None] = []
-        try:
-            for plan in plans:
-                seats.append(None if plan.passive else self._limiter.enter(plan.claim, self._granted))
-        except BaseException:  # whatever it was: no seat may be left behind
-            self.give_up(seats)
-            raise
-        return seats
+        claims = [plan.claim for plan in plans if not plan.passive]
+        seats = iter(self._limiter.enter(self._model, claims, self._granted))
+        return [None if plan.passive else next(seats) for plan in plans]
 
     def give_up(self, seats: Sequence[Seat | None]) -> None:
         """Take back ``enter``."""

@@ -79,6 +79,9 @@ class Roster(Protocol):
     def resume(self, request: InferenceRequest) -> None:
         """Take note that the caller of ``request``, of which responses have left, wants more again."""
 
+    def server_stops(self) -> None:
+        """Take note that few requests come yet: what waits for others in vain is for ``expire``."""
+
     def finish(self) -> None:
         """Take note that no more requests come: nothing need be kept for any."""
 

@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from nerite.backends.interface import Instance, InstanceContext, Model
-from nerite.execution.channel import Channel
+from nerite.execution.households import Households
 from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.loop_runner import LoopRunner
-from nerite.execution.nursery import WorkerProcess
 from nerite.execution.runner import Runner
 from nerite.execution.settling import settle
 from nerite.execution.thread_runner import ThreadRunner
@@ -22,6 +21,9 @@ from nerite.execution.worker_plan import WorkerPlan
 from nerite.execution.worker_runner import WorkerRunner
 
 _log = logging.getLogger("nerite.execution")
+
+_AT_ONCE = 8
+"""Instances of a model that are loaded at the same time."""
 
 
 class RunnerMaker(Protocol):
@@ -46,43 +48,34 @@ class NoInstances:
 
 
 class WorkerMaker:
-    """A process for each instance."""
+    """A process for each instance, or a place in one for each."""
 
-    def __init__(
-        self, plan_of: Callable[[InstanceContext], WorkerPlan], loop: asyncio.AbstractEventLoop, loader: Executor
-    ) -> None:
+    def __init__(self, plan_of: Callable[[InstanceContext], WorkerPlan], households: Households) -> None:
         self._plan_of = plan_of
-        self._loop = loop
-        self._loader = loader
+        self._households = households
+        self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
         """Start the processes, and have the model opened in each."""
-        wanted = []
-        for each in plans:
-            worker = self._plan_of(each.context)
-            wanted.append(replace(worker, context=replace(worker.context, config=config)))
 
-        def start(plan: WorkerPlan) -> tuple[WorkerProcess, Channel]:
-            process, channel = plan.start()
-            plan.load(process, channel)
-            return process, channel
+        async def start(context: InstanceContext) -> WorkerRunner:
+            plan = self._plan_of(context)
+            plan = replace(plan, context=replace(plan.context, config=config))
+            async with self._slots:
+                runner = WorkerRunner(plan, self, self._households.home(plan, self))
+                await runner.move_in()
+            return runner
 
-        made = await asyncio.gather(
-            *(self._loop.run_in_executor(self._loader, start, plan) for plan in wanted), return_exceptions=True
-        )
-        workers = [item for item in made if not isinstance(item, BaseException)]
-        if len(workers) < len(made):
-            for process, channel in workers:
-                channel.close()
-                process.kill()
+        made = await asyncio.gather(*(start(each.context) for each in plans), return_exceptions=True)
+        runners: list[Runner] = [item for item in made if not isinstance(item, BaseException)]
+        if len(runners) < len(made):
+            for runner in runners:
+                runner.close(lambda: None)
             raise next(item for item in made if isinstance(item, BaseException))
-        return [
-            WorkerRunner(plan, process, channel, self._loop, self._loader)
-            for plan, (process, channel) in zip(wanted, workers, strict=True)
-        ]
+        return runners
 
     def close(self) -> None:
-        """Do nothing: processes share nothing."""
+        """Do nothing: the last one to leave a process takes it along."""
 
 
 class NativeMaker:

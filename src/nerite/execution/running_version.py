@@ -60,6 +60,9 @@ class RunningVersion:
         """No other version that this process loads has the same."""
         self.content = ""
         """A hash of what it was made from, once it is worked out."""
+        self.traced = False
+        self.worker = ""
+        """The worker that it shares with other models, where a request can go on from one to the other; or nothing."""
         self.cached = bool(config.response_cache and config.response_cache.enable)
         """The model is one whose answers may come from a cache."""
         self.load_seconds = 0.0
@@ -102,6 +105,11 @@ class RunningVersion:
         return self._queue.in_flight
 
     @property
+    def most_rows(self) -> int:
+        """Rows that may run together; 0: each request runs alone."""
+        return self.config.max_batch_size if self.config.dynamic_batching is not None else 0
+
+    @property
     def restarts(self) -> int:
         """How often an instance had to be started again."""
         return sum(runner.restarts for runner in self.runners)
@@ -134,6 +142,7 @@ class RunningVersion:
     def trace(self, tracing: Tracing | None) -> None:
         """Show ``tracing`` each request before it is queued; show none to anybody if it is None."""
         entry = self._entry
+        self.traced = tracing is not None
         if tracing is None:
             self._submit = entry
             return
@@ -197,6 +206,10 @@ class RunningVersion:
             else:
                 dispatcher.remove(leaving, self._close_one)
         self.config, self.config_json = config, config_json
+
+    def server_stops(self) -> None:
+        """Take note that the server stops as soon as all is answered that is here: refuse what would wait in vain."""
+        self._scheduler.server_stops()
 
     def drain(self, drained: Callable[[], None]) -> None:
         """Call ``drained`` once nothing waits or runs any more."""

@@ -15,6 +15,9 @@ class Scheduler(Queue, Protocol):
     def tell_witnesses(self) -> None:
         """Tell sinks that are a ``Witness`` how their requests ran, from now on. Until then nobody looks for any."""
 
+    def server_stops(self) -> None:
+        """Take note that the server stops: finish what is there, and refuse what cannot be."""
+
     def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Return the requests to other models that have to be answered before ``request``, which is here, can be."""
 

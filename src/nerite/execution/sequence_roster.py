@@ -115,6 +115,10 @@ class SequenceRoster:
         assert isinstance(request, SequenceRequest)
         self._batcher.resume(request)
 
+    def server_stops(self) -> None:
+        """Let nothing wait any more for sequences of which the end is not in sight."""
+        self._batcher.server_stops()
+
     def finish(self) -> None:
         """Let sequences be over of which nothing waits or runs: no more requests come."""
         self._batcher.finish()

@@ -30,6 +30,8 @@ class Surroundings:
     loop: asyncio.AbstractEventLoop
     loader: Executor
     """For what blocks while a model is loaded."""
+    loading: asyncio.Semaphore
+    """Held by each model that is being loaded."""
     nursery: Nursery
     guests: GuestMemory
     door: Door
@@ -53,7 +55,7 @@ class Surroundings:
     @cached_property
     def errands(self) -> Errands:
         """What models ask of the server besides inference."""
-        return Errands(self.door, self.loop)
+        return Errands(self.door, self.loop, self.loading)
 
     @cached_property
     def sentry(self) -> Sentry:

@@ -79,7 +79,9 @@ class _Trial:
         runner.on_usable = lambda _: None
 
     async def run(self, sample: Sample) -> None:
-        """Return when every request has its last answer. Raises ``InvalidArgument`` if one is an error."""
+        """Return when every request has its last answer. Raises ``NeriteError`` if one is an error."""
+        if not self._runner.usable:
+            raise self._died()
         batch = sample.requests(self, time.monotonic_ns())
         self._open = len(batch)
         if self._rehearsal is not None:
@@ -127,10 +129,12 @@ class _Trial:
         for request in batch:
             self._rehearsal.again(request)
             if not self._runner.usable:
-                died = Unavailable(f"instance '{self._runner.name}' died")
-                request.respond(InferenceResponse.failed(died))
+                request.respond(InferenceResponse.failed(self._died()))
         if self._runner.usable:
             self._runner.run(batch)
+
+    def _died(self) -> NeriteError:
+        return Unavailable(f"instance '{self._runner.name}' died")
 
 
 async def _closed(runner: Runner) -> None:

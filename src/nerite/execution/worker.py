@@ -1,8 +1,10 @@
-"""The worker: a process that holds one instance of a model, and one loop that receives, executes, replies.
+"""The worker: a process with an instance of a model, or of several, and one loop that receives, executes, replies.
 
 It runs in a fork of the template process (``template.py``), or in a Python of the model's own
 (``python -m nerite.execution.worker CHANNEL DESCRIPTORS``), and needs nothing but numpy there. When the server is gone,
 the channel ends, and so does the worker.
+
+A job that comes while that of another instance waits for something is done by another thread.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import os
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from nerite.backends import registry
-from nerite.backends.interface import Instance, InstanceContext, Model, ModelContext
+from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core import header_form, host
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
@@ -25,8 +28,10 @@ from nerite.core.request import RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.execution import guard, messages, records
 from nerite.execution.calls import Calls
-from nerite.execution.inbox import Inbox
+from nerite.execution.inbox import Inbox, Message
 from nerite.execution.outbox import Outbox
+from nerite.execution.resident import Resident
+from nerite.execution.stretch import WorkerStretch
 from nerite.execution.vigil import Vigil
 from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
 from nerite.observability.printed import PrintedLines
@@ -40,13 +45,14 @@ _CONTROL = frozenset(
         messages.FORGET,
         messages.ANSWER,
         messages.TOLD,
+        messages.STRETCH,
         *messages.OF_REQUEST,
     )
 )
 
 
 class Worker:
-    """One instance of one model, and the channel to the server."""
+    """The instances of a process, and the channel to the server."""
 
     def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
         self._descriptors = descriptors
@@ -58,24 +64,49 @@ class Worker:
         self._responses: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
         self._batches: dict[int, WorkerBatch] = {}
         self.calls = Calls(self._inbox, outbox, self._batches)
-        self._model: Model | None = None
-        self._instance: Instance | None = None
-        self._name = ""
+        self._residents: dict[int, Resident] = {}
+        """By seat."""
+        self._stretches: dict[int, WorkerStretch] = {}
         self._running = True
+        stand_ins = ThreadPoolExecutor(messages.SEATS, "stand-in")
+        self._inbox.on_job = lambda: stand_ins.submit(self._do_waiting)
 
     def run(self) -> None:
         """Serve until the server says CLOSE or goes away."""
         inbox = self._inbox
         while self._running and (message := inbox.job()) is not None:
-            kind, count, body = message
+            self._take(message)
             del message
-            if kind == messages.EXECUTE:
-                self._execute(count, body)
-            else:
-                self._answer(kind, messages.read_json(body))
-            del body
             if self._borrower.released and inbox.idle:
                 self.outbox.return_tokens()
+
+    def _do_waiting(self) -> None:
+        """Do the jobs that wait, while the main thread is at one. One that has come may be done already."""
+        while (message := self._inbox.waiting_job()) is not None:
+            self._take(message)
+            del message
+
+    def _take(self, job: Message) -> None:
+        """Have a job done by whoever is at work for its instance: mostly, here and now."""
+        kind, _, body = job
+        if kind == messages.EXECUTE or kind == messages.EXECUTE_ON:
+            seat = body[0]  # of the number of the batch, which comes first
+        else:
+            seat = 0 if kind == messages.COMPLETE else messages.read_json(body)["seat"]
+            if kind in (messages.COMPLETE, messages.LOAD):
+                self._residents[seat] = Resident(seat, self._do)
+        del body
+        self._residents[seat].attend(job)
+
+    def _do(self, resident: Resident, job: Message) -> None:
+        kind, count, body = job
+        del job
+        if kind == messages.EXECUTE:
+            self._execute(resident, count, body)
+        elif kind == messages.EXECUTE_ON:
+            self._execute(resident, count, body, follows=True)
+        else:
+            self._answer(resident, kind, count, messages.read_json(body))
 
     def _control(self, kind: int, count: int, body: memoryview) -> bool:
         """Handle a message that is no job; return whether it was one."""
@@ -89,6 +120,9 @@ class Worker:
             self._responses.introduce(header_form.read_response_header(messages.read_json(body)))
         elif kind == messages.TOLD:
             self.calls.told(messages.read_json(body))
+        elif kind == messages.STRETCH:
+            told = messages.read_json(body)
+            self._stretches[told["number"]] = WorkerStretch(told["hops"])
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._loans.returned(token)
@@ -109,10 +143,14 @@ class Worker:
             self._loans.returned(token)
         self.calls.answered(number, response, bool(final))
 
-    def _execute(self, count: int, body: memoryview) -> None:
+    def _execute(self, resident: Resident, count: int, body: memoryview, *, follows: bool = False) -> None:
         number, tokens, at = messages.read_batch(body)
         for token in tokens:
             self._loans.returned(token)
+        stretch: WorkerStretch | None = None
+        if follows:
+            which, at = messages.read_stretch(body, at)
+            stretch = self._stretches[which]
         now = time.monotonic_ns()
         batch = self._batches[number] = WorkerBatch(number, self._inbox, self.outbox.part, self._forget)
         requests = batch.requests
@@ -122,53 +160,53 @@ class Worker:
             assert isinstance(header, RequestHeader)
             requests.append(WorkerRequest(header, data, batch, now, name))
             del data
-        assert self._instance is not None
+        assert resident.instance is not None
         marks = batch.marks = Marks()
-        responses = guard.run(self._instance, self._name, requests, marks)
+        responses = guard.run(resident.instance, resident.name, requests, marks)
+        along = None if stretch is None else stretch.follow(batch, responses, resident, self._residents)
 
         def let_go() -> None:
             if None not in responses or not batch.keep(responses):
                 self._forget(number)
                 batch.requests.clear()
 
-        self.outbox.result(number, responses, marks, let_go)
+        self.outbox.result(number, responses, marks, along, let_go)
 
     def _forget(self, number: int) -> None:
         """Note that all requests of a batch that has run are answered. On any thread."""
         self._batches.pop(number, None)
 
-    def _answer(self, kind: int, value: dict[str, Any]) -> None:
+    def _answer(self, resident: Resident, kind: int, question: int, value: dict[str, Any]) -> None:
         try:
-            answer = self._do(kind, value)
+            answer = self._answered(resident, kind, value)
         except NeriteError as error:
-            reply = messages.json_frame(messages.FAILED, messages.error_json(error))
+            reply = messages.json_frame(messages.FAILED, messages.error_json(error), question)
         except Exception as error:
-            logging.getLogger("nerite.worker").exception("'%s' failed", self._name)
-            reply = messages.json_frame(
-                messages.FAILED, messages.error_json(Internal(f"{type(error).__name__}: {error}"))
-            )
+            logging.getLogger("nerite.worker").exception("'%s' failed", resident.name)
+            failure = Internal(f"{type(error).__name__}: {error}")
+            reply = messages.json_frame(messages.FAILED, messages.error_json(failure), question)
         else:
-            reply = messages.json_frame(messages.DONE, answer)
+            reply = messages.json_frame(messages.DONE, answer, question)
         self.outbox.send(reply)
+        if not self._running:
+            self._inbox.stop()
 
-    def _do(self, kind: int, value: dict[str, Any]) -> object:
+    def _answered(self, resident: Resident, kind: int, value: dict[str, Any]) -> object:
         if kind == messages.COMPLETE:
-            return registry.backend(value["backend"]).complete(read_context(value))
+            context = read_context(value)
+            return registry.backend_of(context).complete(context)
         if kind == messages.LOAD:
-            self._name = value["instance"]["name"]
             self._inbox.vigil = Vigil(value["stay_awake"])
-            self._model = registry.backend(value["backend"]).open(read_context(value))
-            self._instance = self._model.instance(InstanceContext(**value["instance"]))
-            self.calls.allowed = True
+            resident.open(read_context(value), InstanceContext(**value["instance"]))
+            self.calls.allowed.add(resident.seat)
             return True
         if kind == messages.IS_READY:
-            return self._instance is not None and self._instance.is_ready()
+            return resident.instance is not None and resident.instance.is_ready()
         if kind == messages.CLOSE:
-            self._running = self.calls.allowed = False
-            if self._instance is not None:
-                self._instance.close()
-            if self._model is not None:
-                self._model.close()
+            self._running = not value["last"]
+            self.calls.allowed.discard(resident.seat)
+            del self._residents[resident.seat]
+            resident.close()
             return True
         raise Internal(f"unknown message kind {kind}")
 

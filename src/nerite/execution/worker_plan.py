@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.core.errors import NeriteError
-from nerite.execution import messages
 from nerite.execution.arena import Arena
-from nerite.execution.channel import Channel
+from nerite.execution.channel import Ask, Channel
 from nerite.execution.errands import Asker
 from nerite.execution.nursery import WorkerProcess
 from nerite.execution.surroundings import Surroundings
@@ -29,24 +27,27 @@ class WorkerPlan:
     environment: Mapping[str, str]
     arena: Arena
     around: Surroundings
+    shared: str = ""
+    """The name of a worker in which models live together; empty for one of the instance's own."""
 
-    def start(self) -> tuple[WorkerProcess, Channel]:
+    @property
+    def process(self) -> tuple[object, ...]:
+        """What has to be equal of those who live in one process."""
+        instance = self.instance
+        return self.shared, self.interpreter, instance.cores, instance.memory_node
+
+    def start(self, name: str, arena: Arena, ask: Ask) -> tuple[WorkerProcess, Channel]:
         """Make a worker, without a model yet. Blocks; not for the loop's thread. Raises ``NeriteError``."""
-        process = self.around.nursery.spawn(self.instance, self.interpreter, self.environment)
-        return process, Channel(process, self.arena, self.around.guests, self.around.log, self._ask)
+        instance = replace(self.instance, name=name)
+        process = self.around.nursery.spawn(instance, self.interpreter, self.environment)
+        return process, Channel(process, arena, self.around.guests, self.around.log, ask)
 
-    def load(self, process: WorkerProcess, channel: Channel) -> None:
-        """Open the model in a worker. Blocks. Raises ``NeriteError``, and the worker is gone then."""
-        try:
-            context = write_context(
-                self.backend, self.context, instance=asdict(self.instance), stay_awake=self.around.stay_awake
-            )
-            channel.ask(messages.LOAD, context)
-        except NeriteError:
-            channel.close()
-            process.kill()
-            raise
+    def order(self, seat: int) -> dict[str, Any]:
+        """Return what a worker is told to open the model, and to make the instance, at this seat."""
+        instance = asdict(self.instance)
+        stay_awake = self.around.stay_awake
+        return write_context(self.backend, self.context, instance=instance, stay_awake=stay_awake, seat=seat)
 
-    def _ask(self, question: dict[str, Any], loading: bool, reply: Callable[[bytes], None]) -> None:
-        context = self.context
-        self.around.errands.take(question, Asker(context.name, context.version, self.instance.name, loading), reply)
+    def asker(self, *, loading: bool) -> Asker:
+        """Return who asks, where the instance does."""
+        return Asker(self.context.name, self.context.version, self.instance.name, loading)

@@ -1,82 +1,65 @@
-"""An instance in a worker process of its own, and its supervision.
+"""An instance that lives in a worker process: its batches, and what becomes of them.
 
-States: up (idle or busy), down (the worker died; a new one is being made, or waited for), closed. A death fails the
-batch that was running and nothing else. The first death is answered by a new worker at once, the following ones after
-a growing pause; the model is not ready meanwhile.
+The process, and its end, are the business of the household. A death fails the batch that was running and nothing else;
+the model is not ready until the instance has moved into a new process.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from typing import Any
 
 from nerite.core.at_hand import ids_of
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
-from nerite.core.response import InferenceResponse
+from nerite.core.response import EMPTY, InferenceResponse
 from nerite.execution import messages
-from nerite.execution.call_desk import CallDesk
-from nerite.execution.channel import Channel
-from nerite.execution.nursery import WorkerProcess
+from nerite.execution.household import Household
+from nerite.execution.messages import Along
 from nerite.execution.runner import Batch, Done, Part, Runner
+from nerite.execution.ways import Way
 from nerite.execution.worker_plan import WorkerPlan
-from nerite.scheduling.backoff import Backoff
 
 _log = logging.getLogger("nerite.execution")
 
-CLOSE_PATIENCE = 10.0
-"""Seconds that a model has for ``finalize`` before its worker is killed."""
-EXIT_PATIENCE = 1.0
-"""Seconds to wait for the news of how a worker ended, after its channel closed."""
 READY_PATIENCE = 5.0
 """Seconds that a model has for ``is_ready``."""
 
 
 class WorkerRunner:
-    """One instance, in whatever worker it has at the moment."""
+    """One instance, in whatever process its household has at the moment. For the loop's thread only."""
 
-    def __init__(
-        self,
-        plan: WorkerPlan,
-        process: WorkerProcess,
-        channel: Channel,
-        loop: asyncio.AbstractEventLoop,
-        loader: Executor,
-    ) -> None:
-        """Take over a worker in which the model is loaded. For the loop's thread."""
+    def __init__(self, plan: WorkerPlan, family: object, household: Household) -> None:
+        """``family``: as members have it. Usable once it has moved in."""
+        self.plan = plan
+        self.family = family
         self.name = plan.instance.name
         self.ahead = False
-        self.usable = True
+        self.usable = False
         self.done: Done
         self.part: Part
-        self.on_usable: Callable[[Runner], None]
+        self.on_usable: Callable[[Runner], None] = lambda _runner: None
         self.restarts = 0
         self.failure: NeriteError | None = None
         """Why the last attempt to make a new worker failed; None if it did not."""
-        self._plan = plan
-        self._loop = loop
-        self._loader = loader
-        self._backoff = Backoff()
+        self._household = household
+        self._seat = 0
         self._batch: Batch | None = None
         self._number = 0
+        self._way: Way | None = None
+        """What the batch may go on to in the worker."""
         self._open: dict[int, Batch] = {}
         """Batches that have run, of which requests get their responses one by one."""
         self._due: dict[int, set[int]] = {}
         """Which requests of each of them have not had the last."""
         self._early: set[int] = set()
         """Which requests of the batch that runs have had it."""
-        self._closed: Callable[[], None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._install(process, channel)
 
-    @property
-    def pid(self) -> int:
-        """The number of the worker's process."""
-        return self._process.pid
+    async def move_in(self) -> None:
+        """Have the model loaded. Raises ``NeriteError``; nothing is left behind then."""
+        self._seat = self._number = await self._household.admit(self)
+        self.usable = True
 
     @property
     def busy(self) -> bool:
@@ -86,14 +69,19 @@ class WorkerRunner:
     def run(self, batch: Batch) -> None:
         """Send a batch to the worker."""
         self._batch = batch
-        self._number = (self._number + 1) & 0xFFFFFFFF
-        self._channel.execute(self._number, batch)
+        number = self._number = (self._number + messages.SEATS) & 0xFFFFFFFF
+        if number < messages.SEATS or number in self._open:  # they begin again, or one is still in use
+            number = self._number = self._free_number()
+        household = self._household
+        ways = household.ways
+        way = self._way = None if ways is None else ways.of(batch)
+        household.channel.execute(number, batch, 0 if way is None else way.number)
 
     def cancel(self, request: InferenceRequest) -> None:
         """Tell the worker, if it has the request, and cancel what the model asks of others for nobody."""
         number = self._tell(messages.CANCEL, request)
         if number is not None:
-            self._desk.parent_cancelled(number)
+            self._household.desk.parent_cancelled(number)
 
     def pause(self, request: InferenceRequest, paused: bool) -> None:
         """Tell the worker, if it has the request."""
@@ -101,12 +89,12 @@ class WorkerRunner:
 
     def calls(self) -> Sequence[InferenceRequest]:
         """Return the calls that the batch waits for."""
-        return () if self._batch is None else self._desk.under_way(self._number)
+        return () if self._batch is None or not self.usable else self._household.desk.under_way(self._number)
 
     def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
         """Return the calls that the batch of ``request`` waits for, None if the worker does not have it."""
-        place = self._place(request)
-        return None if place is None else self._desk.under_way(place[0])
+        place = self._place(request) if self.usable else None
+        return None if place is None else self._household.desk.under_way(place[0])
 
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask the model in the worker, for a limited time."""
@@ -120,34 +108,32 @@ class WorkerRunner:
                 timer.cancel()
                 pending.pop()(ready)
 
-        timer = self._loop.call_later(READY_PATIENCE, answer, False)
-        self._channel.request(messages.IS_READY, None, lambda value, error: answer(error is None and bool(value)))
+        def answered_by_model(value: object, error: NeriteError | None) -> None:
+            answer(error is None and bool(value))
+
+        timer = self.plan.around.loop.call_later(READY_PATIENCE, answer, False)
+        self._household.channel.request(messages.IS_READY, {"seat": self._seat}, answered_by_model)
 
     def memory(self) -> int:
         """Return how many bytes the worker has for itself now: 0 while there is none."""
-        return self._process.memory if self.usable else 0
+        return self._household.memory if self.usable else 0
 
     def close(self, closed: Callable[[], None]) -> None:
-        """Have the model finalized and the process ended; kill it if that takes too long."""
-        self._closed = closed
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self.usable:
-            self._finish_closing()
-            return
-        self._timer = self._loop.call_later(CLOSE_PATIENCE, self._process.kill)
-        self._channel.request(messages.CLOSE, None, lambda _value, _error: None)
+        """Have the model finalized; with the last one that lives there the process ends."""
+        self._household.leave(self._seat, closed)
 
-    def _install(self, process: WorkerProcess, channel: Channel) -> None:
-        self._process = process
-        self._channel = channel
-        self._desk = CallDesk(self._plan.around.door, channel, self._batch_of)
-        channel.attach(self._loop, self._result, self._part, self._ended, self._desk)
+    # As a member
 
-    def _result(self, number: int, responses: Sequence[InferenceResponse | None], marks: Marks) -> None:
+    def result(
+        self, number: int, responses: Sequence[InferenceResponse | None], marks: Marks, along: Along | None
+    ) -> None:
+        """Take what a batch returned, and what became of it where others could follow."""
         batch = self._batch
         assert batch is not None and number == self._number
         self._batch = None
+        if along is not None:
+            responses = self._gone_on(batch, responses, along)
+            marks.followed = bool(along.runs)
         if None in responses:
             due = {index for index, response in enumerate(responses) if response is None} - self._early
             if due:
@@ -155,13 +141,57 @@ class WorkerRunner:
         self._early.clear()
         self.done(self, batch, responses, marks)
 
-    def _part(self, number: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
-        batch = self._batch_of(number)
+    def response(self, number: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
+        """Take one of several responses to a request of a batch."""
+        batch = self.batch_of(number)
         if batch is None or index >= len(batch):
             return
         self.part(batch[index], response, final, marks)
         if final:
             self._had_last(number, index)
+
+    def batch_of(self, number: int) -> Batch | None:
+        """Return the requests of a batch that the worker has."""
+        return self._batch if number == self._number and self._batch is not None else self._open.get(number)
+
+    def died(self, pid: int, ending: str) -> None:
+        """Answer what the worker had with the reason."""
+        batch, self._batch = self._batch, None
+        unanswered = [self._open[number][index] for number, due in self._due.items() for index in sorted(due)]
+        self._open.clear()
+        self._due.clear()
+        self._early.clear()
+        _log.error(
+            "worker '%s' (pid %d) died: %s; starting another",
+            self.name,
+            pid,
+            ending,
+            extra={"request_id": ids_of([*(batch or ()), *unanswered])},
+        )
+        self.on_usable(self)
+        error = Internal(
+            f"Stub process '{self.name}' is not healthy. The worker died while it ran this request: {ending}."
+        )
+        for request in unanswered:
+            self.part(request, InferenceResponse.failed(error), True, None)
+        if batch is not None:
+            self.done(self, batch, [InferenceResponse.failed(error)] * len(batch), None)
+
+    def moved_in(self, pid: int) -> None:
+        """Go on in a new process."""
+        self.restarts += 1
+        self.failure = None
+        self.usable = True
+        _log.warning("worker '%s' runs again (pid %d)", self.name, pid)
+        self.on_usable(self)
+
+    def failed(self, why: NeriteError, pause: float) -> None:
+        """Take note that there will be no new process for a while."""
+        self.failure = why
+        _log.error("no new worker for '%s': %s; next try in %.1f s", self.name, why.message, pause)
+        self.on_usable(self)
+
+    # Its own
 
     def _had_last(self, number: int, index: int) -> None:
         """Note that a request has had its last response; forget its batch, if that has run and no other is due."""
@@ -179,11 +209,8 @@ class WorkerRunner:
         if place is None:
             return None
         number, index = place
-        self._channel.tell(kind, number, index)
+        self._household.channel.tell(kind, number, index)
         return number
-
-    def _batch_of(self, number: int) -> Batch | None:
-        return self._batch if number == self._number and self._batch is not None else self._open.get(number)
 
     def _place(self, request: InferenceRequest) -> tuple[int, int] | None:
         """Return which batch has a request, and where in it; None if none has."""
@@ -198,84 +225,19 @@ class WorkerRunner:
                     return number, index
         return None
 
-    def _ended(self) -> None:
-        """The channel is closed. Wait a moment for the news of how the process ended, then draw the conclusions."""
-        self.usable = False
-        self._desk.close()
-        if self._process.exit_status is not None:
-            self._bury()
-            return
-        self._process.on_exit = self._bury
-        self._timer = self._loop.call_later(EXIT_PATIENCE, self._bury)
+    def _gone_on(
+        self, batch: Batch, responses: Sequence[InferenceResponse | None], along: Along
+    ) -> Sequence[InferenceResponse | None]:
+        """Take note of what followed; return the responses, where one without anything in it is one all the same."""
+        assert self._way is not None
+        self._way.gone(batch, along)
+        return [
+            EMPTY if response is None and reached else response
+            for response, reached in zip(responses, along.reached, strict=True)
+        ]
 
-    def _bury(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._process.on_exit = None
-        self._process.kill()
-        self._channel.close()
-        if self._closed is not None:
-            self._finish_closing()
-            return
-        ending = self._process.ending
-        batch, self._batch = self._batch, None
-        unanswered = [self._open[number][index] for number, due in self._due.items() for index in sorted(due)]
-        self._open.clear()
-        self._due.clear()
-        self._early.clear()
-        _log.error(
-            "worker '%s' (pid %d) died: %s; starting another",
-            self.name,
-            self._process.pid,
-            ending,
-            extra={"request_id": ids_of([*(batch or ()), *unanswered])},
-        )
-        self.on_usable(self)
-        error = Internal(
-            f"Stub process '{self.name}' is not healthy. The worker died while it ran this request: {ending}."
-        )
-        for request in unanswered:
-            self.part(request, InferenceResponse.failed(error), True, None)
-        if batch is not None:
-            self.done(self, batch, [InferenceResponse.failed(error)] * len(batch), None)
-        if self._closed is not None:  # it was to leave after this batch
-            return
-        self._timer = self._loop.call_later(self._backoff.failed(self._loop.time()), self._revive)
-
-    def _revive(self) -> None:
-        self._timer = None
-        attempt = self._loop.run_in_executor(self._loader, self._make)
-        attempt.add_done_callback(self._revived)
-
-    def _make(self) -> tuple[WorkerProcess, Channel]:
-        process, channel = self._plan.start()
-        self._plan.load(process, channel)
-        return process, channel
-
-    def _revived(self, attempt: asyncio.Future[tuple[WorkerProcess, Channel]]) -> None:
-        error: Any = attempt.exception()
-        if error is not None:
-            self.failure = error if isinstance(error, NeriteError) else Internal(str(error))
-            if self._closed is not None:
-                return
-            pause = self._backoff.failed(self._loop.time())
-            _log.error("no new worker for '%s': %s; next try in %.1f s", self.name, self.failure.message, pause)
-            self.on_usable(self)
-            self._timer = self._loop.call_later(pause, self._revive)
-            return
-        process, channel = attempt.result()
-        if self._closed is not None:
-            channel.close()
-            process.kill()
-            return
-        self._install(process, channel)
-        self.restarts += 1
-        self.failure = None
-        self.usable = True
-        _log.warning("worker '%s' runs again (pid %d)", self.name, process.pid)
-        self.on_usable(self)
-
-    def _finish_closing(self) -> None:
-        closed, self._closed = self._closed, lambda: None
-        if closed is not None:
-            closed()
+    def _free_number(self) -> int:
+        number = self._number | messages.SEATS
+        while number in self._open:
+            number += messages.SEATS
+        return number

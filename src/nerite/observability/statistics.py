@@ -176,6 +176,24 @@ class VersionStatistics:
         self.compute_output.add(after * size, size)
         self._of_size(rows + _rows(apart) if apart else rows, before, during, after)
 
+    def followed(self, size: int, rows: int, marks: Marks) -> None:
+        """Note a batch of ``size`` requests that went on from another model in the same worker, and waited nowhere."""
+        self.execution_count += 1
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        before, during, after = _phases(marks)
+        took = marks.ended_ns - marks.started_ns
+        self._of_size(rows, before, during, after)
+        if marks.failed:
+            self.failures[Outcome.BACKEND] += size
+            self.fail.add(took * size, size)
+            return
+        self.inference_count += rows
+        self.success.add(took * size, size)
+        self.queue.add(0, size)
+        self.compute_input.add(before * size, size)
+        self.compute_infer.add(during * size, size)
+        self.compute_output.add(after * size, size)
+
     def composed(self, request: InferenceRequest, queue: int, before: int, during: int, after: int, now: int) -> None:
         """Note a request that the models of an ensemble have answered; the times are sums over its steps."""
         rows = request.header.batch_size

@@ -97,7 +97,7 @@ class Trace(Relay):
         self._levels = sampler.values.levels
         self._notes: list[tuple[int, Record]] = []
         self._answered = self._ended = False
-        self._runs = self._ran = False
+        self._runs = self._ran = self._between = False
         self._protocol = getattr(self._sink, "protocol", "")
         for name, at in zip(_RECEIVED.get(self._protocol, ()), self._received(), strict=False):
             self._stamp(name, at)
@@ -125,32 +125,45 @@ class Trace(Relay):
             self._stamp(f"{self._protocol}_SEND_END", _now())
         if final:
             self._ended = True
+            if self._between:
+                self._stamp("REQUEST_END", sent)
             if not self._runs:
                 self._complete(self)
 
     def parted(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Take note that an instance answers: sooner or later it says how it ran."""
         self._runs = not self._ran
+        self._between = False
         super().parted(request, marks)
 
     def composed(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Note that all steps are done: each has a trace of its own, with its times."""
         super().composed(request, marks)
-        self._note_execution(None)
+        self._note_execution(request, None)
+        self._note_end()
+
+    def turned(self, request: InferenceRequest, marks: Marks | None) -> None:
+        """Note one of several executions: who gives up before the next ends the request there."""
+        super().turned(request, marks)
+        self._runs, self._between = False, True
+        self._note_execution(request, marks)
 
     def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
-        """Note the execution."""
+        """Note the execution, after which there is no other."""
         super().ran(request, marks)
-        self._note_execution(marks)
+        self._note_execution(request, marks)
+        self._note_end()
 
-    def _note_execution(self, marks: Marks | None) -> None:
-        self._runs, self._ran = False, True
-        self._stamp("QUEUE_START", max(self._request.queued_ns, self._began))
+    def _note_execution(self, request: InferenceRequest, marks: Marks | None) -> None:
+        self._stamp("QUEUE_START", max(request.queued_ns, self._began))
         if marks is not None:
             self._stamp("COMPUTE_START", marks.started_ns)
             self._stamp("COMPUTE_INPUT_END", marks.inputs_ready_ns)
             self._stamp("COMPUTE_OUTPUT_START", marks.computed_ns)
             self._stamp("COMPUTE_END", marks.ended_ns)
+
+    def _note_end(self) -> None:
+        self._runs, self._ran, self._between = False, True, False
         self._stamp("REQUEST_END", _now())
         if self._ended:
             self._complete(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nerite.core.errors import InvalidArgument, NotFound
+from nerite.core.errors import InvalidArgument, NeriteError, NotFound
 from nerite.execution.running_version import RunningVersion
 from nerite.repository.model_record import ModelRecord
 
@@ -44,8 +44,7 @@ class Catalogue:
         """Return the model that a request means by ``name``. Raises Triton's refusals."""
         tried = [record for record in self._named.get(name, {}).values() if record.known]
         if not tried:
-            unknown = f"Request for unknown model: '{name}' is not found"
-            raise InvalidArgument(unknown) if self._namespacing else NotFound(unknown)
+            raise self._unknown(name)
         if not self._namespacing:
             return tried[0]
         running = [record for record in tried if record.running]
@@ -72,6 +71,18 @@ class Catalogue:
         running = [record for record in named.values() if record.running]
         return running[0] if len(running) == 1 else None
 
-    def find(self, name: str, version: str) -> RunningVersion:
-        """Return where a request for ``name`` goes. Raises Triton's refusals."""
-        return self.meant(name).find(version)
+    def find(self, name: str, version: str, namespace: str = "") -> RunningVersion:
+        """Return where a request for ``name`` goes, which means one model if ``namespace`` says of which repository.
+
+        Raises Triton's refusals.
+        """
+        if not namespace:
+            return self.meant(name).find(version)
+        record = self.record(namespace, name)
+        if record is None:
+            raise self._unknown(name)
+        return record.find(version)
+
+    def _unknown(self, name: str) -> NeriteError:
+        unknown = f"Request for unknown model: '{name}' is not found"
+        return InvalidArgument(unknown) if self._namespacing else NotFound(unknown)

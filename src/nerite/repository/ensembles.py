@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from nerite.config.mistake import Mistake
 from nerite.execution.running_version import RunningVersion
 from nerite.repository import refusals
-from nerite.repository.assembly import Assembly, find_parts
+from nerite.repository.assembly import Assembly, Target, find_targets
 from nerite.repository.catalogue import Catalogue
 from nerite.repository.maker import VersionMaker
 from nerite.repository.model_record import ModelRecord
@@ -39,15 +39,15 @@ class Ensembles:
 
         What ran goes on then; if nothing did, the ensemble runs once its models are as it needs them.
         """
-        parts: list[RunningVersion] = []
+        targets: list[Target] = []
         if not mistakes:
-            parts, mistakes = find_parts(assembly, record.namespace, self._catalogue)
+            targets, mistakes = self._targets(record, assembly)
         if mistakes:
             if not record.running:
                 record.assembly = assembly
             raise refusals.unfit(record, mistakes)
-        if not record.running or record.assembly != assembly or record.parts != _essence(parts):
-            self._serve(record, self._made(record, assembly, parts))
+        if not record.running or record.assembly != assembly or record.parts != _essence(targets):
+            self._serve(record, self._made(record, assembly, targets))
 
     def revise(self, changed: Iterable[str]) -> list[asyncio.Task[None]]:
         """See to the ensembles that need models which came, changed or went, by name.
@@ -61,9 +61,9 @@ class Ensembles:
             names = set()
             for record in affected:
                 assert record.assembly is not None
-                parts, mistakes = find_parts(record.assembly, record.namespace, self._catalogue)
-                if not mistakes and not (record.running and record.parts == _essence(parts)):
-                    self._serve(record, self._made(record, record.assembly, parts))
+                targets, mistakes = self._targets(record, record.assembly)
+                if not mistakes and not (record.running and record.parts == _essence(targets)):
+                    self._serve(record, self._made(record, record.assembly, targets))
                 elif mistakes and record.running:
                     _log.error("%s", mistakes[0])
                     record.unreadable = str(mistakes[0])
@@ -85,33 +85,44 @@ class Ensembles:
         """Return the models that are there for the sake of ``record`` alone; those that need others come first."""
         leaving = [record]
         for ensemble in leaving:
-            for step in ensemble.assembly.steps if ensemble.assembly is not None else ():
-                part = self._catalogue.part(ensemble.namespace, step.model_namespace, step.model_name)
+            for part in self._parts(ensemble):
                 if part is None or part in leaving or part.asked:
                     continue
-                if all(each in leaving for each in self.dependents(part.name)):
+                if all(each in leaving for each in self.dependents(part.name) if part in self._parts(each)):
                     leaving.append(part)
         return leaving[1:]
 
-    def _made(
-        self, record: ModelRecord, assembly: Assembly, parts: Sequence[RunningVersion]
-    ) -> dict[int, RunningVersion]:
-        config, signature = assembly.finished(parts)
-        models = []
-        for step, running in zip(assembly.steps, parts, strict=True):
+    def _parts(self, ensemble: ModelRecord) -> list[ModelRecord | None]:
+        steps = ensemble.assembly.steps if ensemble.assembly is not None else ()
+        return [self._catalogue.part(ensemble.namespace, step.model_namespace, step.model_name) for step in steps]
+
+    def _targets(self, record: ModelRecord, assembly: Assembly) -> tuple[list[Target], list[Mistake]]:
+        """Return what the steps of an ensemble go to, which tells it how it runs from now on, and what is wrong."""
+        targets, mistakes = find_targets(assembly, record.namespace, self._catalogue)
+        for _, running in targets if not mistakes else ():
             running.tell_witnesses()
-            part = self._catalogue.part(record.namespace, step.model_namespace, step.model_name)
-            assert part is not None
-            models.append(Part(running.signature, running.decoupled, part.namespace))
-        record.assembly, record.parts = assembly, _essence(parts)
+        return targets, mistakes
+
+    def _made(self, record: ModelRecord, assembly: Assembly, targets: Sequence[Target]) -> dict[int, RunningVersion]:
+        config, signature = assembly.finished(targets)
+        parts = [Part(running.signature, running.decoupled, running.worker) for _, running in targets]
+        record.assembly, record.parts = assembly, _essence(targets)
         return {
-            version: self._maker.assemble(record.name, version, config, signature, models)
+            version: self._maker.assemble(record.name, version, config, signature, parts)
             for version in assembly.versions
         }
 
 
-def _essence(parts: Sequence[RunningVersion]) -> tuple[object, ...]:
+def _essence(targets: Sequence[Target]) -> tuple[object, ...]:
     """Return what an ensemble builds upon. A model may change in other ways without the ensemble noticing."""
     return tuple(
-        (part.signature.max_batch_size, part.signature.inputs, part.signature.outputs, part.decoupled) for part in parts
+        (
+            namespace,
+            part.signature.max_batch_size,
+            part.signature.inputs,
+            part.signature.outputs,
+            part.decoupled,
+            part.worker,
+        )
+        for namespace, part in targets
     )

@@ -38,7 +38,7 @@ class LoadingRound:
             way = self._way(part, ensemble)
             if way:
                 for before, each in zip((ensemble, *way), way, strict=False):
-                    self._circles[each] = f"{each} -> ... -> {before} -> {each}"
+                    self._circles[each] = before
             else:
                 waits.add(part)
                 tasks.append(self._task(part, None))
@@ -48,7 +48,7 @@ class LoadingRound:
             self._waits.pop(ensemble, None)
 
     def circle(self, ensemble: str) -> str:
-        """Return the way on which an ensemble leads back to itself, as Triton writes it; empty if it does not."""
+        """Return the last on the way on which an ensemble leads back to itself; empty if it does not."""
         return self._circles.get(ensemble, "")
 
     def _task(self, name: str, delivery: Delivery | None) -> asyncio.Future[None]:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nerite.backends import registry
+from nerite.backends.directory import SETTING
 from nerite.backends.interface import ModelContext
 from nerite.cache.interface import ResponseCache
 from nerite.config.json_form import to_json
@@ -24,6 +26,7 @@ from nerite.execution.running_version import RunningVersion
 from nerite.repository import agents
 from nerite.repository.assembly import Assembly
 from nerite.repository.delivery import Delivery
+from nerite.repository.placement import Placement
 from nerite.scheduling.ensemble.graph import Part
 
 _log = logging.getLogger("nerite.repository")
@@ -31,7 +34,7 @@ _LEVELS = {"note": _log.info, "warning": _log.warning, "error": _log.error}
 
 
 class VersionMaker:
-    """Makes model versions run, so many at a time as the options allow. Its coroutines are for the loop."""
+    """Makes model versions run, so many at a time as there are slots. Its coroutines are for the loop."""
 
     def __init__(
         self,
@@ -39,15 +42,18 @@ class VersionMaker:
         settings_of: Callable[[str], Mapping[str, str]],
         launcher: Launcher,
         loader: Executor,
+        slots: asyncio.Semaphore,
         cache: ResponseCache | None,
+        placement: Placement,
     ) -> None:
-        """``settings_of`` has the ``--backend-config`` values of a backend."""
+        """``settings_of`` has the ``--backend-config`` values of a backend. Each model that is loaded has a slot."""
         self._options = options
         self._settings_of = settings_of
         self._launcher = launcher
         self._loader = loader
+        self._slots = slots
         self._cache = cache
-        self._slots = asyncio.Semaphore(max(options.load_threads, 1))
+        self._placement = placement
 
     async def read(self, name: str, directory: Path, delivery: Delivery | None, *, renamed: bool) -> PolledModel:
         """Return what is written about a model. What is wrong with it is in the result.
@@ -106,7 +112,7 @@ class VersionMaker:
 
     async def resize(self, polled: PolledModel, running: RunningVersion) -> None:
         """Give a version that runs the instances that its configuration asks for now. Raises ``NeriteError``."""
-        finished = finish_config(polled, None)
+        finished = finish_config(polled, None, gpus=self._placement.gpus(polled.config.backend))
         if finished.mistakes:
             raise finished.mistakes[0].as_error()
         groups = finished.config.instance_group
@@ -142,7 +148,17 @@ class VersionMaker:
         def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
             return self._launcher.complete(config.backend, self._context(polled, config, version, memo))
 
-        return finish_config(polled, version, complete=complete if self._options.auto_complete else None)
+        place = self._settings_of(polled.config.backend).get(SETTING, "")
+        polled = replace(polled, config=registry.filled_in(polled.config, place))
+        finished = finish_config(
+            polled,
+            version,
+            complete=complete if self._options.auto_complete else None,
+            gpus=self._placement.gpus(polled.config.backend),
+        )
+        if not finished.mistakes:
+            self._placement.check_room(finished.config)
+        return finished
 
     def _context(self, polled: PolledModel, config: ModelConfig, version: int, memo: dict[str, Any]) -> ModelContext:
         settings = self._settings_of(config.backend)

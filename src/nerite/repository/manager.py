@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nerite.config.loading import PolledModel
-from nerite.config.mistake import Mistake
 from nerite.config.options import RepositoryOptions
+from nerite.config.validate_parts import circular
 from nerite.core.errors import Internal, NeriteError
 from nerite.execution.running_version import RunningVersion
 from nerite.repository import fingerprint, index, refusals
@@ -35,7 +35,6 @@ from nerite.repository.sources import Sources
 
 _log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
-_NO_CIRCLE = "Take the step out that leads back: no ensemble can be a part of itself."
 
 
 class ModelManager:
@@ -66,9 +65,9 @@ class ModelManager:
         """Every model that was ever loaded or tried, by namespace and name."""
         return self._catalogue
 
-    def find(self, name: str, version: str) -> RunningVersion:
+    def find(self, name: str, version: str, namespace: str = "") -> RunningVersion:
         """Return where a request for ``name`` goes. Raises ``NotFound`` or ``Unavailable`` with Triton's texts."""
-        return self._catalogue.find(name, version)
+        return self._catalogue.find(name, version, namespace)
 
     async def look(self) -> dict[tuple[str, str], fingerprint.ModelFingerprint]:
         """Return how the files of every model look, by namespace and name. Raises as ``offered`` does.
@@ -184,9 +183,9 @@ class ModelManager:
         """Load the models that an ensemble needs, and put it together from them."""
         assembly = await self._maker.assembly(loaded.polled)
         await loading.load_parts(record.name, assembly.models)
-        circle = loading.circle(record.name)
-        mistakes = [Mistake(message=f"circular dependency between ensembles: {circle}", remedy=_NO_CIRCLE)]
-        self._ensembles.put_together(record, assembly, mistakes if circle else [])
+        before = loading.circle(record.name)
+        mistakes = assembly.source.place([circular(record.name, before)]) if before else []
+        self._ensembles.put_together(record, assembly, mistakes)
         record.loaded = loaded
         self._in_background(self._hash(record, loaded, record.running))
 

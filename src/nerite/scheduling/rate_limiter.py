@@ -4,13 +4,16 @@ A resource is a name and a number, as an operator thought of it: one that is glo
 each device. An instance asks for what it needs before it executes, and gives it back afterwards. Those that have to
 wait stand in an order: few executions first, weighed by their priority. Nobody is overtaken by others that need what it
 waits for, so that large needs are met, too; who needs nothing of that kind is not held up.
+
+A resource is global for all models or for none. While a model is reloaded whose configuration has changed in that,
+there are instances of both kinds: they do not execute at the same time.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -29,6 +32,11 @@ class Pool(NamedTuple):
     name: str
     device: int = EVERYWHERE
 
+    @property
+    def everywhere(self) -> bool:
+        """It is global."""
+        return self.device == EVERYWHERE
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -41,9 +49,10 @@ class Claim:
 class Seat:
     """An instance that the limiter knows. For reading, but for ``granted``."""
 
-    __slots__ = ("_executions", "claim", "granted", "holding", "waiting")
+    __slots__ = ("_executions", "claim", "granted", "holding", "model", "waiting")
 
-    def __init__(self, claim: Claim, granted: Callable[[], None]) -> None:
+    def __init__(self, model: str, claim: Claim, granted: Callable[[], None]) -> None:
+        self.model = model
         self.claim = claim
         self.granted = granted
         """Called when it had to wait and has what it needs now. Must not come back to the limiter at once."""
@@ -71,23 +80,26 @@ class RateLimiter:
         self._limits: dict[str, dict[int, int]] = {}
         for name, amount, device in limits:
             self._limits.setdefault(name, {}).setdefault(device, amount)
-        self._seats: set[Seat] = set()
+        self._seats: dict[Seat, None] = {}
+        """In the order in which they came."""
         self._taken: dict[Pool, int] = {}
         self._amounts: dict[Pool, int] = {}
+        self._rivals: dict[Pool, tuple[Pool, ...]] = {}
+        """What else has the name of a pool, and is global where it is not, or not where it is."""
         self._queue: list[tuple[tuple[int, int], Seat]] = []
         self._arrivals = itertools.count()
 
-    def enter(self, claim: Claim, granted: Callable[[], None]) -> Seat:
-        """Have one more instance. Raises ``InvalidArgument`` if it could never execute."""
-        self._check(claim)
-        seat = Seat(claim, granted)
-        self._seats.add(seat)
+    def enter(self, model: str, claims: Sequence[Claim], granted: Callable[[], None]) -> list[Seat]:
+        """Have more instances of a model. Raises ``InvalidArgument`` if one of them could never execute."""
+        self._check(model, claims)
+        seats = [Seat(model, claim, granted) for claim in claims]
+        self._seats.update(dict.fromkeys(seats))
         self._measure()
-        return seat
+        return seats
 
     def leave(self, seat: Seat) -> None:
         """Forget an instance, whatever it does."""
-        self._seats.discard(seat)
+        self._seats.pop(seat, None)
         self.release(seat)
         self._measure()
 
@@ -138,12 +150,15 @@ class RateLimiter:
                 seat.waiting, seat.holding = None, True
                 admitted.append(seat)
             else:
-                awaited.update(pool for pool, _ in needs)
+                for pool, _ in needs:
+                    awaited.update((pool, *self._rivals.get(pool, ())))
                 staying.append(entry)
         self._queue = staying
         return admitted
 
     def _free(self, pool: Pool) -> int:
+        if self._rivals and any(map(self._taken.get, self._rivals.get(pool, ()))):
+            return 0
         return self._amounts.get(pool, 0) - self._taken.get(pool, 0)
 
     def _measure(self) -> None:
@@ -153,6 +168,11 @@ class RateLimiter:
             for pool, count in seat.claim.needs:
                 most[pool] = max(count, most.get(pool, 0))
         self._amounts = {pool: count if (limit := self._limit(pool)) is None else limit for pool, count in most.items()}
+        self._rivals = {
+            pool: rivals
+            for pool in most
+            if (rivals := tuple(each for each in most if each.name == pool.name and each.everywhere != pool.everywhere))
+        }
         for seat in self._admit():
             seat.granted()
 
@@ -161,15 +181,16 @@ class RateLimiter:
         if not self._limits:
             return None
         amounts = self._limits.get(pool.name, {})
-        if pool.device == EVERYWHERE:
+        if pool.everywhere:
             return max(amounts.values(), default=0)
         return amounts.get(pool.device, amounts.get(EVERYWHERE, 0))
 
-    def _check(self, claim: Claim) -> None:
-        there = {pool.name: pool.device == EVERYWHERE for seat in self._seats for pool, _ in seat.claim.needs}
-        for pool, count in claim.needs:
-            everywhere = pool.device == EVERYWHERE
-            if there.setdefault(pool.name, everywhere) != everywhere:
+    def _check(self, model: str, claims: Iterable[Claim]) -> None:
+        # What a model said last counts: instances of before are on their way out.
+        said = {(seat.model, pool.name): pool.everywhere for seat in self._seats for pool, _ in seat.claim.needs}
+        there = {name: everywhere for (who, name), everywhere in said.items() if who != model}
+        for pool, count in (need for claim in claims for need in claim.needs):
+            if there.setdefault(pool.name, pool.everywhere) != pool.everywhere:
                 raise InvalidArgument(
                     f'Resource "{pool.name}" is present as both global and device-specific resource in the model '
                     "configuration. Write global: true wherever it is named, in all models, or nowhere."

@@ -4,7 +4,7 @@ Theory of operation. A sequence begins with a request that says START, and gets 
 free; until then it stands in the backlog. It keeps the slot until a request with END has run, until nothing of it has
 waited or run for ``max_idle_us`` (at all, once no more requests come), or until it is lost: a request of it was
 cancelled before it ran, waited too long in the backlog, or its instance died. Whoever asks for it afterwards, without
-START, is told so.
+START, is told so. When the server stops, those in the backlog that no slot becomes free for have no future here.
 
 How the requests that are first in line in their sequences make a batch is the business of ``Slots``, one of which each
 instance has.
@@ -25,7 +25,7 @@ from nerite.scheduling.ended_sequences import EndedSequences
 from nerite.scheduling.sequence import Sequence, SequenceRequest
 from nerite.scheduling.sequence_backlog import Backlog
 from nerite.scheduling.sequence_rules import SequenceRules
-from nerite.scheduling.sequence_slots import DirectSlots, OldestSlots, SlotBatch, Slots, seated
+from nerite.scheduling.sequence_slots import DirectSlots, OldestSlots, SlotBatch, Slots, frees, seated
 
 Instance = TypeVar("Instance")
 Lost: TypeAlias = list[tuple[SequenceRequest, NeriteError]]
@@ -49,6 +49,7 @@ class SequenceBatcher(Generic[Instance]):
         "_resting",
         "_rules",
         "_slots",
+        "_stopping",
         "idle",
         "size",
     )
@@ -72,6 +73,7 @@ class SequenceBatcher(Generic[Instance]):
         """Sequences with a slot of which nothing waits or runs, in the order in which that began."""
         self._ended = EndedSequences()
         self._finishing = False
+        self._stopping = False
         self.idle: dict[Instance, Slots] = {}
         """The instances that are up and run nothing."""
         self._barred: set[Instance] = set()
@@ -216,7 +218,7 @@ class SequenceBatcher(Generic[Instance]):
         return min(times, default=None)
 
     def expire(self, now: int) -> Lost:
-        """End the sequences that were idle or in the backlog for too long; return the requests of the latter."""
+        """End the sequences that were idle, or in the backlog for too long or in vain; return the latter's requests."""
         lost: Lost = []
         for sequence in self._backlog.expire(now):
             lost += [
@@ -225,12 +227,16 @@ class SequenceBatcher(Generic[Instance]):
             ]
         for sequence in [*itertools.takewhile(lambda each: each.touched_ns + self._idle_ns <= now, self._resting)]:
             self._end(sequence, f"it got no request for {self._rules.max_idle_us} µs (max_sequence_idle_microseconds)")
-        return lost
+        return lost + self._in_vain()
 
     def resume(self, request: SequenceRequest) -> None:
         """Note that the caller of ``request``, of which responses have left, wants more again."""
         if request.queue is self and not request.sequence.ready:
             self._make_ready(request.sequence)
+
+    def server_stops(self) -> None:
+        """Let nothing wait any more, from the next ``expire`` on, that what is there does not make room for."""
+        self._stopping = True
 
     def finish(self) -> None:
         """Let sequences be over, from now on, as soon as nothing of them waits or runs: no more requests come."""
@@ -347,6 +353,17 @@ class SequenceBatcher(Generic[Instance]):
         else:
             del self._live[sequence.id]
 
+    def _in_vain(self) -> Lost:
+        """End what waits for a slot, if all of them have sequences of which the end is not in sight."""
+        lost: Lost = []
+        if self._stopping and not self._finishing and self._slots and not any(map(frees, self._slots.values())):
+            # One that ends may make room for the next with its id. What another request needs to go on may wait.
+            while vain := [each for each in self._backlog if not any(request.caused for request in each.waiting)]:
+                for sequence in vain:
+                    refusal = self._no_room(sequence.id)
+                    lost += [(request, refusal) for request in self._end(sequence, "the server stops")]
+        return lost
+
     def _held(self) -> bool:
         """Return whether too few requests wait to begin at all. Once they were enough, nobody counts them again."""
         in_slots = sum(len(sequence.waiting) for slots in self._slots.values() for sequence in seated(slots))
@@ -357,6 +374,13 @@ class SequenceBatcher(Generic[Instance]):
     def _interrupted(self, why: str) -> NeriteError:
         return Unavailable(
             f"inference request to model '{self._rules.model}' had begun and cannot go on: {why}; send it again"
+        )
+
+    def _no_room(self, sequence_id: int | str) -> NeriteError:
+        return Unavailable(
+            "Server is stopping, scheduler for model has stopped accepting new inference requests\n"
+            f"    Model '{self._rules.model}' gets no slot free for sequence {sequence_id}: send it to another server.",
+            retry_after=1,
         )
 
     def _not_begun(self, sequence_id: int | str, why: str | None = None) -> NeriteError:

@@ -130,6 +130,11 @@ def _age(request: SequenceRequest) -> int:
     return request.queued_ns
 
 
+def frees(slots: Slots) -> bool:
+    """Return whether a slot is free for a new sequence, or will be when all that is there has run."""
+    return slots.open and any(sequence is None or sequence.closed for sequence in slots.seats)
+
+
 def seated(slots: Slots) -> Iterator[Sequence]:
     """Yield the sequences that have a slot."""
     return (sequence for sequence in slots.seats if sequence is not None)

@@ -1,4 +1,4 @@
-"""Run a Python model in a test, without a server.
+"""Run a Python model in a test, without a server; and what every backend has to do (``BackendContract``).
 
     from nerite.testing import load_model
 
@@ -13,7 +13,9 @@ the model raised it, so that the test runner shows the place.
 """
 
 from nerite.testing.arrays import Answer
+from nerite.testing.contract import BackendContract
 from nerite.testing.loading import load_model
-from nerite.testing.model_under_test import ModelUnderTest, Request, SequenceUnderTest
+from nerite.testing.model_under_test import ModelUnderTest, SequenceUnderTest
+from nerite.testing.requests import Request
 
-__all__ = ["load_model", "ModelUnderTest", "SequenceUnderTest", "Request", "Answer"]
+__all__ = ["load_model", "ModelUnderTest", "SequenceUnderTest", "Request", "Answer", "BackendContract"]

@@ -13,6 +13,7 @@ from nerite.backends.python import PythonBackend
 from nerite.backends.python.completion import completed
 from nerite.backends.python.instance import PythonInstance
 from nerite.config.completion import apply_completion
+from nerite.config.gpus import NO_GPUS
 from nerite.config.json_form import from_json, to_json
 from nerite.config.loading import finish_config, poll_model_directory
 from nerite.config.model_config import ModelConfig
@@ -88,7 +89,7 @@ def _from_class(model_class: type, given: Mapping[str, Any], version: int) -> Mo
     __tracebackhide__ = True
     folder = _folder(model_class)
     name = given.get("name") or folder.name
-    config = normalise_instances(from_json({"name": name, "backend": "python", **given}), ())
+    config = normalise_instances(from_json({"name": name, "backend": "python", **given}), NO_GPUS)
     config = apply_completion(config, own_error(completed, name, to_json(config), model_class))
     context = _context(config, folder, version)
     model_directory.opened(folder, folder)

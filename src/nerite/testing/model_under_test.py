@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import queue
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -13,32 +10,15 @@ from numpy.typing import ArrayLike
 
 from nerite.backends.interface import Marks
 from nerite.backends.python.instance import PythonInstance
-from nerite.core.errors import Internal, NeriteError
-from nerite.core.request import InferenceRequest, Parameter, RequestedOutput, RequestHeader
+from nerite.core.errors import NeriteError
+from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.execution.roster import SelectiveRoster
-from nerite.testing.arrays import Answer, to_test, to_wire
+from nerite.testing.arrays import Answer
 from nerite.testing.own_error import own_error
+from nerite.testing.requests import Request, SentRequest, answer_of
 from nerite.testing.sequences import SequencesUnderTest
-
-_PATIENCE = 30.0
-
-
-@dataclass(frozen=True)
-class Request:
-    """One request: inputs by name, and what else a client may say."""
-
-    inputs: Mapping[str, ArrayLike]
-    id: str = ""
-    outputs: Sequence[str] = ()
-    """The outputs that are wanted; empty means all."""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    priority: int = 0
-    timeout_us: int = 0
-    sequence_id: int | str = 0
-    sequence_start: bool = False
-    sequence_end: bool = False
 
 
 class ModelUnderTest:
@@ -84,10 +64,11 @@ class ModelUnderTest:
         Raises as ``infer`` does if the batch fails as a whole.
         """
         __tracebackhide__ = True
-        batch = [self._request(one if isinstance(one, Request) else Request(one)) for one in requests]
+        asked = [one if isinstance(one, Request) else Request(one) for one in requests]
+        batch = [one.sent_to(self._signature) for one in asked]
         responses = self._run(batch)
         return [
-            request.only() if response is None else _answer(response)
+            request.only() if response is None else answer_of(response)
             for request, response in zip(batch, responses, strict=True)
         ]
 
@@ -97,9 +78,9 @@ class ModelUnderTest:
         Raises as ``infer`` does if the request fails before that, ``TimeoutError`` if the model falls silent.
         """
         __tracebackhide__ = True
-        request = self._request(Request(inputs, **request_fields))
+        request = Request(inputs, **request_fields).sent_to(self._signature)
         (response,) = self._run([request])
-        return request.all() if response is None else [_answer(response)]
+        return request.all() if response is None else [answer_of(response)]
 
     def sequence(self, sequence_id: int | str = 1) -> SequenceUnderTest:
         """Return what sends requests of one sequence; the first begins it."""
@@ -123,7 +104,7 @@ class ModelUnderTest:
     ) -> None:
         self.close()
 
-    def _run(self, batch: Sequence[_TestRequest]) -> Sequence[InferenceResponse | None]:
+    def _run(self, batch: Sequence[SentRequest]) -> Sequence[InferenceResponse | None]:
         """Return the answers to a batch; None where they are given to the request."""
         __tracebackhide__ = True
         if self._sequences is None:
@@ -134,27 +115,6 @@ class ModelUnderTest:
     def _execute(self, batch: Sequence[InferenceRequest]) -> Sequence[InferenceResponse | None]:
         __tracebackhide__ = True
         return own_error(self._instance.execute, batch, Marks())
-
-    def _request(self, asked: Request) -> _TestRequest:
-        declared = self._signature.inputs
-        tensors = [
-            to_wire(name, value, declared[name].datatype if name in declared else None)
-            for name, value in asked.inputs.items()
-        ]
-        header = RequestHeader(
-            self._signature.model_name,
-            "",
-            [spec for spec, _ in tensors],
-            [RequestedOutput(name) for name in asked.outputs],
-            parameters=dict(asked.parameters),
-            priority=asked.priority,
-            timeout_us=asked.timeout_us,
-            sequence_id=asked.sequence_id,
-            sequence_start=asked.sequence_start,
-            sequence_end=asked.sequence_end,
-        )
-        self._signature.bind(header, asked.id)
-        return _TestRequest(header, [data for _, data in tensors], _Sent(), time.monotonic_ns(), asked.id)
 
 
 class SequenceUnderTest:
@@ -182,52 +142,3 @@ class SequenceUnderTest:
         place = {"sequence_id": self._id, "sequence_start": not self._begun, "sequence_end": end}
         self._begun = not end
         return place
-
-
-class _Sent:
-    """The sink of a test's request: keeps what the model sends, from whichever thread."""
-
-    def __init__(self) -> None:
-        self.responses: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
-
-    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        self.responses.put((response, final))
-
-
-class _TestRequest(InferenceRequest):
-    """A request whose model may use the response sender."""
-
-    __slots__ = ()
-
-    streams = True
-
-    def all(self) -> list[Answer | NeriteError]:
-        """Wait for the last response, and return them all."""
-        assert isinstance(self.sink, _Sent)
-        answers: list[Answer | NeriteError] = []
-        final = False
-        while not final:
-            try:
-                response, final = self.sink.responses.get(timeout=_PATIENCE)
-            except queue.Empty:
-                raise TimeoutError(
-                    f"the model has sent {len(answers)} responses and then nothing for {_PATIENCE:.0f} s; the last "
-                    "one needs flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL"
-                ) from None
-            if not response.empty:
-                answers.append(_answer(response))
-        return answers
-
-    def only(self) -> Answer | NeriteError:
-        """Return the one response that a request to a model that is not decoupled has."""
-        answers = self.all()
-        if len(answers) != 1:
-            return Internal(f"the model sent {len(answers)} responses, where one is expected. See ``stream``")
-        return answers[0]
-
-
-def _answer(response: InferenceResponse) -> Answer | NeriteError:
-    if response.error is not None:
-        return response.error
-    assert response.header is not None
-    return {spec.name: to_test(spec, data) for spec, data in zip(response.header.outputs, response.data, strict=True)}

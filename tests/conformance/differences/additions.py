@@ -11,6 +11,23 @@ FULL = "503 [request id: third] Exceeds maximum queue size"
 """What only our headers say is not here."""
 DIFFERENCES = (
     Difference(
+        "Namespaces of the steps of an ensemble",
+        "With `--model-namespacing` a step goes to the repository that its `model_namespace` names. Triton takes no "
+        "notice of what is written there. Without it both take the model in the ensemble's own repository, or else the "
+        "only one of that name.",
+    ),
+    Difference(
+        "Backends: packages, and no shared libraries",
+        "A Python package may offer a backend. What is in the backend directory is a `model.py`, as Triton's "
+        "python-based backends are; where a shared library lies beside it, Triton takes that. Nerite runs none. "
+        "The names of Nerite's own backends are not looked for there. See [backends of your own](custom-backends.md).",
+    ),
+    Difference(
+        "Environments made of lists of packages",
+        "`EXECUTION_ENV_PATH` may name a `requirements.txt`, `pyproject.toml` or `uv.lock`. Triton takes archives and "
+        "directories of conda. See [environments](environments.md).",
+    ),
+    Difference(
         "Calls of models: what they inherit",
         "A call has the id, the priority, what is left of the timeout, the trace and the cancellation of the request "
         "that it is made for, unless the model says something else. Triton's calls have nothing of it, but for the "
@@ -35,10 +52,68 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Frameworks that were built for CPUs alone",
+        "On a machine with GPUs `KIND_AUTO` means the CPU for them, so that a model need not say so. Triton's "
+        "frameworks are all built for GPUs.",
+    ),
+    Difference(
+        "PyTorch: what is completed",
+        "An exported program (`torch.export`) completes its configuration, as an ONNX model does: Triton's backend for "
+        "PyTorch completes nothing, and does not read these programs. The other kinds are refused with what to write, "
+        "where their inputs or outputs are not given. See [PyTorch](pytorch.md).",
+    ),
+    Difference(
+        "PyTorch: names",
+        "Names of arguments, positions and ways into nested structures may be mixed, and used for controls and states, "
+        "too. Results may be dictionaries. Where only the order in the configuration is left to go by, it is refused "
+        "if a name that the program has would mean another tensor: Triton swaps the two without a word.",
+    ),
+    Difference(
+        "PyTorch: compiled packages",
+        "Packages of AOTInductor may have batches and sequences. Shapes and types that they were not compiled for are "
+        "refused.",
+    ),
+    Difference(
+        "PyTorch: modules in Python",
+        "They run in the server's process, with weights in .safetensors, too. `torch.compile` is used where "
+        "`TORCH_COMPILE_OPTIONAL_PARAMETERS` is given, in Triton always. Inputs and outputs go by name; in Triton by "
+        "order.",
+    ),
+    Difference(
+        "PyTorch: weights and modes",
+        "Instances on a CPU share the weights of a program that does not change itself, unless "
+        "`ENABLE_WEIGHT_SHARING` is false. TorchScript that was saved in training mode is served in evaluation mode. "
+        "`INTRA_OP_THREAD_COUNT` is each model's own; in Triton the first model's is everybody's. Unsigned integers of "
+        "16 to 64 bits and BF16 pass.",
+    ),
+    Difference(
+        "TensorFlow: what is completed",
+        "Frozen graphs (GraphDef) are completed from their placeholders and ends, and tensors of any operation may be "
+        "outputs (`name:1`); Triton wants all of it written. Scalars are completed, too. Without `TF_SIGNATURE_DEF` a "
+        "model of several signatures has to have `serving_default`; Triton takes any. Models may have states. See "
+        "[TensorFlow](tensorflow.md).",
+    ),
+    Difference(
+        "TensorFlow: sessions and accelerators",
+        "Each instance has a process and a session of its own, so that a model that is unloaded gives back all that it "
+        "took; `MAX_SESSION_SHARE_COUNT` has no effect. The accelerator `tensorrt` is refused, which TensorFlow no "
+        "longer has.",
+    ),
+    Difference(
         "States of Python models",
         "A Python model leaves a state by returning it as an output with the name that `output_name` says, also with a "
         "request that is to run again. In Triton it can read its states, and leave none. See "
         "[Sequences](sequences.md).",
+    ),
+    Difference(
+        "Sequences that wait for a slot when the server stops",
+        "They are refused at once, if all slots have sequences whose last request has not come. In Triton they wait "
+        "until those were idle for too long, or the exit timeout is over.",
+    ),
+    Difference(
+        "A resource that becomes global, or stops being so, in a reload",
+        "Where no other model names it the reload is done, and instances of before and after do not execute at the "
+        "same time. Triton refuses it, because both are there for a while.",
     ),
     Difference(
         "The response cache: equal requests at the same time",
@@ -128,6 +203,19 @@ DIFFERENCES = (
         "Instances in Triton start as many threads as there are cores, each. In Nerite a worker is told its share, "
         "unless the environment or the model's parameter `INTRA_OP_THREAD_COUNT` says otherwise. See "
         "[Instances](instances.md).",
+    ),
+    Difference(
+        "OpenVINO models: batches, types, properties",
+        "Triton compiles a model for batches of `max_batch_size`, and refuses smaller ones unless "
+        "`ENABLE_BATCH_PADDING` fills them up. In Nerite the batch is free, and filling up is a choice. A batch "
+        "dimension that is free in the model is one for the auto-completion, without a layout. A parameter may be any "
+        "property of OpenVINO; one that is nearly such a name is refused, where Triton ignores it, and so is a value "
+        "that is neither YES nor NO. Instances have a stream each, and share the cores. See [OpenVINO](openvino.md).",
+    ),
+    Difference(
+        "OpenVINO models: a state inside the model",
+        "A model with `ReadValue` and `Assign` begins each request with its initial state. In Triton an instance goes "
+        "on with what the last request left, whoever sent it.",
     ),
     Difference(
         "Half precision in JSON",

@@ -57,4 +57,19 @@ DIFFERENCES = (
         "Slots of sequences that end",
         "With the strategy direct, a slot is free when the request with END has run, in Triton when it begins to.",
     ),
+    Difference(
+        "Metrics of models on GPUs",
+        "They count all instances of a model together, without the label `gpu_uuid`; Triton counts for each GPU.",
+    ),
+    Difference(
+        "Metrics of GPUs",
+        "They are asked of NVML, through nvidia-ml-py, in the place of DCGM. What a GPU does not tell is left out; "
+        "Triton says 0. See [GPUs](gpus.md).",
+    ),
+    Difference(
+        "TensorRT",
+        "Shape tensors are refused in models that make batches, and tensors that are not linear in all. CUDA graphs "
+        "are captured for shapes that come twice, not while the model is loaded; `graph_spec` is not looked at. "
+        "Whatever is about pinned memory has no effect. See [TensorRT](tensorrt.md).",
+    ),
 )

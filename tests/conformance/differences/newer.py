@@ -17,6 +17,10 @@ DIFFERENCES = (
                 '200 {"name": "stream", "platform": "ensemble"',
                 '200 {"name": "stream", "platform": "ensemble"',
             ),
+            "namespaces/an ensemble beside one of them#3": (
+                '200 {"name": "beside", "platform": "ensemble"',
+                '200 {"name": "beside", "platform": "ensemble"',
+            ),
         },
     ),
     Difference(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.differences.difference import Difference, said
 
+FAILED = "400 load failed for model '{}': version 1 is at UNAVAILABLE state: Invalid argument:"
 NOT_READY = "Error when running inference: Failed for execute the inference request. Model"
 DIFFERENCES = (
     Difference(
@@ -116,14 +117,34 @@ DIFFERENCES = (
     ),
     Difference(
         "A backend that there is not",
-        "Nerite says which there are.",
+        "Nerite says which there are, and how to have others.",
         {
             "repository_explicit/load with a bad configuration#7": (
                 "400 load failed for model 'echo': version 1 is at UNAVAILABLE state: Invalid argument: unable to find "
                 "backend library for backend 'abacus', try specifying runtime on the model configuration.;",
                 "400 load failed for model 'echo': version 1 is at UNAVAILABLE state: Invalid argument: unable to find "
                 "backend library for backend 'abacus', try specifying runtime on the model configuration. The backends",
-            )
+            ),
+            **{
+                f"shared_code/load {model}": (f"{FAILED.format(model)} {text};", f"{FAILED.format(model)} {text}")
+                for model, text in (
+                    (
+                        "nobody",
+                        "unable to find backend library for backend 'abacus', try specifying runtime on the model "
+                        "configuration.",
+                    ),
+                    (
+                        "nobody_in_python",
+                        "unable to find Python backend based backend library 'model.py' for model 'nobody_in_python', "
+                        "searched: '<backends>/abacus/model.py'",
+                    ),
+                    (
+                        "library",
+                        "unable to find backend library 'libtriton_teller.so' for model 'library', searched: "
+                        "'<models>/library/1' '<models>/library' '<backends>/teller' ",
+                    ),
+                )
+            },
         },
     ),
     Difference(

@@ -3,11 +3,23 @@
 import shutil
 
 from conformance.exchange import Change, Grpc, Scrape, get, infer, post
-from conformance.exchanges.repository_explicit import INDEX, ROW, gone, load, unload
+from conformance.exchanges.repository_explicit import INDEX, ROW, gone, load, unload, write
 from conformance.exchanges.scenes import NAMESPACES
 from nerite.wire import grpc_service as pb
 
 SCENE = NAMESPACES
+
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 3
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 2 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 2 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "echo" model_version: -1
+  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
+} ] }
+"""
 
 
 def everything(model: str) -> list[object]:
@@ -34,6 +46,17 @@ EXCHANGES = {
     "metrics": Scrape("nv_inference_request_success"),
     "statistics of all": get("/v2/models/stats"),
     "load both again": [load("echo"), INDEX],
+    "an ensemble beside one of them": [
+        write("beside/config.pbtxt", ENSEMBLE),
+        write("beside/1/.keep", ""),
+        load("beside"),
+        infer("beside", ROW),
+        get("/v2/models/beside/config"),
+        Scrape("nv_inference_request_success"),
+        unload("beside"),
+        gone(),
+        Change(lambda models: shutil.rmtree(models / "beside")),
+    ],
     "unload both": [unload("echo"), gone()],
     "neither": everything("echo"),
     "unload the only one": [unload("pair"), gone(), infer("pair", ROW), get("/v2/models/pair")],

@@ -160,6 +160,9 @@ LIMITED = Scene(
         "--disable-auto-complete-config",
     ),
 )
+SHARED_CODE = Scene(
+    "shared-code", repository="shared_code", flags=("--model-control-mode=explicit",), backends=("teller",)
+)
 BROKEN = Scene(
     "broken",
     repository="broken",

@@ -25,8 +25,8 @@ from onnx_models import (
     tensor,
 )
 
+from nerite.backends.arrays import feeds, replies
 from nerite.backends.interface import InstanceContext, Marks
-from nerite.backends.onnxruntime import feeds, replies
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal
 
@@ -46,8 +46,8 @@ def test_one_request(tmp_path: Path) -> None:
 def test_one_request_is_not_copied(tmp_path: Path) -> None:
     opened = Opened(tmp_path, scaled())
     seen = []
-    run = opened.instance._run
-    opened.instance._run = lambda names, arrays, options: (seen.append(dict(arrays)), run(names, arrays, options))[1]
+    run = opened.instance._compute
+    opened.instance._compute = lambda selection, arrays: (seen.append(dict(arrays)), run(selection, arrays))[1]
     data = rows(2).tobytes()
     opened.execute(bare(header([("IN", dtypes.FP32, (2, 4))]), [data]))
     assert np.shares_memory(seen[0]["IN"], np.frombuffer(data, np.uint8))
@@ -57,8 +57,8 @@ def test_one_request_is_not_copied(tmp_path: Path) -> None:
 def test_a_batch_runs_once_and_its_responses_are_views_of_one_array(tmp_path: Path, sizes: list[int]) -> None:
     opened = Opened(tmp_path, scaled(2.0, dims=["N", 4000]))
     runs = []
-    run = opened.instance._run
-    opened.instance._run = lambda names, arrays, options: runs.append(run(names, arrays, options)) or runs[-1]
+    run = opened.instance._compute
+    opened.instance._compute = lambda selection, arrays: runs.append(run(selection, arrays)) or runs[-1]
     parts = [np.full((size, 4000), number, np.float32) for number, size in enumerate(sizes)]
     responses = opened.execute(*[request(IN=part) for part in parts])
     for part, response in zip(parts, responses, strict=True):
@@ -173,8 +173,8 @@ def add_sub_model(tmp_path_factory: pytest.TempPathFactory) -> Opened:
 def test_only_outputs_that_somebody_wants_are_computed(tmp_path: Path) -> None:
     opened = Opened(tmp_path, add_sub())
     asked = []
-    run = opened.instance._run
-    opened.instance._run = lambda names, arrays, options: (asked.append(list(names)), run(names, arrays, options))[1]
+    run = opened.instance._compute
+    opened.instance._compute = lambda selection, arrays: asked.append(list(selection.names)) or run(selection, arrays)
     both = {"A": rows(1), "B": rows(1)}
     opened.execute(request(["SUM"], **both), request(["SUM"], **both))
     opened.execute(request(["SUM"], **both), request(["DIFFERENCE"], **both))
@@ -194,8 +194,8 @@ def test_headers_that_never_repeat_are_not_kept_for_ever(tmp_path: Path) -> None
     opened = Opened(tmp_path, scaled(dims=["N", "M"]))
     for size in range(1, 600):
         opened.execute(request(IN=np.zeros((1, size), np.float32)))
-    assert len(opened.model._calls._known) <= 256
-    assert len(opened.model._selections.of(frozenset())._headers) <= 256
+    assert len(opened.model._face.calls._known) <= 256
+    assert len(opened.model._face.selections.of(frozenset())._headers) <= 256
 
 
 NUMERIC = [

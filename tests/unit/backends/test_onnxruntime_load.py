@@ -484,3 +484,13 @@ def test_models_may_be_opened_by_several_threads_at_once(tmp_path: Path) -> None
     for worker in workers:
         worker.join()
     assert failures == []
+
+
+def test_the_framework_keeps_no_records_of_its_own(tmp_path: Path) -> None:
+    program = (
+        "import os; from nerite.backends.onnxruntime.framework import onnxruntime; onnxruntime()\n"
+        "assert 'ORT_DISABLE_TELEMETRY' not in os.environ"
+    )
+    home = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", program], env=home, check=True)
+    assert list(tmp_path.rglob("*")) == []

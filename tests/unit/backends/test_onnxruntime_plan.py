@@ -108,7 +108,11 @@ def test_other_options(tmp_path: Path) -> None:
             {"execution_mode": "2"},
             "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 .",
         ),
-        ({"intra_op_thread_count": "many"}, "failed to convert 'many' to integral number"),
+        (
+            {"intra_op_thread_count": "many"},
+            "failed to convert 'many' to integral number, in parameter 'intra_op_thread_count' of model 'm', which "
+            "takes a number of threads, or 0",
+        ),
         ({"enable_mem_arena": "perhaps"}, "failed to convert 'perhaps' to boolean"),
     ],
 )

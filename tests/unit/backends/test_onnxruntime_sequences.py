@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto
 from onnx_models import Opened, context, decoded, model, node, request, save, tensor
 
+from nerite.backends.arrays.call import Calls
+from nerite.backends.arrays.ports import Port
+from nerite.backends.arrays.selection import Selections
 from nerite.backends.onnxruntime import OnnxRuntimeBackend
-from nerite.backends.onnxruntime.call import Calls
-from nerite.backends.onnxruntime.ports import Port
-from nerite.backends.onnxruntime.selection import Selections
 from nerite.config.json_form import from_json
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError

@@ -14,7 +14,7 @@ import pytest
 from python_model_files import model_on_disk
 
 from nerite.backends.interface import ModelContext
-from nerite.backends.python import archive
+from nerite.backends.python import archive, environment_store
 from nerite.backends.python.environment import find_interpreter
 from nerite.core.errors import InvalidArgument
 
@@ -83,7 +83,8 @@ def test_an_archive_is_unpacked_once_for_its_content(tmp_path: Path) -> None:
     (interpreter.parent / "mark").touch()
     assert find_interpreter(asking_for(tmp_path, two)) == interpreter
     assert (interpreter.parent / "mark").exists()
-    assert len(os.listdir(tmp_path / "cache/nerite/environments")) == 1
+    (kept,) = environment_store.listed(tmp_path / "cache/nerite/environments")
+    assert kept.origin == str(one)
 
 
 def test_an_archive_that_changes_is_unpacked_again(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_several_that_unpack_at_once(tmp_path: Path) -> None:
 
     def unpack() -> None:
         barrier.wait()
-        places.add(archive.unpacked(target))
+        places.add(archive.unpacked(target, environment_store.folder()))
 
     threads = [threading.Thread(target=unpack) for _ in range(4)]
     for thread in threads:
@@ -121,7 +122,7 @@ def test_several_that_unpack_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(places) == 1
-    assert [path for path in os.listdir(archive.cache_folder()) if path.startswith(".")] == []
+    assert len(environment_store.listed(environment_store.folder())) == 1
 
 
 def test_an_archive_that_reaches_outside(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_an_archive_that_reaches_outside(tmp_path: Path) -> None:
     message = refusal(tmp_path, tmp_path / "bad.tar.gz")
     assert message.startswith(f"EXECUTION_ENV_PATH '{tmp_path}/bad.tar.gz' cannot be unpacked: ")
     assert not list(tmp_path.rglob("outside.py"))
-    assert os.listdir(archive.cache_folder()) == []
+    assert environment_store.listed(environment_store.folder()) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00broken"])
@@ -138,7 +139,7 @@ def test_no_archive(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     message = refusal(tmp_path, tmp_path / "file")
     assert "cannot be unpacked" in message
-    assert message.endswith("Give a virtual environment, or an archive made by conda-pack.")
+    assert message.endswith("Give a virtual environment, an archive made by conda-pack, or a requirements.txt.")
 
 
 def test_half_an_archive(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_half_an_archive(tmp_path: Path) -> None:
     whole = packed(tmp_path / "env", tmp_path / "whole.tar.gz").read_bytes()
     (tmp_path / "half.tar.gz").write_bytes(whole[: len(whole) // 2])
     assert "cannot be unpacked" in refusal(tmp_path, tmp_path / "half.tar.gz")
-    assert os.listdir(archive.cache_folder()) == []
+    assert environment_store.listed(environment_store.folder()) == []
 
 
 def test_nothing_there(tmp_path: Path) -> None:

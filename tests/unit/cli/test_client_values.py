@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerite.cli.client.samples import advice, random_value
+from nerite.cli.client.samples import advice
 from nerite.cli.client.values import parameter, read_inputs
 from nerite.cli.usage_error import UsageError
 from nerite.client import Model, TensorDescription
 from nerite.client.conversion import to_tensor
+from nerite.client.random_value import random_value
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 

@@ -52,11 +52,13 @@ def test_types_in_the_file(tmp_path: Path) -> None:
     assert options.settings_of("python") == {
         "auto-complete-config": "false",
         "backend-directory": "/opt/tritonserver/backends",
-        "min-compute-capability": "0.000000",
+        "min-compute-capability": "6.000000",
         "default-max-batch-size": "8",
+        "environment-directory": "",
         "a": "b",
     }
     assert "a" not in options.settings_of("onnxruntime")
+    assert options.settings_of("fil")["default-max-batch-size"] == "8"
 
 
 @pytest.mark.parametrize(

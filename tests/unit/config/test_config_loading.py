@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nerite.config.completion import CompletionUnavailable
+from nerite.config.gpus import Gpus
 from nerite.config.json_form import to_json
 from nerite.config.loading import LoadedModel, Remark, finish_config, load_model_directory, poll_model_directory
 from nerite.config.model_config import ModelConfig
@@ -308,14 +309,14 @@ def test_neither_the_user_nor_the_model_says_anything(model: Path) -> None:
 def test_the_machine_decides_what_instances_are(model: Path) -> None:
     write(model, 'backend: "onnxruntime" instance_group [ { kind: KIND_GPU gpus: [ 0, 5 ] } ]')
     polled = poll_model_directory(model)
-    (mistake,) = finish_config(polled, 1, gpus=[0, 1]).mistakes
+    (mistake,) = finish_config(polled, 1, gpus=Gpus((0, 1), 6.0)).mistakes
     assert mistake.elsewhere
     assert mistake.path == ("instance_group", 0, "gpus", 1)
     assert mistake.message == (
         "instance group m_0 of model m specifies invalid or unsupported gpu id 5. GPUs with at least the minimum "
         "required CUDA compute compatibility of 6.000000 are: 0, 1"
     )
-    assert finish_config(polled, 1, gpus=range(8)).mistakes == ()
+    assert finish_config(polled, 1, gpus=Gpus(tuple(range(8)))).mistakes == ()
 
 
 # Signatures.

@@ -8,6 +8,7 @@ from config_strategies import configs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerite.config.gpus import Gpus
 from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
 from nerite.config.normalise import normalise, normalise_instances
@@ -16,12 +17,12 @@ from nerite.config.text import parse_text
 
 def normalised(text: str, gpus: tuple[int, ...] = (), **changes: Any) -> dict[str, Any]:
     config = dataclasses.replace(parse_text(text).config, name="m", **changes)
-    return to_json(normalise_instances(normalise(config), gpus))
+    return to_json(normalise_instances(normalise(config), Gpus(gpus)))
 
 
-@given(configs(), st.sets(st.integers(0, 3)))
+@given(configs(), st.sets(st.integers(0, 3)).map(lambda numbers: Gpus(tuple(numbers))))
 @settings(max_examples=100)
-def test_filling_in_twice_is_filling_in_once(config: ModelConfig, gpus: set[int]) -> None:
+def test_filling_in_twice_is_filling_in_once(config: ModelConfig, gpus: Gpus) -> None:
     once = normalise_instances(normalise(config), gpus)
     assert normalise_instances(normalise(once), gpus) == once
 
@@ -77,6 +78,7 @@ def test_an_ensemble_has_neither_optimization_nor_instances_and_says_that_it_is_
         ("onnxruntime", (1, 0), "KIND_GPU", 1, [0, 1]),
         ("python", (0,), "KIND_GPU", 1, [0]),
         ("openvino", (0,), "KIND_CPU", 1, []),
+        ("fil", (0,), "KIND_CPU", 1, []),
     ],
 )
 def test_the_default_group(backend: str, gpus: tuple[int, ...], kind: str, count: int, used: list[int]) -> None:
@@ -96,10 +98,19 @@ def test_the_default_group(backend: str, gpus: tuple[int, ...], kind: str, count
 )
 def test_the_kind_of_a_group(given: Any, gpus: tuple[int, ...], kind: str, used: tuple[int, ...]) -> None:
     config = ModelConfig(name="m", instance_group=(ModelInstanceGroup(kind=given),))
-    (group,) = normalise_instances(config, gpus).instance_group
+    (group,) = normalise_instances(config, Gpus(gpus)).instance_group
     assert (group.name, group.kind, group.gpus, group.count) == ("m_0", kind, used, 1)
+
+
+def test_a_framework_for_the_cpu_alone_gets_no_gpus_unless_told() -> None:
+    gpus = Gpus((0, 1), preferred=False)
+    config = ModelConfig(name="m", backend="onnxruntime")
+    (group,) = normalise_instances(config, gpus).instance_group
+    assert (group.kind, group.gpus, group.count) == ("KIND_CPU", (), 2)
+    told = dataclasses.replace(config, instance_group=(ModelInstanceGroup(kind="KIND_GPU"),))
+    assert normalise_instances(told, gpus).instance_group[0].gpus == (0, 1)
 
 
 def test_a_listed_gpu_that_is_not_there_makes_auto_the_cpu() -> None:
     config = ModelConfig(name="m", instance_group=(ModelInstanceGroup(gpus=(0, 7)),))
-    assert normalise_instances(config, (0, 1)).instance_group[0].kind == "KIND_CPU"
+    assert normalise_instances(config, Gpus((0, 1))).instance_group[0].kind == "KIND_CPU"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nerite.config.gpus import NO_GPUS
 from nerite.config.json_form import to_json
 from nerite.config.loading import load_model_directory
 from nerite.config.normalise import normalise, normalise_instances
@@ -105,7 +106,7 @@ def test_a_configuration_is_printed_as_triton_prints_it(case: dict[str, Any]) ->
     config = dataclasses.replace(parse_text(case["config"] or "").config, name=case["name"])
     if config.ensemble_scheduling is None:
         config = dataclasses.replace(config, backend="python", default_model_filename="model.py")
-    ours = to_json(normalise_instances(normalise(config), ()))
+    ours = to_json(normalise_instances(normalise(config), NO_GPUS))
     # Fields that came after the release that was recorded.
     ours.get("ensemble_scheduling", {}).pop("max_inflight_requests", None)
     assert json.dumps(ours) == json.dumps(_numbers(case["json"]))

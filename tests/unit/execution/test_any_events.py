@@ -67,7 +67,7 @@ class Model:
         self.mistakes = 0
         """Requests that were refused because of what they say."""
         self.statistics = VersionStatistics()
-        self.rations = None if limiter is None else Rations(limiter)
+        self.rations = None if limiter is None else Rations(limiter, "model")
         self.numbers = itertools.count()
         self.left: list[Any] = []
         self.open: list[tuple[FakeRunner, InferenceRequest]] = []

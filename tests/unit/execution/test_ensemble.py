@@ -27,6 +27,7 @@ from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.admission import Admission
 from nerite.scheduling.ensemble.graph import Graph, Part
 from nerite.scheduling.ensemble.inflight_limit import GIVES_WAY_NS
+from nerite.scheduling.sequence import SequenceRequest
 
 SPEC = TensorSpec("T", dtypes.INT32, (1,))
 SIGNATURE = Signature("m", 0, [Input("T", dtypes.INT32, (1,))], [Output("T", dtypes.INT32, (1,))])
@@ -48,7 +49,7 @@ class Models:
         request.on_pause = lambda each, paused: self.paused.append((each.header.model_name, paused))
         self.asked.append(request)
 
-    def find(self, model: str, version: str, decoupled: str) -> RunningVersion:
+    def find(self, model: str, version: str, decoupled: str, namespace: str = "") -> RunningVersion:
         raise NotFound(f"no {model}")
 
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
@@ -339,6 +340,23 @@ def test_what_the_steps_took_is_added_up() -> None:
     assert (counts.compute_input.ns, counts.compute_infer.ns, counts.compute_output.ns) == (20, 200, 2000)
     assert (counts.queue.ns, counts.success.count, counts.execution_count, counts.inference_count) == (2, 1, 1, 1)
     assert watcher.sums is not None and watcher.sums.started_ns == request.queued_ns + 2
+
+
+@pytest.mark.parametrize("decoupled", [-1, 0])
+def test_turns_of_a_step_are_added_up_as_the_model_of_sequences_tells_them(decoupled: int) -> None:
+    bench = Bench(("IN", "OUT"), decoupled=decoupled)
+    bench.ask()
+    (step,) = bench.models.asked
+    inner, sink = SequenceRequest(step), cast(Witness, step.sink)
+    marks = Marks()
+    marks.started_ns = marks.inputs_ready_ns = inner.queued_ns
+    marks.computed_ns = marks.ended_ns = inner.queued_ns + 100
+    if decoupled == 0:
+        sink.parted(inner, marks)
+    sink.turned(inner, marks)
+    sink.ran(inner, marks)
+    bench.models.answer("m0")
+    assert bench.statistics.compute_infer.ns == (100 if decoupled == 0 else 200), "each execution once"
 
 
 def test_more_than_may_be_under_way_are_refused_before_they_begin() -> None:

@@ -294,3 +294,23 @@ def test_a_tensor_in_memory_of_others_is_sent_as_its_place() -> None:
     assert sent(view, Borrower()) == (GUEST, False)
     assert sent(view, receiver) == (LENT, True)
     assert sent(view.toreadonly(), receiver) == (GUEST, False)
+
+
+RUN = st.builds(
+    messages.Run,
+    st.integers(1, 300),
+    st.builds(Marks),
+    st.integers(0, 2**32 - 1),
+    st.lists(st.integers(0, 65535), max_size=9).map(tuple),
+)
+
+
+@given(st.lists(RUN, max_size=4), st.lists(st.integers(0, 65535), max_size=9), st.binary(max_size=9))
+def test_what_became_of_a_batch_survives(runs: list[messages.Run], reached: list[int], rest: bytes) -> None:
+    part = messages.along_part(messages.Along(runs, reached))
+    assert len(part) % 8 == 0
+    along, at = messages.read_along(memoryview(bytes(8) + part + rest), 8)
+    assert at == 8 + len(part)
+    assert along.reached == reached
+    assert [(run.step, run.rows, run.requests) for run in along.runs] == [(r.step, r.rows, r.requests) for r in runs]
+    assert [run.marks.started_ns for run in along.runs] == [run.marks.started_ns for run in runs]

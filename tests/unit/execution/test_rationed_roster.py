@@ -61,7 +61,7 @@ class Model:
     def __init__(
         self, hall: Hall, name: str, claims: Sequence[Claim], *, max_batch_size: int = 1, **rules: Any
     ) -> None:
-        self.rations = Rations(hall.limiter)
+        self.rations = Rations(hall.limiter, name)
         self.inner = Maker()
         self.maker = RationedMaker(self.inner, self.rations)
         plans = [planned(f"{name}_{number}", claim) for number, claim in enumerate(claims)]
@@ -294,7 +294,7 @@ def test_models_with_greater_needs_come_and_go(hall: Hall) -> None:
 def test_what_cannot_be_made_leaves_no_trace() -> None:
     hall = Hall(RateLimitResource("R", 1))
     maker = Maker()
-    limited = RationedMaker(maker, Rations(hall.limiter))
+    limited = RationedMaker(maker, Rations(hall.limiter, "model"))
     too_large = planned("large", Claim(((Pool("R"), 2),)))
     with pytest.raises(InvalidArgument, match="minimum required count is 2"):
         asyncio.run(limited.make([planned("a"), too_large], {}))
@@ -302,12 +302,12 @@ def test_what_cannot_be_made_leaves_no_trace() -> None:
     with pytest.raises(Internal, match="no memory"):
         asyncio.run(limited.make([planned("a")], {}))
     # Otherwise the other kind of R would be a conflict.
-    hall.limiter.enter(Claim(((Pool("R", 0), 1),)), lambda: None)
+    hall.limiter.enter("other", [Claim(((Pool("R", 0), 1),))], lambda: None)
 
 
 def test_passive_instances_need_nothing() -> None:
     hall = Hall(RateLimitResource("R", 1))
-    limited = RationedMaker(Maker(), Rations(hall.limiter))
+    limited = RationedMaker(Maker(), Rations(hall.limiter, "model"))
     assert len(asyncio.run(limited.make([planned("p", Claim(((Pool("R"), 9),)), passive=True)], {}))) == 1
 
 

@@ -25,6 +25,7 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, Again, InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
+from nerite.core.witness import Witness
 from nerite.execution import dispatcher, sequence_roster
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.sentry import Sentry
@@ -321,6 +322,33 @@ def test_the_last_answer_due_is_that_of_an_idle_instance(bench: Bench) -> None:
     of.when_drained(lambda: drained.append(True))
     runner.die()
     assert drained == [True]
+
+
+class Watcher(Caller, Witness):
+    """A caller that wants to know how its requests run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
+        self.told.append("ran")
+
+    def turned(self, request: InferenceRequest, marks: Marks | None) -> None:
+        self.told.append("turned")
+
+
+def test_a_witness_hears_of_each_turn_and_which_is_the_last(bench: Bench) -> None:
+    of = bench.start(slots=2, iterative_sequence=True)
+    of.tell_witnesses()
+    bench.caller = watcher = Watcher()
+    asked, other = bench.ask(0), bench.ask(0)
+    bench.runners[0].finish([AGAIN])
+    bench.runners[0].finish([OK, AGAIN])
+    assert watcher.told == ["turned", "ran", "turned"]
+    bench.runners[0].finish()
+    assert watcher.told[3:] == ["ran"]
+    assert [bench.answer(each) for each in (asked, other)] == ["ok", "ok"]
 
 
 @pytest.mark.parametrize("when", ["during a turn", "between two turns"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,40 @@ def test_many_responses_after_the_execution_ended(bench: Bench) -> None:
     trace.parted(asked, None)
     asked.respond(OUT)
     assert bench.names.count("HTTP_SEND_END") == 2
+
+
+def test_a_request_of_several_turns_ends_once(bench: Bench) -> None:
+    asked, trace = bench.begin()
+    for _ in range(2):
+        trace.turned(asked, ran())
+    trace.ran(asked, ran())
+    asked.respond(OUT)
+    counts = Counter(bench.names)
+    assert (counts["QUEUE_START"], counts["COMPUTE_START"], counts["COMPUTE_END"]) == (3, 3, 3)
+    assert (counts["REQUEST_END"], counts["HTTP_SEND_END"]) == (1, 1)
+
+
+def test_turns_with_responses(bench: Bench) -> None:
+    asked, trace = bench.begin()
+    for final in (False, True):
+        trace.parted(asked, None)
+        asked.respond(OUT, final)
+        if not final:
+            trace.turned(asked, ran())
+    assert bench.written == []
+    trace.ran(asked, ran())
+    counts = Counter(bench.names)
+    assert (counts["COMPUTE_END"], counts["REQUEST_END"], counts["HTTP_SEND_END"]) == (2, 1, 2)
+
+
+def test_who_gives_up_between_two_turns(bench: Bench) -> None:
+    asked, trace = bench.begin()
+    trace.parted(asked, None)
+    asked.respond(OUT, False)
+    trace.turned(asked, ran())
+    asked.respond(InferenceResponse.failed(Unavailable("too late")))
+    counts = Counter(bench.names)
+    assert (counts["COMPUTE_END"], counts["REQUEST_END"]) == (1, 1)
 
 
 def test_tensors(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_metrics_and_logs(models: Path, caplog: pytest.LogCaptureFixture) -> Non
     assert {record.filename for record in caplog.records} == {"model.py"}
 
 
-@pytest.mark.parametrize("key", ["EXECUTION_MODE", "EXECUTION_ENV_PATH"])
+@pytest.mark.parametrize("key", ["EXECUTION_MODE", "WORKER"])
 def test_additions_to_a_configuration(key: str, models: Path) -> None:
     (addition,) = (block for block in blocks() if block.added and key in block.text)
     text = (models.parent / addition.file).read_text() + addition.text

@@ -41,6 +41,15 @@ def test_two_that_run() -> None:
         catalogue(("/a", "m", True), ("/b", "m", True)).meant("m")
 
 
+def test_a_namespace_says_which() -> None:
+    of = catalogue(("/a", "m", False), ("/b", "m", True), ("/c", "m", True))
+    assert of.find("m", "", "/c") is of.find("m", "1", "/b") is VERSION
+    with pytest.raises(NotFound, match=r"^Request for unknown model: 'm' has no available versions$"):
+        of.find("m", "", "/a")
+    with pytest.raises(InvalidArgument, match=r"^Request for unknown model: 'm' is not found$"):
+        of.find("m", "", "/d")
+
+
 def test_none_that_runs() -> None:
     with pytest.raises(NotFound, match=r"^Identifier of model 'm' is not found in global map$"):
         catalogue(("/a", "m", False)).meant("m")

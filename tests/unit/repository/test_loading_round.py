@@ -63,13 +63,13 @@ def test_a_failure_is_told_to_who_asked_by_name() -> None:
 def test_two_that_need_each_other(names: str) -> None:
     bench = Bench(a="b", b="a")
     bench.load(*names)
-    assert bench.circles == {"a": "a -> ... -> b -> a", "b": "b -> ... -> a -> b"}
+    assert bench.circles == {"a": "b", "b": "a"}
 
 
 def test_one_that_needs_itself() -> None:
     bench = Bench(a="a")
     bench.load("a")
-    assert bench.circles == {"a": "a -> ... -> a -> a"}
+    assert bench.circles == {"a": "a"}
 
 
 def test_a_circle_further_down_is_none_of_those_above() -> None:

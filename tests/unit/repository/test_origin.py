@@ -19,12 +19,12 @@ def version(name: str, number: int, content: str = "", *steps: tuple[str, int]) 
 
 class Models:
     def __init__(self, *versions: Any) -> None:
-        self.known = {(each.name, ""): each for each in versions}
+        self.known = {(each.name, "", ""): each for each in versions}
 
-    def find(self, model: str, version: str) -> Any:
-        if (model, version) not in self.known:
+    def find(self, model: str, version: str, namespace: str) -> Any:
+        if (model, version, namespace) not in self.known:
             raise NotFound(f"no {model} {version}")
-        return self.known[model, version]
+        return self.known[model, version, namespace]
 
 
 def test_a_model() -> None:
@@ -39,7 +39,7 @@ def test_an_ensemble_is_what_it_is_made_of() -> None:
     outer = version("e", 3, "z", ("b", -1), ("a", -1))
     assert origin(outer, models.find, lasting=False) == "e/1/3 (b/1/2 (a/1/1)) (a/1/1)"
     assert origin(outer, models.find, lasting=True) == "e/1/z (b/1/y (a/1/x)) (a/1/x)"
-    models.known["a", ""].content = ""
+    models.known["a", "", ""].content = ""
     assert origin(outer, models.find, lasting=True) == ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from doubles import request
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.scheduling.sequence import SequenceRequest
+from nerite.scheduling.sequence import Sequence, SequenceRequest
 from nerite.scheduling.sequence_batcher import SequenceBatcher
 from nerite.scheduling.sequence_rules import SequenceRules
 from nerite.scheduling.sequence_slots import SlotBatch
@@ -30,6 +30,7 @@ class Conversation:
     """What one START began, by the books of a client: it is open until END, or until something of it was refused."""
 
     id: int | str
+    sequence: Sequence
     waiting: list[SequenceRequest] = field(default_factory=list)
     open: bool = True
     running: SequenceRequest | None = None
@@ -45,6 +46,7 @@ class Owner:
         self.rules = rules
         self.batcher: SequenceBatcher[str] = SequenceBatcher(rules)
         self.now = 0
+        self.stopping = False
         self.up: set[str] = set()
         self.leaving: set[str] = set()
         self.running: dict[str, list[SequenceRequest]] = {}
@@ -72,7 +74,7 @@ class Owner:
             return refusal
         assert refusal is None
         if current is None:
-            current = Conversation(each.header.sequence_id)
+            current = Conversation(each.header.sequence_id, each.sequence)
             self.conversations.append(current)
         current.waiting.append(each)
         current.rested_at = None
@@ -211,14 +213,29 @@ class Owner:
             and each.queued_ns + each.header.timeout_us * US <= self.now
         }
         over = self.batcher.expire(self.now)
-        assert {each for each, _ in over} == {each for talk in late for each in talk.waiting}
+        timely = {each for each, error in over if error.message.startswith("Server is stopping")}
+        assert {each for each, _ in over} - timely == {each for talk in late for each in talk.waiting}
         for each, error in over:
-            assert error.message == "timeout of the corresponding sequence has been expired"
+            assert each in timely or error.message == "timeout of the corresponding sequence has been expired"
             self._dropped(each)
-        for talk in late:
+        for talk in {*late, *(self.of[each] for each in timely)}:
+            assert not talk.waiting
             talk.open = False
             self._forget_if_over(talk)
+        if self.stopping and self.up:
+            in_vain = any(talk.waiting and self._has_no_slot(talk.waiting[0]) for talk in self.conversations)
+            assert not (timely if self._room() else in_vain), "refused if no slot becomes free, and only then"
         self._see_off()
+
+    def _room(self) -> bool:
+        """Whether a slot is free, or will be."""
+        seated = [talk for talk in self.conversations if talk.sequence.slots is not None and talk.sequence.slots.open]
+        return len(seated) < self.rules.slots * len(self.up - self.leaving) or any(not talk.open for talk in seated)
+
+    def stop(self) -> None:
+        """The server stops."""
+        self.stopping = True
+        self.batcher.server_stops()
 
     def drain(self) -> None:
         drained = self.batcher.drain()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -15,8 +17,10 @@ from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.signature import Input, Output, Signature
 from nerite.core.tensor import TensorSpec
-from nerite.scheduling.ensemble.graph import Graph, Part
-from nerite.scheduling.ensemble.situation import Course, Situation, Start, fitted
+from nerite.scheduling.ensemble import link_form
+from nerite.scheduling.ensemble.graph import Graph, Part, Step
+from nerite.scheduling.ensemble.link import fitted
+from nerite.scheduling.ensemble.situation import Course, Situation, Start
 
 
 class Drawn(NamedTuple):
@@ -50,7 +54,7 @@ def signature(name: str, inputs: Sequence[str], outputs: Sequence[str], batch: i
     )
 
 
-def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = ()) -> Graph:
+def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = (), workers: Sequence[str] = ()) -> Graph:
     steps, parts = [], []
     for number, taken in enumerate(drawn.steps):
         inputs = [f"i{at}" for at in range(len(taken))]
@@ -62,7 +66,8 @@ def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = ()) -> Graph:
                 output_map={"a": f"{number}a", "b": f"{number}b"},
             )
         )
-        parts.append(Part(signature(f"m{number}", inputs, ["a", "b"]), number in decoupled))
+        worker = workers[number % len(workers)] if workers else ""
+        parts.append(Part(signature(f"m{number}", inputs, ["a", "b"]), number in decoupled, worker=worker))
     made = [f"{number}{letter}" for number in range(len(drawn.steps)) for letter in "ab"]
     return Graph(signature("e", drawn.inputs, made), "1", steps, parts)
 
@@ -127,6 +132,88 @@ def test_like_a_plain_interpreter(drawn: Drawn, random: object) -> None:
             for spec, (whose, which) in zip(answer.header.outputs, answer.places, strict=True)
         }
         assert said == {tensor: expected(drawn, tensor) for tensor in drawn.wanted}
+
+
+def gone_along(drawn: Drawn, start: Start, data: list[list[str]], random: Random) -> tuple[Step, list[str], list[int]]:
+    """Go as a worker does from the answer of a step, as far as it likes; return where that ends, what is there, and
+    which steps that took."""
+    stretch = start.stretch
+    assert stretch is not None and stretch.steps[0] == start.step
+    had = [data[whose][which] for whose, which in start.places]
+    came = computed(start, data)
+    reached, took = start.step, [start.step.number]
+    for link in stretch.links[: random.randint(0, len(stretch.links))]:
+        question = link_form.read(json.loads(json.dumps(link_form.describe(link)))).question(start.header, ANSWER)
+        assert question is not None
+        asked = question.header
+        assert asked.model_name == f"m{link.number}" and asked.wanted == set(link.outputs)
+        told = [came[at] if before else had[at] for before, at in question.places]
+        by_name = dict(zip((spec.name for spec in asked.inputs), told, strict=True))
+        values = ",".join(by_name.get(f"i{at}", "-") for at in range(len(drawn.steps[link.number])))
+        came = [f"{letter}{link.number}({values})" for letter in "ab"]
+        took.append(link.number)
+        reached = stretch.steps[len(took) - 1]
+        assert reached.number == link.number
+    return reached, came, took
+
+
+@given(ensembles(), st.lists(st.sampled_from(("one", "other", "")), min_size=1, max_size=3), st.randoms())
+def test_steps_that_follow_each_other_in_a_worker_lead_to_the_same(
+    drawn: Drawn, workers: list[str], random: Random
+) -> None:
+    course = Course(graph_of(drawn, workers=workers), asking(drawn))
+    situation = course.beginning
+    data: list[list[str]] = [list(drawn.given)]
+    running = list(situation.starts)
+    ran: list[int] = []
+    answers = []
+    while running:
+        start = running.pop(random.randrange(len(running)))
+        if start.stretch is None:
+            reached, came, took = start.step, computed(start, data), [start.step.number]
+        else:
+            assert len({step.worker for step in start.stretch.steps}) == 1 and start.step.worker
+            reached, came, took = gone_along(drawn, start, data, random)
+        ran += took
+        situation = situation.after(reached, ANSWER)
+        data.append(came)
+        running += situation.starts
+        if situation.answer is not None:
+            answers.append(situation.answer)
+    assert sorted(ran) == sorted(needed(drawn))
+    (answer,) = answers
+    said = {
+        spec.name: data[whose][which] for spec, (whose, which) in zip(answer.header.outputs, answer.places, strict=True)
+    }
+    assert said == {tensor: expected(drawn, tensor) for tensor in drawn.wanted}
+
+
+def test_what_follows_in_a_worker() -> None:
+    row = Drawn(["in0"], [["in0"], ["0a"], ["1a", "in0"], ["2a"]], ["3a"], ["in0"])
+
+    def after(start: int, drawn: Drawn = row, *workers: str) -> list[int]:
+        stretch = graph_of(drawn, workers=workers or ["w"]).plan(frozenset(drawn.wanted)).stretches.get(start)
+        return [] if stretch is None else [step.number for step in stretch.steps[1:]]
+
+    assert after(0) == [1, 2, 3]
+    assert after(1) == []  # the third takes something that the second was never given
+    assert after(2) == [3]
+    assert after(0, row, "w", "w", "v", "v") == [1]
+    assert after(0, row, "") == []
+    assert after(0, Drawn(["in0"], [["in0"], ["0a"], ["0b"]], ["1a", "2a"], ["in0"])) == []  # two take what it gives
+    assert after(0, Drawn(["in0"], [["in0"], ["0a"]], ["0a", "1a"], ["in0"])) == []  # and here the caller does
+    assert after(0, Drawn(["in0"], [["in0"], ["0a"]], ["0b", "1a"], ["in0"])) == []
+
+
+def test_what_does_not_fit_the_next_model_is_not_asked() -> None:
+    row = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
+    (start,) = Course(graph_of(row, workers=["w"]), asking(row)).beginning.starts
+    assert start.stretch is not None
+    (link,) = start.stretch.links
+    for datatype, shape in ((dtypes.FP32, (1,)), (dtypes.INT32, (2,)), (dtypes.INT32, ())):
+        wrong = ResponseHeader("m0", "1", [TensorSpec("a", datatype, shape)])
+        assert link.question(start.header, wrong) is None
+    assert link.question(start.header, ANSWER) is not None
 
 
 def test_equal_ways_are_one_object() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +14,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nerite.config.options import RateLimitResource as Limit
 from nerite.core.errors import InvalidArgument
-from nerite.scheduling.rate_limiter import Claim, Pool, RateLimiter, Seat
+from nerite.scheduling.rate_limiter import EVERYWHERE, Claim, Pool, RateLimiter, Seat
 
 R, Q = Pool("R"), Pool("Q")
 
 
 def claim(*needs: tuple[Pool, int], priority: int = 1) -> Claim:
     return Claim(needs, priority)
+
+
+def entered(limiter: RateLimiter, claim: Claim, granted: Callable[[], None] = lambda: None, model: str = "m") -> Seat:
+    """Let one instance of a model come."""
+    (seat,) = limiter.enter(model, [claim], granted)
+    return seat
 
 
 class Hall:
@@ -29,7 +37,7 @@ class Hall:
         self.let_in: list[str] = []
 
     def enter(self, name: str, *needs: tuple[Pool, int], priority: int = 1) -> Seat:
-        return self.limiter.enter(claim(*needs, priority=priority), lambda: self.let_in.append(name))
+        return entered(self.limiter, claim(*needs, priority=priority), lambda: self.let_in.append(name), model=name)
 
 
 def test_who_shares_a_resource_waits() -> None:
@@ -176,38 +184,73 @@ def test_the_order_that_triton_has_been_seen_to_have() -> None:
 def test_what_the_operator_says_there_is(limits: list[Limit], needs: tuple[Pool, int], enough: bool) -> None:
     limiter = RateLimiter(limits)
     if enough:
-        assert limiter.acquire(limiter.enter(claim(needs), lambda: None))
+        assert limiter.acquire(entered(limiter, claim(needs)))
     else:
         with pytest.raises(InvalidArgument, match=r'^Resource count for "R" is limited to [01] which will prevent'):
-            limiter.enter(claim(needs), lambda: None)
+            entered(limiter, claim(needs))
 
 
 def test_too_little() -> None:
     limiter = RateLimiter([Limit("R", 2)])
     with pytest.raises(InvalidArgument) as refusal:
-        limiter.enter(claim((Pool("R", 0), 4)), lambda: None)
+        entered(limiter, claim((Pool("R", 0), 4)))
     assert refusal.value.message == (
         'Resource count for "R" is limited to 2 which will prevent scheduling of one or more model instances, the '
         "minimum required count is 4. Say so, as in --rate-limit-resource=R:4, or have the instance group need less."
     )
 
 
-@pytest.mark.parametrize("within_one", [True, False])
-def test_global_here_and_not_there(within_one: bool) -> None:
+BOTH = r'^Resource "R" is present as both global and device-specific resource '
+
+
+def test_global_here_and_not_there() -> None:
     limiter = RateLimiter()
     needs = [(R, 1), (Pool("R", 0), 1)]
-    if not within_one:
-        limiter.enter(claim(needs.pop()), lambda: None)
-    with pytest.raises(InvalidArgument, match=r'^Resource "R" is present as both global and device-specific resource '):
-        limiter.enter(claim(*needs), lambda: None)
-    other = limiter.enter(claim((Q, 1)), lambda: None)
-    assert limiter.acquire(other)
+    for claims in ([claim(*needs)], [claim(each) for each in needs]):
+        with pytest.raises(InvalidArgument, match=BOTH):
+            limiter.enter("m", claims, lambda: None)
+    entered(limiter, claim(needs[0]))
+    with pytest.raises(InvalidArgument, match=BOTH):
+        entered(limiter, claim(needs[1]), model="other")
+    assert limiter.acquire(entered(limiter, claim((Q, 1)), model="other"))
+
+
+def test_global_before_and_not_after() -> None:
+    """A model that is reloaded, whose instances of before run until they have finished what they have."""
+    hall = Hall()
+    limiter = hall.limiter
+    old = [entered(limiter, claim((R, 1))), entered(limiter, claim((R, 1)))]
+    new = [
+        entered(limiter, claim((Pool("R", device), 1)), lambda device=device: hall.let_in.append(f"on {device}"))  # type: ignore[misc]
+        for device in (0, 1)
+    ]
+    assert limiter.acquire(old[0])
+    assert [limiter.acquire(seat) for seat in new] == [False, False], "not both at a time"
+    assert not limiter.acquire(old[1]), "and in the order in which they came"
+    limiter.release(old[0])
+    assert hall.let_in == ["on 0", "on 1"]
+    for seat in old:
+        limiter.leave(seat)
+    with pytest.raises(InvalidArgument, match=BOTH):
+        entered(limiter, claim((R, 1)), model="other")
+    limiter.release(new[0])
+    assert limiter.acquire(new[0])
+    assert limiter.acquire(entered(limiter, claim((Pool("R", 2), 1)), model="other"))
+
+
+def test_what_a_model_says_last_counts_for_others() -> None:
+    limiter = RateLimiter()
+    entered(limiter, claim((R, 1)))
+    entered(limiter, claim((Pool("R", 0), 1)))
+    entered(limiter, claim((Pool("R", 0), 1)), model="other")
+    with pytest.raises(InvalidArgument, match=BOTH):
+        entered(limiter, claim((R, 1)))
 
 
 @given(st.lists(st.tuples(st.sampled_from("RQ"), st.integers(0, 3), st.integers(1, 4)), max_size=6))
 def test_whoever_is_there_can_execute_alone(wanted: list[tuple[str, int, int]]) -> None:
     limiter = RateLimiter()
-    seats = [limiter.enter(claim((Pool(name, device), count)), lambda: None) for name, device, count in wanted]
+    seats = [entered(limiter, claim((Pool(name, device), count))) for name, device, count in wanted]
     for seat in seats:
         assert limiter.acquire(seat)
         limiter.release(seat)
@@ -223,13 +266,13 @@ class Limited(RuleBasedStateMachine):
         super().__init__()
         self.limiter = RateLimiter()
         self.seats: list[Seat] = []
-        self.most: Counter[str] = Counter()
+        self.most: Counter[Pool] = Counter()
         """The largest need of each resource since it was last free."""
 
-    @rule(needs=needs, priority=st.integers(0, 3))
-    def come(self, needs: dict[str, int], priority: int) -> None:
-        claims = tuple((Pool(name), count) for name, count in needs.items())
-        self.seats.append(self.limiter.enter(Claim(claims, priority), lambda: None))
+    @rule(needs=needs, priority=st.integers(0, 3), device=st.sampled_from([EVERYWHERE, EVERYWHERE, 0, 1]))
+    def come(self, needs: dict[str, int], priority: int, device: int) -> None:
+        claims = tuple((Pool(name, device), count) for name, count in needs.items())
+        self.seats.append(entered(self.limiter, Claim(claims, priority)))
 
     @precondition(lambda self: self.seats)
     @rule(data=st.data())
@@ -253,11 +296,16 @@ class Limited(RuleBasedStateMachine):
 
     @invariant()
     def never_more_than_there_is(self) -> None:
-        for name in "RQS":
-            needed = [dict(seat.claim.needs).get(Pool(name), 0) for seat in self.seats]
-            held = [dict(seat.claim.needs).get(Pool(name), 0) for seat in self.seats if seat.holding]
-            self.most[name] = max([*needed, self.most[name] if any(held) else 0])
-            assert sum(held) <= self.most[name]
+        for pool in itertools.starmap(Pool, itertools.product("RQS", (EVERYWHERE, 0, 1))):
+            needed = [dict(seat.claim.needs).get(pool, 0) for seat in self.seats]
+            held = [dict(seat.claim.needs).get(pool, 0) for seat in self.seats if seat.holding]
+            self.most[pool] = max([*needed, self.most[pool] if any(held) else 0])
+            assert sum(held) <= self.most[pool]
+
+    @invariant()
+    def global_or_not_but_never_both_at_a_time(self) -> None:
+        held = {(pool.name, pool.everywhere) for seat in self.seats if seat.holding for pool, _ in seat.claim.needs}
+        assert len(held) == len({name for name, _ in held})
 
     @invariant()
     def nobody_waits_for_nothing(self) -> None:
@@ -265,8 +313,9 @@ class Limited(RuleBasedStateMachine):
         waiting = [seat for seat in self.seats if seat.waiting is not None]
         if waiting:
             first = min(waiting, key=lambda seat: seat.waiting or (0, 0))
-            wanted = {pool for pool, _ in first.claim.needs}
-            assert any(wanted & {pool for pool, _ in seat.claim.needs} for seat in self.seats if seat.holding)
+            held = {pool for seat in self.seats if seat.holding for pool, _ in seat.claim.needs}
+            rivals = {(pool.name, pool.everywhere) for pool in held}
+            assert any(pool in held or (pool.name, not pool.everywhere) in rivals for pool, _ in first.claim.needs)
 
 
 TestLimited = Limited.TestCase

@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequence_owner import US, Owner, asked
 
+from doubles import request
+from nerite.core.child_request import ChildRequest
 from nerite.core.errors import Unavailable
 from nerite.scheduling.ended_sequences import MOST
 from nerite.scheduling.policy import BatchingRules
+from nerite.scheduling.sequence import SequenceRequest
 from nerite.scheduling.sequence_rules import SequenceRules
 
 DIRECT = SequenceRules("model", 2, 1000)
@@ -339,6 +342,80 @@ def test_oldest_prefers_sizes_and_does_not_wait_too_long() -> None:
     assert [each.sequence.id for each in of.choose()["model_0"] if each] == [3]
 
 
+def test_at_a_stop_nobody_waits_for_sequences_that_may_never_end() -> None:
+    of = Owner(changed(DIRECT, slots=1), 1)
+    of.offer(asked(1, start=True))
+    of.choose()
+    of.finish("model_0")
+    of.offer(asked(2, start=True))
+    of.offer(asked(2))
+    assert of.batcher.expire(0) == []
+    of.batcher.server_stops()
+    refused = of.batcher.expire(0)
+    assert [each for each, _ in refused] == of.accepted[1:]
+    assert {(type(error), error.retry_after) for _, error in refused} == {(Unavailable, 1)}
+    assert refused[0][1].message == (
+        "Server is stopping, scheduler for model has stopped accepting new inference requests\n"
+        "    Model 'model' gets no slot free for sequence 2: send it to another server."
+    )
+    assert of.batcher.size == 0
+    refusal = of.batcher.offer(asked(2), 0)
+    assert refusal is not None
+    assert refusal.message.endswith("(what was sequence 2 is over: the server stops)")
+    assert of.batcher.offer(asked(1), 0) is None, "what has its slot goes on"
+
+
+def test_at_a_stop_a_sequence_whose_end_is_in_sight_makes_room() -> None:
+    of = Owner(changed(DIRECT, slots=1), 1)
+    for number in (1, 2, 3):
+        of.offer(asked(number, start=True))
+    of.choose()
+    of.offer(asked(1, end=True))
+    of.stop()
+    ran = []
+    while "model_0" in of.running or of.choose():
+        ran += [each.sequence.id for each in of.running["model_0"]]
+        of.finish("model_0")
+    assert ran == [1, 1, 2], "2 has no end: 3 is refused"
+    of.check_all_answered()
+
+
+def test_at_a_stop_what_another_request_needs_may_wait() -> None:
+    of = Owner(changed(DIRECT, slots=1), 1)
+    of.offer(asked(1, start=True))
+    of.choose()
+    parent = request()
+    child = SequenceRequest(ChildRequest(parent, asked(2, start=True).header, [], parent.sink, 0))
+    of.batcher.offer(child, 0)
+    of.batcher.server_stops()
+    assert of.batcher.expire(0) == []
+    of.batcher.ended("model_0", of.accepted, 0)
+    assert of.batcher.expire(of.rules.max_idle_us * US) == []
+    assert of.batcher.choose(of.rules.max_idle_us * US) == ("model_0", [child])
+
+
+def test_at_a_stop_the_next_with_an_id_is_refused_too() -> None:
+    of = Owner(changed(DIRECT, slots=1), 1)
+    for number in (1, 2, 2):
+        of.offer(asked(number, start=True, end=number == 2))
+    of.stop()
+    of.expire()
+    assert (of.batcher.lives(1), of.batcher.lives(2)) == (True, False)
+    of.choose()
+    of.finish("model_0")
+    of.check_all_answered()
+
+
+def test_at_a_stop_instances_that_are_down_are_waited_for() -> None:
+    of = Owner(changed(DIRECT, slots=1), 1)
+    of.die("model_0")
+    of.offer(asked(1, start=True))
+    of.stop()
+    of.expire()
+    of.come("model_0")
+    assert of.choose().keys() == {"model_0"}
+
+
 def test_not_everything_that_ever_ended_is_remembered() -> None:
     of = Owner(changed(DIRECT, slots=1), 1)
     for number in range(1, MOST + 2):
@@ -375,6 +452,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("come"), st.none()),
         st.tuples(st.just("retire"), st.integers(0, 2)),
         st.tuples(st.just("drain"), st.none()),
+        st.tuples(st.just("stop"), st.none()),
     ),
     min_size=5,
     max_size=60,
@@ -423,6 +501,8 @@ def test_any_mix_of_rules_and_events(rules: SequenceRules, instances: int, opera
             of.retire(up[argument % len(up)])
         elif operation == "drain":
             of.drain()
+        elif operation == "stop":
+            of.stop()
         of.check()
     # What is left ends by itself, if only somebody runs it and time passes.
     of.come(f"model_{made}")

@@ -6,15 +6,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from nerite.backends.arrays import completion
+from nerite.backends.arrays.face import Face
+from nerite.backends.arrays.instance import ArrayInstance
+from nerite.backends.arrays.strings import as_text
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.onnxruntime import agreement, completion, graph, plan, ports, providers, runs, session
-from nerite.backends.onnxruntime.call import Calls
-from nerite.backends.onnxruntime.instance import OnnxInstance
+from nerite.backends.onnxruntime import graph, plan, providers, runs, session
 from nerite.backends.onnxruntime.plan import SessionPlan
-from nerite.backends.onnxruntime.ragged import Ragged
-from nerite.backends.onnxruntime.selection import Selections
-from nerite.backends.onnxruntime.values import boolean, integer
-from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
+from nerite.backends.values import boolean, integer
 
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
@@ -23,6 +22,7 @@ class OnnxRuntimeBackend:
     """ONNX models, on ONNX Runtime."""
 
     name = "onnxruntime"
+    isolated = False
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
         """Return the configuration with batch size, scheduler, inputs and outputs from the model.
@@ -50,40 +50,21 @@ class OnnxModel:
     """
 
     def __init__(self, context: ModelContext) -> None:
-        config = context.config
         wanted = plan.make(context, plan.first_instance(context))
         opened = context.memo.pop(wanted, None) or session.open_session(wanted)
         self._context = context
         self._plan = wanted
         self._graph = graph.of_session(opened)
-        agreement.check(context.name, config, self._graph)
+        self._face = Face(context, self._graph, as_text)
         self._share = context.parameter("share_session_between_instances")
         self._lock = threading.Lock()
         self._spare: dict[SessionPlan, Any] = {wanted: opened}
-        self._batching = int(config.get("max_batch_size", 0)) > 0
-        takes = {**self._graph.inputs, **self._graph.defaulted}
-        inputs = {
-            entry["name"]: ports.of_entry(entry, takes[entry["name"]], self._batching)
-            for entry in (*config["input"], *control_inputs(config), *state_inputs(config))
-        }
-        outputs = [
-            ports.of_entry(entry, self._graph.outputs[entry["name"]], self._batching)
-            for entry in (*config["output"], *state_outputs(config))
-        ]
-        self._selections = Selections(context.name, str(context.version), outputs)
-        self._calls = Calls(inputs, self._selections)
 
-    def instance(self, context: InstanceContext) -> OnnxInstance:
+    def instance(self, context: InstanceContext) -> ArrayInstance:
         """Make an instance, with a session of its own or a shared one. Raises ``NeriteError``."""
         shrinkage = self._context.parameter(_SHRINKAGE)
-        return OnnxInstance(
-            runs.of_session(self._session(context), self._graph),
-            session.run_options({_SHRINKAGE: shrinkage} if shrinkage else {}),
-            self._calls,
-            self._selections,
-            Ragged(self._context.config),
-            self._batching,
-        )
+        run_options = session.run_options({_SHRINKAGE: shrinkage} if shrinkage else {})
+        return self._face.instance(runs.of_session(self._session(context), self._graph, run_options))
 
     def close(self) -> None:
         """Let go of the sessions; they end with the last response that holds an array of theirs."""

@@ -1,10 +1,11 @@
-"""What an ONNX model says about itself: its inputs, outputs and inputs with a default."""
+"""Reading what an ONNX model says about itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final
 
+from nerite.backends.arrays.graph import Graph, GraphTensor
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.errors import Unsupported
@@ -32,29 +33,6 @@ _OTHER_KINDS: Final[dict[str, str]] = {
     "opaque": "ONNX_TYPE_OPAQUE",
     "sparse_tensor": "ONNX_TYPE_SPARSETENSOR",
 }
-
-
-class GraphTensor(NamedTuple):
-    """An input or output of the model. ``dims`` is all of its shape, -1 for any size; empty for a scalar."""
-
-    name: str
-    datatype: DataType
-    dims: tuple[int, ...]
-
-
-class Graph(NamedTuple):
-    """The tensors of a model, by name, in the model's order."""
-
-    inputs: Mapping[str, GraphTensor]
-    outputs: Mapping[str, GraphTensor]
-    defaulted: Mapping[str, GraphTensor]
-    """Initializers that a caller may override: what a configuration calls an optional input."""
-
-    @property
-    def uses_bfloat16(self) -> bool:
-        """Whether any tensor is of the one type that numpy does not have."""
-        sides = (self.inputs, self.outputs, self.defaulted)
-        return any(tensor.datatype is dtypes.BF16 for side in sides for tensor in side.values())
 
 
 def of_session(session: Any) -> Graph:

@@ -19,7 +19,7 @@ from nerite.backends.cores import share, usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.onnxruntime import providers
 from nerite.backends.onnxruntime.providers import Provider
-from nerite.backends.onnxruntime.values import boolean, integer
+from nerite.backends.values import boolean, integer, thread_count
 from nerite.core.errors import InvalidArgument, Unavailable
 
 _DEFAULT_CPU_INSTANCES: Final = 2
@@ -134,7 +134,7 @@ def first_instance(context: ModelContext) -> InstanceContext:
 
 def _threads(context: ModelContext, key: str, own: int) -> int:
     """Return the size of a pool: the model's own, the backend's, or the instance's own share of the cores."""
-    count = 0 if _global_threads(context) else integer(context.parameter(key, "0"))
+    count = 0 if _global_threads(context) else thread_count(context, key)
     count = count or integer(context.settings.get(key, "0"))
     if count > 0:
         return count

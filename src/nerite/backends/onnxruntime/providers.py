@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.onnxruntime.values import boolean, integer
+from nerite.backends.values import boolean, integer
 from nerite.core.errors import InvalidArgument
 
 Options: TypeAlias = tuple[tuple[str, str], ...]

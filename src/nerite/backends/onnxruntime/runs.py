@@ -11,27 +11,40 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from nerite.backends.onnxruntime.graph import Graph
+from nerite.backends.arrays.graph import Graph
+from nerite.backends.arrays.instance import Compute
+from nerite.backends.arrays.selection import Selection
+from nerite.backends.onnxruntime.session import translated
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Unsupported
 from nerite.core.tensor import Array
 
-Run: TypeAlias = Callable[[list[str], Mapping[str, Array], Any], Sequence[Array]]
+_Run: TypeAlias = Callable[[list[str], Mapping[str, Array], Any], Sequence[Array]]
 """Computes the named outputs, in that order, with ``RunOptions`` or None. Raises what ONNX Runtime raises."""
 
 _ONNX_BFLOAT16: Final = 16
 
 
-def of_session(session: Any, graph: Graph) -> Run:
-    """Return the way to run a session that suits its graph."""
-    if graph.uses_bfloat16:
-        return _with_values(session, graph)
+def of_session(session: Any, graph: Graph, run_options: Any) -> Compute:
+    """Return the way to run a session that suits its graph, with these ``RunOptions`` or None."""
+    run = _with_values(session, graph) if graph.uses_bfloat16 else _with_arrays(session)
+
+    def compute(selection: Selection, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        try:
+            return run(selection.names, inputs, run_options)
+        except Exception as error:  # Whatever the framework raises says why it cannot compute this batch.
+            raise translated(error) from error
+
+    return compute
+
+
+def _with_arrays(session: Any) -> _Run:
     # The method under ``InferenceSession.run``, which adds 4 to 7 microseconds of checks in Python of what is known to
     # be right here. The attribute and the arguments are as old as the wrapper; without them its own ``run`` will do.
     return getattr(session, "_sess", session).run  # type: ignore[no-any-return]  # The package has no types.
 
 
-def _with_values(session: Any, graph: Graph) -> Run:
+def _with_values(session: Any, graph: Graph) -> _Run:
     from onnxruntime import OrtValue
 
     if not hasattr(OrtValue, "ortvalue_from_numpy_with_onnx_type"):

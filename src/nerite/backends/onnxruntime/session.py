@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: the import of the framework, the making of a session, the meaning of its errors."""
+"""Sessions of ONNX Runtime: the making of one, the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any, Final
 
 from nerite.backends.onnxruntime import providers
+from nerite.backends.onnxruntime.framework import onnxruntime
 from nerite.backends.onnxruntime.plan import SessionPlan
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
 
 _one_at_a_time = threading.Lock()
 
@@ -24,7 +25,7 @@ def open_session(plan: SessionPlan) -> Any:
 
     Raises ``NeriteError`` with what ONNX Runtime says of the model, or with what has to be installed.
     """
-    framework = _framework()
+    framework = onnxruntime()
     _check_providers(plan, framework.get_available_providers())
     if plan.global_threads:
         _make_global_pool(plan.intra_op_threads, plan.inter_op_threads)
@@ -48,7 +49,7 @@ def run_options(entries: Mapping[str, str]) -> Any:
     """Return ``RunOptions`` with these configuration entries, or None if there are none."""
     if not entries:
         return None
-    options = _framework().RunOptions()
+    options = onnxruntime().RunOptions()
     for key, value in entries.items():
         options.add_run_config_entry(key, value)
     return options
@@ -63,18 +64,9 @@ def translated(error: Exception) -> NeriteError:
 
 
 @cache
-def _framework() -> ModuleType:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise Unsupported(f"unable to import onnxruntime ({error}): pip install 'nerite[onnx]'") from error
-    return onnxruntime  # type: ignore[no-any-return]  # The package has no types.
-
-
-@cache
 def _make_global_pool(intra_op_threads: int, inter_op_threads: int) -> None:
     # Must come before the first session of the process; the plans of one server agree on the sizes.
-    _framework().set_global_thread_pool_sizes(intra_op_threads, inter_op_threads)
+    onnxruntime().set_global_thread_pool_sizes(intra_op_threads, inter_op_threads)
 
 
 def _options(plan: SessionPlan, framework: ModuleType) -> Any:

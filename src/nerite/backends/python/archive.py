@@ -1,49 +1,31 @@
-"""Unpacking environments, once for each content."""
+"""Environments that come in an archive, as conda-pack makes it."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import shutil
 import subprocess
 import tarfile
-import tempfile
 import zlib
 from pathlib import Path
 
+from nerite.backends.python import environment_store
 from nerite.core.errors import InvalidArgument
 
 
-def cache_folder() -> Path:
-    """Return where unpacked environments are kept, across restarts: below ``XDG_CACHE_HOME`` or ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nerite" / "environments"
+def unpacked(archive: Path, place: Path) -> Path:
+    """Return the directory with the content of ``archive``; unpack it into ``place`` if that has not been done.
 
-
-def unpacked(archive: Path) -> Path:
-    """Return the directory with the content of ``archive``; unpack it if that has not been done.
-
-    Safe against others who do the same at the same time. Raises ``InvalidArgument`` for what is not a tar archive, and
-    for one that would write outside its directory.
+    Raises ``InvalidArgument`` for what is not a tar archive, and for one that would write outside its directory.
     """
     state = archive.stat()
-    target = cache_folder() / _digest(archive, state.st_size, state.st_mtime_ns)
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Complete before it has its name, so that nobody ever sees half an environment.
-    workplace = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
-    try:
-        _extract(archive, workplace)
-        _unpack_prefixes(workplace)
-        try:
-            workplace.rename(target)
-        except OSError:
-            if not target.is_dir():  # somebody else was faster otherwise, and theirs is the same
-                raise
-    finally:
-        shutil.rmtree(workplace, ignore_errors=True)
-    return target
+    key = _digest(archive, state.st_size, state.st_mtime_ns)
+
+    def make(directory: Path, lock: int) -> None:
+        _extract(archive, directory)
+        _unpack_prefixes(directory)
+
+    return environment_store.kept(place, key, archive, make)
 
 
 @functools.lru_cache(maxsize=64)
@@ -60,7 +42,7 @@ def _extract(archive: Path, target: Path) -> None:
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise InvalidArgument(
             f"EXECUTION_ENV_PATH '{archive}' cannot be unpacked: {error}. "
-            "Give a virtual environment, or an archive made by conda-pack."
+            "Give a virtual environment, an archive made by conda-pack, or a requirements.txt."
         ) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from nerite.backends.interface import InstanceContext, ModelContext
@@ -16,14 +17,19 @@ from nerite.core.errors import Internal
 class PythonBackend:
     """Serves models that are written in Python."""
 
-    name = "python"
+    isolated = True
+
+    def __init__(self, name: str = "python", code: Path | None = None) -> None:
+        """``code`` is the file that serves every model, where it is a backend; else each model has its own."""
+        self.name = name
+        self._code = code
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
         """Return the configuration as the model's ``auto_complete_config`` fills it in.
 
         Imports the model's code and lets go of it again. Raises ``Internal`` with what the code raises.
         """
-        module = _import(context)
+        module = self._import(context)
         try:
             return completed(context.name, context.config, _model_class(module))
         finally:
@@ -31,12 +37,24 @@ class PythonBackend:
 
     def open(self, context: ModelContext) -> PythonModel:
         """Import the model's code. Raises ``Internal`` with what is wrong with it."""
-        module = _import(context)
+        module = self._import(context)
         try:
             return PythonModel(context, module, _model_class(module))
         except Internal:
             module.close()
             raise
+
+    def _import(self, context: ModelContext) -> ModelModule:
+        file = self._code or model_file(context)
+        if file.suffix != ".py":
+            raise Internal(f"Model name must end with '.py'. Model name is \"{file.name}\".")
+        if not file.exists():
+            raise Internal(f"Python model file not found in '{file}'")
+        serves = None if self._code is None else context.version_directory
+        try:
+            return ModelModule(context.directory, file, serves)
+        except CAUSES as error:
+            raise Internal(describe(error)) from error
 
 
 class PythonModel:
@@ -49,23 +67,11 @@ class PythonModel:
 
     def instance(self, context: InstanceContext) -> PythonInstance:
         """Make and initialize one object of the model's class. Raises ``Internal`` with what that raises."""
-        return PythonInstance(self._context, self._class, context)
+        return PythonInstance(self._context, self._class, context, self._module.file)
 
     def close(self) -> None:
         """Take the model's code out of the process."""
         self._module.close()
-
-
-def _import(context: ModelContext) -> ModelModule:
-    file = model_file(context)
-    if file.suffix != ".py":
-        raise Internal(f"Model name must end with '.py'. Model name is \"{file.name}\".")
-    if not file.exists():
-        raise Internal(f"Python model file not found in '{file}'")
-    try:
-        return ModelModule(context.directory, file)
-    except CAUSES as error:
-        raise Internal(describe(error)) from error
 
 
 def _model_class(module: ModelModule) -> type:

@@ -1,8 +1,8 @@
-"""The Python environment that a model brings: ``EXECUTION_ENV_PATH``, a directory or an archive made by conda-pack.
+"""The Python environment that a model brings: ``EXECUTION_ENV_PATH``.
 
-An archive is unpacked once, into a cache folder named by its content, and used from there by every model and every
-start of the server that has the same archive. Nothing has to be built for an environment: any Python that we support
-will do, as long as it has numpy.
+It is a directory, an archive made by conda-pack, or a list of packages. An archive is unpacked once, and of a list an
+environment is made once (``environment_store.py``), for every model and every start of the server that has the same.
+Any Python that we support will do, as long as it has numpy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 from nerite.backends.interface import ModelContext
+from nerite.backends.python import environment_store, requirements
 from nerite.backends.python.archive import unpacked
 from nerite.core.errors import InvalidArgument
 
@@ -36,7 +37,7 @@ print(json.dumps({"python": sys.version_info[:3], "numpy": found}))
 def find_interpreter(context: ModelContext) -> Path | None:
     """Return the Python that a model asks for with ``EXECUTION_ENV_PATH``, or None if it does not ask.
 
-    May unpack an archive, and starts that Python to ask what it is, so it blocks for a while. Raises
+    May have to make the environment, and starts that Python to ask what it is, so it blocks for a while. Raises
     ``InvalidArgument`` for an environment that is not there or cannot run a model: what was found, and what to do.
     """
     wanted = context.parameter("EXECUTION_ENV_PATH")
@@ -48,17 +49,26 @@ def find_interpreter(context: ModelContext) -> Path | None:
             f"Failed to get the canonical path for {environment}. It is the EXECUTION_ENV_PATH of model "
             f"'{context.name}', and there is no such file or directory."
         )
-    place = environment if environment.is_dir() else unpacked(environment)
+    place = _place(environment, environment_store.folder(context.settings.get(environment_store.SETTING, "")))
     interpreter = place / "bin" / "python"
     where = f"EXECUTION_ENV_PATH of model '{context.name}' is '{environment}'"
     if not interpreter.exists():
         found = ", ".join(sorted(os.listdir(place))[:8]) or "nothing"
         raise InvalidArgument(
             f"{where}, but that has no bin/python; it has: {found}. "
-            "Give a virtual environment, or an archive made by conda-pack."
+            "Give a virtual environment, an archive made by conda-pack, or a requirements.txt."
         )
     _check(interpreter, where)
     return interpreter
+
+
+def _place(environment: Path, folder: Path) -> Path:
+    """Return the directory of an environment, which may be in ``folder`` then."""
+    if environment.is_dir():
+        return environment
+    if requirements.is_list(environment):
+        return requirements.made(environment, folder)
+    return unpacked(environment, folder)
 
 
 @functools.lru_cache(maxsize=64)

@@ -32,10 +32,15 @@ _READY_LIMIT = 5.0
 class PythonInstance:
     """A ``TritonPythonModel`` at work. Used by one thread at a time."""
 
-    def __init__(self, model: ModelContext, model_class: type, context: InstanceContext) -> None:
-        """Make the object and initialize it. Raises ``Internal`` with what the model raises."""
+    def __init__(
+        self, model: ModelContext, model_class: type, context: InstanceContext, file: Path | None = None
+    ) -> None:
+        """Make an object of the class, which is in ``file``, and initialize it.
+
+        Raises ``Internal`` with what the model raises.
+        """
         self._name = context.name
-        self._file = model_file(model)
+        self._file = file or model_file(model)
         outputs = [output["name"] for output in (*model.config.get("output", ()), *state_outputs(model.config))]
         self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
         self._replies = Replies(model.name, str(model.version), outputs, decoupled=self._decoupled)

@@ -7,6 +7,9 @@ are on ``sys.path``, those of the latest model first. Helper modules of differen
 so one that was found in a model's directory makes room when another model that has its own is imported, and leaves
 with its model.
 
+A ``model.py`` that is a backend, and serves models which have none, is a module ``model`` beside the others, with its
+own directory on the path and not those of its models, as in Triton.
+
 Files in these two directories are always compiled from source. Python trusts compiled code whose source has the same
 second and size, which is not enough for a file that is edited and reloaded; and nothing is written into a repository.
 """
@@ -29,7 +32,7 @@ from importlib.machinery import (
     SourceFileLoader,
     SourcelessFileLoader,
 )
-from importlib.util import module_from_spec
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -42,22 +45,23 @@ _open: list[ModelModule] = []
 class ModelModule:
     """The code of one model version, importable and imported until ``close``."""
 
-    def __init__(self, directory: Path, file: Path) -> None:
-        """Import ``file`` of the model in ``directory``. Raises what the code raises while it is imported."""
-        version_directory = file.parent
-        self._directories = (str(version_directory), str(directory))
-        self._of = (directory, version_directory)
+    def __init__(self, directory: Path, file: Path, serves: Path | None = None) -> None:
+        """Import ``file`` for the model in ``directory``. Raises what the code raises while it is imported.
+
+        ``serves``: it is a backend, and this the directory of the version that it serves.
+        """
+        self.file = file
+        near = str(file.parent)
+        self._directories = (near, str(directory)) if serves is None else (near,)
+        self._of = (directory, serves or file.parent)
         with _lock:
-            self._package = _free_package_name(version_directory.name)
+            self._package = _free_package_name(file.parent.name if serves is None else file.stem)
             _open.append(self)
             model_directory.opened(*self._of)
             _arrange_path()
             self._make_room()
-            self._add_package(str(version_directory))
             try:
-                # Not ``importlib.import_module``, which would show up in the model's tracebacks.
-                __import__(f"{self._package}.{file.stem}")
-                self.module: ModuleType = sys.modules[f"{self._package}.{file.stem}"]
+                self.module = self._of_version(near, file.stem) if serves is None else self._alone(file)
             except BaseException:
                 self.close()
                 raise
@@ -79,10 +83,21 @@ class ModelModule:
         own = list(self._directories)
         _forget(name for name in _found_in(everywhere) if PathFinder.find_spec(name, own) is not None)
 
-    def _add_package(self, directory: str) -> None:
+    def _of_version(self, directory: str, stem: str) -> ModuleType:
         spec = ModuleSpec(self._package, None, is_package=True)
         spec.submodule_search_locations = [directory]
         sys.modules[self._package] = module_from_spec(spec)
+        # Not ``importlib.import_module``, which would show up in the model's tracebacks.
+        __import__(f"{self._package}.{stem}")
+        return sys.modules[f"{self._package}.{stem}"]
+
+    def _alone(self, file: Path) -> ModuleType:
+        loader = _AlwaysCompiled(self._package, str(file))
+        spec = spec_from_file_location(self._package, file, loader=loader)
+        assert spec is not None
+        module = sys.modules[self._package] = module_from_spec(spec)
+        loader.exec_module(module)
+        return module
 
 
 class _AlwaysCompiled(SourceFileLoader):

@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from nerite.cli.client.connection import add_connection
 from nerite.cli.suggestion import did_you_mean
 from nerite.cli.usage_error import UsageError
 from nerite.client import Client, ClientError
@@ -72,7 +73,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         epilog=_EPILOG.format(commands=commands),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_connection(parser)
+    add_connection(parser)
     parser.set_defaults(url="localhost:8000", header=[], timeout=60.0)
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -91,32 +92,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     module.add_arguments(command)
     # These may stand behind the command as well; what is not there leaves what was before it.
-    _add_connection(command)
+    add_connection(command)
     options.run = module.run
     return command.parse_intermixed_args(options.rest, options)
-
-
-def _add_connection(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the server")
-    where = "HOST:PORT of its HTTP port, or a URL (default: localhost:8000)"
-    group.add_argument("--url", metavar="URL", default=argparse.SUPPRESS, help=where)
-    group.add_argument(
-        "--header",
-        metavar="'NAME: VALUE'",
-        action="append",
-        type=_header,
-        default=argparse.SUPPRESS,
-        help="a header for each request; may be given several times",
-    )
-    limit = "how long to wait for an answer (default: 60)"
-    group.add_argument("--timeout", metavar="SECONDS", type=float, default=argparse.SUPPRESS, help=limit)
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip():
-        raise argparse.ArgumentTypeError(f"'{text}' is no header: write NAME: VALUE")
-    return name.strip(), value.strip()
 
 
 def _complain(text: str, remedy: str = "") -> None:

@@ -11,6 +11,7 @@ from nerite.cli.client.outputs import as_json, as_table
 from nerite.cli.client.values import parameter, read_inputs
 from nerite.cli.help import show
 from nerite.client import Client, ClientError, Model, TensorDescription, infer_form
+from nerite.client.random_value import random_value
 from nerite.observability.table import terminal_width
 
 EXAMPLES = """\
@@ -63,7 +64,7 @@ def run(client: Client, options: argparse.Namespace) -> int:
     inputs = read_inputs(model, options.inputs)
     if options.random:
         needed = _needed(client, model, options.version)
-        inputs |= {tensor.name: samples.random_value(tensor) for tensor in needed if tensor.name not in inputs}
+        inputs |= {tensor.name: random_value(tensor) for tensor in needed if tensor.name not in inputs}
     try:
         if options.stream:
             _stream(client, options, inputs)

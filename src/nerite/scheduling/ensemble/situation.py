@@ -8,14 +8,15 @@ a look-up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from nerite.core.dtype import DataType
-from nerite.core.request import Parameter, RequestedOutput, RequestHeader
+from nerite.core.request import Parameter, RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec
-from nerite.scheduling.ensemble.graph import Graph, Plan, Step
+from nerite.scheduling.ensemble.graph import Graph, Plan, Step, Stretch
+from nerite.scheduling.ensemble.link import asked, fitted
 
 _MOST_WAYS = 128
 """Ways on that are remembered of a situation. More is a caller, or a model, that never repeats itself."""
@@ -32,6 +33,8 @@ class Start(NamedTuple):
     places: tuple[Place, ...]
     shared: tuple[int, ...]
     """Which of the tensors others take, too: nobody may write there."""
+    stretch: Stretch | None
+    """What may follow in the worker of the model, if anything."""
 
 
 class Answer(NamedTuple):
@@ -114,20 +117,10 @@ class Course:
                 shape = fitted(tensor.shape, tensor.batched, step.dims[name], step.batched)
                 specs.append(TensorSpec(name, tensor.datatype, shape))
                 places.append(tensor.place)
-        caller = self._header
-        header = RequestHeader(
-            step.model,
-            step.version,
-            specs,
-            [RequestedOutput(name) for name, _ in step.outputs],
-            parameters=caller.parameters,
-            priority=caller.priority,
-            timeout_us=caller.timeout_us,
-            sequence_id=caller.sequence_id,
-            sequence_start=caller.sequence_start,
-            sequence_end=caller.sequence_end,
-        )
-        return Start(step, header, tuple(places), tuple(shared))
+        outputs = [name for name, _ in step.outputs]
+        header = asked(step.model, step.version, step.namespace, specs, outputs, self._header)
+        stretch = self.plan.stretches.get(step.number)
+        return Start(step, header, tuple(places), tuple(shared), stretch)
 
     def answer(self, tensors: Mapping[str, _Tensor | None]) -> Answer | None:
         """Return what the caller gets, once every output it wants has come or will not come."""
@@ -151,24 +144,6 @@ class Course:
         }
         version = self._graph.version
         return Answer(ResponseHeader(signature.model_name, version, specs, sequence if specs else None), tuple(places))
-
-
-def fitted(shape: tuple[int, ...], batched: bool, dims: Sequence[int], wants_batch: bool) -> tuple[int, ...]:
-    """Return the shape of a tensor as its taker wants it, who may have a batch dimension where the giver has none.
-
-    As in Triton, what fits neither way stays as it is, and is judged by the taker.
-    """
-    if batched == wants_batch:
-        return shape
-    if wants_batch:
-        return (1, *shape) if _matches(shape, dims) else shape
-    if not _matches(shape, dims) and shape[:1] == (1,) and _matches(shape[1:], dims):
-        return shape[1:]
-    return shape
-
-
-def _matches(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(expected in (-1, size) for size, expected in zip(shape, dims, strict=True))
 
 
 def _ready(step: Step, tensors: Mapping[str, _Tensor | None]) -> bool:

@@ -9,6 +9,7 @@ from nerite.config.options import METRICS_CATEGORY, MetricsOptions
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.observability import exposition, metrics
+from nerite.observability.gpu_gauges import GpuGauges
 from nerite.observability.machine import Machine
 from nerite.transports.http import access, reply
 from nerite.transports.http.connection import HttpConnection
@@ -26,12 +27,15 @@ _TYPE: Final = "text/plain; charset=utf-8"
 class MetricsService:
     """Answers ``GET /metrics``."""
 
-    def __init__(self, server: InferenceServer, options: MetricsOptions, locks: Mapping[str, Lock]) -> None:
-        """``locks`` are those of the HTTP port."""
+    def __init__(
+        self, server: InferenceServer, options: MetricsOptions, locks: Mapping[str, Lock], gpus: GpuGauges | None
+    ) -> None:
+        """``locks`` are those of the HTTP port. Without ``gpus`` nothing is said of GPUs."""
         self._server = server
         self._options = options
         self._locks = locks
         self._machine = Machine()
+        self._gpus = gpus
 
     def begin(self, head: RequestHead) -> Reply | None:
         """Refuse who lacks the key, if there is one."""
@@ -56,6 +60,8 @@ class MetricsService:
         """Return the page."""
         families = metrics.families(self._server.metrics(), counters=self._options.counter_latencies)
         families += self._server.cache_metrics()
+        if self._gpus is not None:
+            families += self._gpus.families()
         if self._options.cpu:
             families += self._machine.families()
         return Reply(200, exposition.render(families), content_type)

@@ -1,0 +1,157 @@
+"""Directories as Hugging Face's transformers save them: a configuration, weights, a tokenizer.
+
+They are served by a program in Python, which is copied into the repository beside them and may be changed there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from nerite.artifacts.artifact import Artifact, Unusable
+from nerite.artifacts.candidate import Candidate, cut_off
+from nerite.config.model_config import ModelConfig, ModelParameter
+from nerite.config.scheduling_choice import ModelDynamicBatching
+from nerite.config.tensors import ModelInput, ModelOutput
+
+_PROGRAMS: Final = Path(__file__).resolve().parents[1] / "programs"
+_WEIGHTS: Final = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_TOKENIZERS: Final = (
+    "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+_OF_OTHERS: Final = (".h5", ".msgpack", ".ot", ".gguf", ".onnx", ".tflite", ".md", ".gitattributes")
+"""Files that the program does not read: weights for other frameworks, and pages for people."""
+_EXPORT: Final = "Export it to ONNX: optimum-cli export onnx --model {path} exported, and add exported/model.onnx"
+_MAX_BATCH: Final = 8
+
+
+def recognise(candidate: Candidate) -> Artifact | None:
+    """Return a directory of transformers. Refuses what it lacks parts of, and tasks that there is no program for."""
+    path = candidate.path
+    if not candidate.is_directory:
+        return None
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        remedy = "Merge it into its model: model.merge_and_unload().save_pretrained('merged'), and add that directory."
+        raise Unusable(path, "this is an adapter, not a model", remedy)
+    described = _json(path / "config.json")
+    if "model_type" not in described:
+        return None
+    _check_weights(path)
+    if "auto_map" in described and not candidate.trusted:
+        remedy = "If you know who wrote it, say --trust."
+        raise Unusable(path, "the model has code of its own, which would be run when it is loaded", remedy)
+    architecture = next(iter(described.get("architectures") or ()), "")
+    program, config = _task(path, architecture, described)
+    if not any((path / name).is_file() for name in _TOKENIZERS):
+        remedy = f"Save it into the directory: AutoTokenizer.from_pretrained(...).save_pretrained('{path}')"
+        raise Unusable(path, "the tokenizer is missing", remedy)
+    if candidate.trusted and "auto_map" in described:
+        trust = {"TRUST_REMOTE_CODE": ModelParameter(string_value="true")}
+        config = ModelConfig(**{**_fields(config), "parameters": trust})
+    files = {"model.py": _PROGRAMS / program}
+    files |= {f"weights/{name}": path / name for name in _needed(path)}
+    labels = [str(label) for _, label in sorted(described.get("id2label", {}).items(), key=lambda item: int(item[0]))]
+    remarks = ["It runs in model.py, which needs the packages torch and transformers, and may be changed."]
+    if program == "generate_text.py":
+        remarks.append("It generates for one request at a time: an engine for language models serves many.")
+    return Artifact(
+        f"Hugging Face model ({architecture})",
+        path,
+        candidate.name,
+        config,
+        files,
+        make=partial(_write_labels, labels) if program == "classify_text.py" and labels else None,
+        remarks=tuple(remarks),
+    )
+
+
+def _task(path: Path, architecture: str, described: Mapping[str, Any]) -> tuple[str, ModelConfig]:
+    """Return the program for a model, and its configuration. Raises ``Unusable`` where there is no program."""
+    if architecture.endswith("ForSequenceClassification"):
+        labels = len(described.get("id2label", ())) or 2
+        output = ModelOutput(
+            name="scores", data_type="TYPE_FP32", dims=(labels,),
+            label_filename="labels.txt" if described.get("id2label") else "",
+        )  # fmt: skip
+        return "classify_text.py", _config(output, _MAX_BATCH)
+    if architecture.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")) and not _sees(described):
+        output = ModelOutput(name="generated", data_type="TYPE_STRING", dims=(1,))
+        return "generate_text.py", _config(output, 0)
+    if architecture.endswith("Model") and "hidden_size" in described and not _sees(described):
+        output = ModelOutput(name="embedding", data_type="TYPE_FP32", dims=(int(described["hidden_size"]),))
+        return "embed_text.py", _config(output, _MAX_BATCH)
+    what = f"for {architecture}" if architecture else "for it, as it does not say what its architecture is"
+    raise Unusable(path, f"there is no program {what}", _EXPORT.format(path=path))
+
+
+def _config(output: ModelOutput, max_batch_size: int) -> ModelConfig:
+    return ModelConfig(
+        backend="python",
+        max_batch_size=max_batch_size,
+        input=(ModelInput(name="text", data_type="TYPE_STRING", dims=(1,)),),
+        output=(output,),
+        dynamic_batching=ModelDynamicBatching() if max_batch_size else None,
+    )
+
+
+def _fields(config: ModelConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.__slots__}
+
+
+def _sees(described: Mapping[str, Any]) -> bool:
+    return any(key in described for key in ("vision_config", "image_size", "num_mel_bins", "conv_dim"))
+
+
+def _check_weights(path: Path) -> None:
+    """Raise ``Unusable`` if weights are missing."""
+    found = next((path / name for name in _WEIGHTS if (path / name).is_file()), None)
+    if found is None:
+        other = sorted(child.name for child in path.glob("*") if child.suffix in (".h5", ".msgpack", ".gguf"))
+        what = f": there is {other[0]}, which is for another framework" if other else ""
+        remedy = (
+            "Save them: model.save_pretrained('directory'); or fetch them, if they are kept with Git LFS: git lfs pull"
+        )
+        raise Unusable(path, f"the weights are missing{what}", remedy)
+    if found.suffix == ".json":
+        for shard in sorted(set(_json(found).get("weight_map", {}).values())):
+            if not (path / shard).is_file():
+                raise Unusable(path, f"a part of the weights is missing: {shard}", "Download or copy it again.")
+            Candidate(path / shard).check()
+    else:
+        whole = Candidate(found)
+        whole.check()
+        if found.suffix == ".safetensors":
+            length = int.from_bytes(whole.head[:8], "little")
+            if whole.size < 8 + length:
+                raise cut_off(found, "its header is longer than the file")
+
+
+def _needed(path: Path) -> Iterator[str]:
+    """Yield the names of the files that the program reads."""
+    safe = any((path / name).is_file() for name in _WEIGHTS[:2])
+    for child in sorted(path.iterdir()):
+        if child.is_dir():
+            if child.name == "1_Pooling":
+                yield child.name
+        elif not (child.name.startswith(".") or child.suffix in _OF_OTHERS or (safe and child.suffix == ".bin")):
+            yield child.name
+
+
+def _write_labels(labels: list[str], directory: Path) -> None:
+    (directory.parent / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

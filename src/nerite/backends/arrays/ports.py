@@ -1,0 +1,68 @@
+"""Where a client's tensor and the model's meet: one port an input or output, with both shapes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nerite.core import dtype as dtypes
+from nerite.core.dtype import DataType
+
+Shape = tuple[int, ...]
+
+
+class Port(NamedTuple):
+    """A declared input or output. Shapes are without the batch dimension."""
+
+    name: str
+    datatype: DataType
+    dims: Shape
+    """As clients send or get it."""
+    model_dims: Shape
+    """As the model takes or gives it: the ``reshape`` of the configuration, or nothing for a scalar."""
+    batching: bool
+    ragged: bool = False
+    """The rows of a batch differ in length and are handed over as one flat array."""
+
+    def to_model(self, shape: Shape) -> Shape:
+        """Return the model's shape for a client's ``shape``."""
+        return self._converted(shape, self.dims, self.model_dims)
+
+    def to_client(self, shape: Shape) -> Shape:
+        """Return the client's shape for one that the model gave."""
+        return self._converted(shape, self.model_dims, self.dims)
+
+    def _converted(self, shape: Shape, have: Shape, want: Shape) -> Shape:
+        if have == want:
+            return shape
+        if self.batching:
+            return (shape[0], *rearranged(shape[1:], have, want))
+        return rearranged(shape, have, want)
+
+
+def rearranged(shape: Sequence[int], have: Shape, want: Shape) -> Shape:
+    """Return ``want`` with its free sizes taken, in order, from where ``have`` is free in ``shape``."""
+    free = iter([size for size, declared in zip(shape, have, strict=True) if declared == -1])
+    return tuple(next(free) if declared == -1 else declared for declared in want)
+
+
+def of_entry(entry: Mapping[str, Any], *, batching: bool, scalar: bool = False) -> Port:
+    """Return the port for an entry of ``input`` or ``output``.
+
+    ``scalar``: to the model it has no dimensions, though a configuration always gives it some.
+    """
+    dims = tuple(int(dim) for dim in entry["dims"])
+    if scalar:
+        model_dims: Shape = ()
+    elif "reshape" in entry:
+        model_dims = tuple(int(dim) for dim in entry["reshape"].get("shape", ()))
+    else:
+        model_dims = dims
+    return Port(
+        entry["name"],
+        dtypes.BY_CONFIG_NAME[entry["data_type"]],
+        dims,
+        model_dims,
+        batching,
+        bool(entry.get("allow_ragged_batch")),
+    )

@@ -1,0 +1,118 @@
+"""What an OpenVINO model says about itself: its inputs and outputs, under the names that the configuration uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from nerite.backends.arrays.graph import Graph, GraphTensor
+from nerite.backends.openvino.plan import batching
+from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
+from nerite.core import dtype as dtypes
+from nerite.core.dtype import DataType
+from nerite.core.errors import Unsupported
+
+DATATYPES: Final[dict[str, DataType]] = {
+    "boolean": dtypes.BOOL,
+    "u8": dtypes.UINT8,
+    "u16": dtypes.UINT16,
+    "u32": dtypes.UINT32,
+    "u64": dtypes.UINT64,
+    "i8": dtypes.INT8,
+    "i16": dtypes.INT16,
+    "i32": dtypes.INT32,
+    "i64": dtypes.INT64,
+    "f16": dtypes.FP16,
+    "f32": dtypes.FP32,
+    "f64": dtypes.FP64,
+    "bf16": dtypes.BF16,
+    "string": dtypes.BYTES,
+}
+"""The protocol's types, by OpenVINO's names."""
+
+Entry = Mapping[str, Any]
+
+
+class Socket(NamedTuple):
+    """One input or output of a model, and what the configuration says of it."""
+
+    name: str
+    position: int
+    port: Any
+    """An ``openvino.Output``."""
+    entry: Entry | None
+    """Of ``input`` or ``output``, a control or a state; None if the configuration does not know of it."""
+
+    @property
+    def element(self) -> str:
+        """OpenVINO's name of the element type."""
+        return str(self.port.element_type.type_name)
+
+    @property
+    def dims(self) -> tuple[int, ...] | None:
+        """All of the shape, -1 for any size; None where not even the number of dimensions is known."""
+        shape = self.port.partial_shape
+        return None if shape.rank.is_dynamic else tuple(d.get_length() if d.is_static else -1 for d in shape)
+
+
+def inputs(model: Any, config: Mapping[str, Any]) -> list[Socket]:
+    """Return the inputs of a model, in its order."""
+    return _sockets(model.inputs, (*config.get("input", ()), *control_inputs(config), *state_inputs(config)))
+
+
+def outputs(model: Any, config: Mapping[str, Any]) -> list[Socket]:
+    """Return the outputs of a model, in its order."""
+    return _sockets(model.outputs, (*config.get("output", ()), *state_outputs(config)))
+
+
+def declared_dims(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape that the model is to have according to an entry: ``reshape``, and with the batch before it."""
+    dims = entry["reshape"].get("shape", ()) if entry.get("reshape") is not None else entry["dims"]
+    return (*((-1,) if batching(config) else ()), *(int(dim) for dim in dims))
+
+
+def of_model(model: Any, config: Mapping[str, Any]) -> Graph:
+    """Read the graph of a model. Raises ``Unsupported`` for a tensor that the protocol cannot carry.
+
+    What the model leaves open about its outputs, the configuration may say.
+    """
+    return Graph(
+        {socket.name: _tensor(socket, socket.dims) for socket in inputs(model, config)},
+        {socket.name: _tensor(socket, _narrowed(socket, config)) for socket in outputs(model, config)},
+        {},
+    )
+
+
+def _sockets(ports: Iterable[Any], entries: Iterable[Entry]) -> list[Socket]:
+    declared = {entry["name"]: entry for entry in entries}
+    sockets: dict[str, Socket] = {}
+    for position, port in enumerate(ports):
+        # A tensor may have several names, and be several outputs; before OpenVINO named them all, it could have none.
+        names = [name for name in sorted(port.names) if name not in sockets] or [str(port.node.friendly_name)]
+        name = next((name for name in names if name in declared), names[0])
+        sockets[name] = Socket(name, position, port, declared.get(name))
+    return list(sockets.values())
+
+
+def _narrowed(socket: Socket, config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    dims = socket.dims
+    if socket.entry is None:
+        return dims
+    said = declared_dims(socket.entry, config)
+    if dims is None:
+        return said
+    if len(dims) != len(said):
+        return dims
+    return tuple(wanted if dim == -1 else dim for dim, wanted in zip(dims, said, strict=True))
+
+
+def _tensor(socket: Socket, dims: Sequence[int] | None) -> GraphTensor:
+    datatype = DATATYPES.get(socket.element)
+    if datatype is None:
+        raise Unsupported(
+            f"tensor '{socket.name}' is of type {socket.element}, and the protocol has no data type for its elements. "
+            "Declare it with the data_type that it is to be converted to"
+        )
+    if dims is None:
+        raise Unsupported(f"the model does not say how many dimensions '{socket.name}' has: declare it, with its dims")
+    return GraphTensor(socket.name, datatype, tuple(dims))

@@ -1,0 +1,196 @@
+"""How a session has to be made, worked out from the configuration. Pure, but for a look at the model file."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nerite.backends.cores import share
+from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.values import boolean, integer, thread_count
+from nerite.config.near import nearest
+from nerite.core.errors import InvalidArgument, Unavailable
+
+_log = logging.getLogger("nerite.backends.tensorflow")
+
+SAVED_MODEL: Final = "tensorflow_savedmodel"
+FROZEN_GRAPH: Final = "tensorflow_graphdef"
+_FILE_NAMES: Final = {SAVED_MODEL: "model.savedmodel", FROZEN_GRAPH: "model.graphdef"}
+
+_PARAMETERS: Final = (
+    "MAX_SESSION_SHARE_COUNT",
+    "TF_GRAPH_TAG",
+    "TF_INIT_OPS_FILE",
+    "TF_NUM_INTER_THREADS",
+    "TF_NUM_INTRA_THREADS",
+    "TF_SIGNATURE_DEF",
+    "TF_USE_PER_SESSION_THREADS",
+)
+_JIT_LEVELS: Final = {-1: "OFF", 0: "DEFAULT", 1: "ON_1"}
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """All that the session of an instance depends on."""
+
+    path: Path
+    frozen: bool
+    """A GraphDef, and not a SavedModel."""
+    tags: tuple[str, ...]
+    signature: str
+    """Empty where the configuration leaves it to the model."""
+    init_operations: tuple[str, ...]
+    op_libraries: tuple[str, ...]
+    intra_op_threads: int
+    inter_op_threads: int
+    own_threads: bool
+    """Threads of its own, and not those of the process."""
+    jit_level: str
+    """Of XLA, in TensorFlow's names."""
+    mixed_precision: bool
+    soft_placement: bool
+    kind: str
+    device: int
+    gpu_fraction: float
+    """Of the memory of a GPU; 0: as much as is needed."""
+
+
+def make(context: ModelContext, instance: InstanceContext) -> SessionPlan:
+    """Return the plan for an instance of a model.
+
+    Raises ``Unavailable`` if the model file is missing and ``InvalidArgument`` for a value that makes no sense.
+    """
+    own = share(instance)
+    level = int(context.config.get("optimization", {}).get("graph", {}).get("level", 0))
+    return SessionPlan(
+        path=_model_path(context),
+        frozen=_platform(context) == FROZEN_GRAPH,
+        tags=tuple(sorted(tag.strip() for tag in context.parameter("TF_GRAPH_TAG", "serve").split(","))),
+        signature=context.parameter("TF_SIGNATURE_DEF"),
+        init_operations=_init_operations(context),
+        op_libraries=tuple(
+            _op_library(context.directory, name)
+            for name in context.config.get("model_operations", {}).get("op_library_filename", ())
+        ),
+        intra_op_threads=_count(context, "TF_NUM_INTRA_THREADS") or own,
+        inter_op_threads=_count(context, "TF_NUM_INTER_THREADS") or own,
+        own_threads=boolean(_truth(context.parameter("TF_USE_PER_SESSION_THREADS", "0"))),
+        jit_level=_JIT_LEVELS.get(level, "ON_2"),
+        mixed_precision=_mixed_precision(context, instance),
+        soft_placement=boolean(context.settings.get("allow-soft-placement", "1")),
+        kind=instance.kind,
+        device=instance.device,
+        gpu_fraction=_fraction(context.settings.get("gpu-memory-fraction", "0")),
+    )
+
+
+def remark(context: ModelContext) -> None:
+    """Say in the log which parameters have no effect. Raises ``InvalidArgument`` for one that makes no sense."""
+    shared = context.parameter("MAX_SESSION_SHARE_COUNT")
+    if shared and integer(shared) <= 0:
+        raise InvalidArgument(
+            f"parameter 'MAX_SESSION_SHARE_COUNT' must be positive number for TensorFlow model '{context.name}'"
+        )
+    if shared and integer(shared) > 1:
+        _log.info(
+            "'MAX_SESSION_SHARE_COUNT' of '%s' has no effect: each instance has a process, and a session, of its own",
+            context.name,
+        )
+    for key in context.config.get("parameters", {}):
+        if key.startswith("TF_") and key not in _PARAMETERS:
+            meant = nearest(key, _PARAMETERS)
+            _log.warning(
+                "parameter '%s' of '%s' is not known here%s", key, context.name, f"; is it {meant}?" if meant else ""
+            )
+
+
+def _platform(context: ModelContext) -> str:
+    platform = str(context.config.get("platform") or SAVED_MODEL)
+    if platform not in _FILE_NAMES:
+        raise InvalidArgument(
+            f"platform {platform} not supported for TensorFlow model '{context.name}'. Write one of: "
+            f"{', '.join(_FILE_NAMES)}"
+        )
+    return platform
+
+
+def _model_path(context: ModelContext) -> Path:
+    name = context.config.get("default_model_filename") or _FILE_NAMES[_platform(context)]
+    path = context.version_directory / str(name)
+    if not path.exists():
+        raise Unavailable(f"unable to find '{path}' for model instance '{context.name}'")
+    return path
+
+
+def _init_operations(context: ModelContext) -> tuple[str, ...]:
+    name = context.parameter("TF_INIT_OPS_FILE")
+    if not name:
+        return ()
+    for path in (context.version_directory / name, context.directory / name):
+        if path.is_file():
+            break
+    else:
+        raise Unavailable(
+            f"unable to find '{name}', the TF_INIT_OPS_FILE of '{context.name}', in '{context.version_directory}' and "
+            f"in '{context.directory}'"
+        )
+    try:
+        operations = json.loads(path.read_text())["init_ops"]
+        assert isinstance(operations, list) and all(isinstance(each, str) for each in operations)
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise InvalidArgument(
+            f"'{path}', the TF_INIT_OPS_FILE of '{context.name}', has to be JSON of the form "
+            '{ "init_ops": ["operation", …] }'
+        ) from None
+    return tuple(operations)
+
+
+def _count(context: ModelContext, key: str) -> int:
+    count = thread_count(context, key)
+    if count < 0:
+        raise InvalidArgument(f"parameter '{key}' must be non-negative number for TensorFlow model '{context.name}'")
+    return count
+
+
+def _truth(text: str) -> str:
+    # Triton's documentation has "yes" in its example.
+    return {"yes": "true", "no": "false"}.get(text.lower(), text)
+
+
+def _fraction(text: str) -> float:
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = -1.0
+    if not 0.0 <= fraction <= 1.0:
+        raise InvalidArgument(f"backend setting 'gpu-memory-fraction' is '{text}'; it may be a number from 0 to 1")
+    return fraction
+
+
+def _mixed_precision(context: ModelContext, instance: InstanceContext) -> bool:
+    accelerators = context.config.get("optimization", {}).get("execution_accelerators", {})
+    if accelerators.get("cpu_execution_accelerator"):
+        raise InvalidArgument("CPU Execution Accelerator is not supported in TensorFlow backend")
+    wanted: list[Mapping[str, Any]] = list(accelerators.get("gpu_execution_accelerator", ()))
+    if wanted and instance.kind != "GPU":
+        _log.warning("GPU Execution Accelerator will be ignored for model instance on CPU")
+        return False
+    for accelerator in wanted:
+        if accelerator["name"] == "tensorrt":
+            raise InvalidArgument(
+                "Execution Accelerator 'tensorrt' is requested: TensorFlow no longer has it. Export the model to ONNX "
+                "and have ONNX Runtime use TensorRT, or leave it out"
+            )
+        if accelerator["name"] not in ("auto_mixed_precision", "gpu_io"):
+            raise InvalidArgument(f"unknown Execution Accelerator '{accelerator['name']}' is requested")
+    return any(accelerator["name"] == "auto_mixed_precision" for accelerator in wanted)
+
+
+def _op_library(directory: Path, name: str) -> str:
+    """Return the path of a library of custom operators; one that lies with the model is found by its name alone."""
+    beside = directory / name
+    return str(beside) if beside.exists() else name

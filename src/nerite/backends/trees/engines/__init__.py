@@ -1,0 +1,1 @@
+"""What computes predictions: a model's own library, or ONNX Runtime, or treelite; on GPUs, nvForest."""

@@ -1,0 +1,29 @@
+"""The options of every command that asks a server: where it is, and what goes with each request."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Add the options. What is not given leaves no trace."""
+    group = parser.add_argument_group("the server")
+    where = "HOST:PORT of its HTTP port, or a URL (default: localhost:8000)"
+    group.add_argument("--url", metavar="URL", default=argparse.SUPPRESS, help=where)
+    group.add_argument(
+        "--header",
+        metavar="'NAME: VALUE'",
+        action="append",
+        type=_header,
+        default=argparse.SUPPRESS,
+        help="a header for each request; may be given several times",
+    )
+    limit = "how long to wait for an answer (default: 60)"
+    group.add_argument("--timeout", metavar="SECONDS", type=float, default=argparse.SUPPRESS, help=limit)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise argparse.ArgumentTypeError(f"'{text}' is no header: write NAME: VALUE")
+    return name.strip(), value.strip()

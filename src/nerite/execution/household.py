@@ -1,0 +1,355 @@
+"""A worker process, and the instances that live in it: one, or one of each of several models that share it.
+
+A death takes all that live there. Then there is a new process, at once after the first death and after a growing pause
+later on, and everybody moves in again. One whose model cannot be loaded is tried again in the same way; the others do
+not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nerite.core.errors import Internal, NeriteError, Unavailable
+from nerite.core.marks import Marks
+from nerite.core.response import InferenceResponse
+from nerite.execution import messages
+from nerite.execution.arena import Arena
+from nerite.execution.call_desk import CallDesk
+from nerite.execution.channel import Channel
+from nerite.execution.messages import Along
+from nerite.execution.nursery import WorkerProcess
+from nerite.execution.runner import Batch, Runner
+from nerite.execution.ways import Ways
+from nerite.execution.worker_plan import WorkerPlan
+from nerite.scheduling.backoff import Backoff
+
+if TYPE_CHECKING:
+    from nerite.execution.running_version import RunningVersion
+
+_log = logging.getLogger("nerite.execution")
+
+CLOSE_PATIENCE = 10.0
+"""Seconds that a model has for ``finalize`` before its worker is killed."""
+EXIT_PATIENCE = 1.0
+"""Seconds to wait for the news of how a worker ended, after its channel closed."""
+
+
+class Member(Runner, Protocol):
+    """An instance, as its household sees it."""
+
+    plan: WorkerPlan
+    family: object
+    """What the instances of one model version have in common: no two of them live together."""
+
+    def result(
+        self, number: int, responses: Sequence[InferenceResponse | None], marks: Marks, along: Along | None
+    ) -> None:
+        """Take what a batch returned, and what became of it where others could follow."""
+
+    def response(self, number: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
+        """Take one of several responses to a request of a batch."""
+
+    def batch_of(self, number: int) -> Batch | None:
+        """Return the requests of a batch that the worker has."""
+
+    def died(self, pid: int, ending: str) -> None:
+        """Take note that the process is gone, and how it ended. It is not usable already."""
+
+    def moved_in(self, pid: int) -> None:
+        """Take note that the model is loaded again, in a new process."""
+
+    def failed(self, why: NeriteError, pause: float) -> None:
+        """Take note that it could not be loaded again, and when the next attempt will be."""
+
+
+class Household:
+    """For the loop's thread only."""
+
+    def __init__(self, plan: WorkerPlan, name: str, arena: Arena) -> None:
+        """``plan`` is that of the first who will live here: what it says of the process holds for all.
+
+        ``arena`` is where tensors are put that are in no memory yet which the process could map.
+        """
+        self.name = name
+        self.on_end: Callable[[], None] = _nothing
+        """Called when the last one has left."""
+        self._plan = plan
+        self._arena = arena
+        self._around = plan.around
+        self._loop = plan.around.loop
+        self._members: dict[int, Member] = {}
+        """By seat."""
+        self._loading: dict[int, asyncio.Future[None]] = {}
+        """By seat, those whose model is being opened; some may have left meanwhile."""
+        self._leaving: dict[int, Callable[[], None]] = {}
+        self._process: WorkerProcess | None = None
+        self._channel: Channel | None = None
+        self._desk: CallDesk | None = None
+        self._ways: Ways | None = None
+        self.ways: Ways | None = None
+        """What batches may go on to here; None where there is nothing."""
+        self._starting: asyncio.Task[None] | None = None
+        self._backoff = Backoff()
+        self._pause = 0.0
+        """Seconds until the next attempt to bring back who has lost the process."""
+        self._restoring: asyncio.Task[None] | None = None
+        self._burial: asyncio.TimerHandle | None = None
+
+    @property
+    def over(self) -> bool:
+        """Nobody lives here any more, or will soon: there is no moving in."""
+        return self._leaving.keys() == self._members.keys()
+
+    @property
+    def members(self) -> Collection[Member]:
+        """Those who live here."""
+        return self._members.values()
+
+    @property
+    def channel(self) -> Channel:
+        """The way to the process, while it is up."""
+        assert self._channel is not None
+        return self._channel
+
+    @property
+    def desk(self) -> CallDesk:
+        """Where the calls of the models arrive, while the process is up."""
+        assert self._desk is not None
+        return self._desk
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the process has for itself now: the part of one of those that live there."""
+        return 0 if self._process is None else self._process.memory // max(len(self._members), 1)
+
+    async def admit(self, member: Member) -> int:
+        """Have an instance live here, and return its seat: its model is open then. Raises ``NeriteError``."""
+        seat = next(seat for seat in range(messages.SEATS) if seat not in self._members and seat not in self._loading)
+        self._members[seat] = member
+        try:
+            await self._load(seat, member)
+        except BaseException:  # whatever it was: nobody may be left behind
+            self.evict(seat)
+            raise
+        self._changed()
+        return seat
+
+    def leave(self, seat: int, left: Callable[[], None]) -> None:
+        """Have the model of an instance finalized, and call ``left``. With the last one the process ends.
+
+        If that takes too long the process is killed, and with it all others that live there.
+        """
+        if self._channel is None or not self._members[seat].usable:
+            self.evict(seat)
+            left()
+            return
+        process = self._process
+        assert process is not None
+        self._leaving[seat] = left
+        last = self.over
+        patience = self._loop.call_later(CLOSE_PATIENCE, process.kill)
+
+        def answered(_value: object, _error: NeriteError | None) -> None:
+            # The last one has left when the process has: the end of the channel tells.
+            if not last:
+                patience.cancel()
+                self._left(seat)
+
+        self._channel.request(messages.CLOSE, {"seat": seat, "last": last}, answered)
+
+    def evict(self, seat: int) -> None:
+        """Have an instance live here no more, at once. Nobody waits until its model is finalized, or is told of it."""
+        member = self._members.pop(seat)
+        self._changed()
+        if not self._members:
+            self._end()
+        elif member.usable and self._channel is not None:
+            self._channel.request(messages.CLOSE, {"seat": seat, "last": False}, _ignored)
+
+    # What comes from the process
+
+    def _result(
+        self, number: int, responses: Sequence[InferenceResponse | None], marks: Marks, along: Along | None
+    ) -> None:
+        member = self._members.get(number & messages.SEAT)
+        if member is not None:
+            member.result(number, responses, marks, along)
+
+    def _response(self, number: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
+        member = self._members.get(number & messages.SEAT)
+        if member is not None:
+            member.response(number, index, response, final, marks)
+
+    def _batch_of(self, number: int) -> Batch | None:
+        member = self._members.get(number & messages.SEAT)
+        return None if member is None else member.batch_of(number)
+
+    def _asked(self, question: dict[str, Any], reply: Callable[[bytes], None]) -> None:
+        seat = question["seat"]
+        member = self._members.get(seat)
+        if member is not None:
+            self._around.errands.take(question, reply, member.plan.asker(loading=seat in self._loading))
+
+    # Coming up
+
+    async def _load(self, seat: int, member: Member) -> None:
+        """Open the model of an instance, in a process that is made if there is none. Raises ``NeriteError``."""
+        await self._up()
+        assert self._channel is not None
+        opened = self._loading[seat] = self._loop.create_future()
+
+        def answered(_value: object, error: NeriteError | None) -> None:
+            if opened.done():
+                return
+            if error is None:
+                opened.set_result(None)
+            else:
+                opened.set_exception(error)
+
+        self._channel.request(messages.LOAD, member.plan.order(seat), answered)
+        try:
+            await opened
+        finally:
+            del self._loading[seat]
+
+    async def _up(self) -> None:
+        """Have a process. All who want one at the same time get the same. Raises ``NeriteError``."""
+        if self._channel is None:
+            if self._starting is None:
+                self._starting = self._loop.create_task(self._start())
+            await asyncio.shield(self._starting)
+            if self._channel is None:
+                raise Unavailable(f"'{self.name}' is not wanted any more")
+
+    async def _start(self) -> None:
+        start = partial(self._plan.start, self.name, self._arena, self._asked)
+        try:
+            process, channel = await self._around.blocking(start)
+        finally:
+            self._starting = None
+        desk = CallDesk(self._around.door, channel, self._batch_of)
+        self._process, self._channel, self._desk = process, channel, desk
+        self._ways = Ways(self._around.door, channel, self._seat_of)
+        channel.attach(self._loop, self._result, self._response, self._ended, desk)
+        if not self._members:  # all who waited for it have left
+            self._end()
+
+    async def _restore(self) -> None:
+        """Bring back those who lost their process, again and again, until nobody is left to be brought back."""
+        while self._lost():
+            await asyncio.sleep(self._pause)
+            lost = self._lost()
+            failures = [(seat, each, why) for seat, each in lost if (why := await self._brought_back(seat, each))]
+            if failures:
+                self._pause = self._backoff.failed(self._loop.time())
+                if not self._loading and not any(each.usable for each in self._members.values()):
+                    self._drop()  # the next attempt has a fresh one
+            for seat, each, why in failures:
+                if self._members.get(seat) is each:
+                    each.failed(why, self._pause)
+        self._restoring = None
+
+    def _lost(self) -> list[tuple[int, Member]]:
+        return [(seat, each) for seat, each in self._members.items() if not each.usable and seat not in self._loading]
+
+    async def _brought_back(self, seat: int, member: Member) -> NeriteError | None:
+        """Load a model again; return why that failed, if it did."""
+        if self._members.get(seat) is not member:
+            return None
+        try:
+            await self._load(seat, member)
+        except NeriteError as error:
+            return error
+        except Exception as error:  # somebody has to try again, whatever it was
+            _log.exception("no new worker '%s'", self.name)
+            return Internal(f"{type(error).__name__}: {error}")
+        if self._members.get(seat) is member:
+            assert self._process is not None
+            member.moved_in(self._process.pid)
+            self._changed()
+        elif not self._members:
+            self._end()
+        elif self._channel is not None:
+            self._channel.request(messages.CLOSE, {"seat": seat, "last": False}, _ignored)
+        return None
+
+    # Going down
+
+    def _ended(self) -> None:
+        """The channel is closed. Wait a moment for the news of how the process ended, then draw the conclusions."""
+        process = self._process
+        assert process is not None
+        self.desk.close()
+        for member in self._members.values():
+            member.usable = False
+        if process.exit_status is not None:
+            self._bury()
+            return
+        process.on_exit = self._bury
+        self._burial = self._loop.call_later(EXIT_PATIENCE, self._bury)
+
+    def _bury(self) -> None:
+        process = self._process
+        assert process is not None
+        self._drop()
+        for seat in tuple(self._leaving):
+            self._left(seat)
+        mourners = [each for seat, each in self._members.items() if seat not in self._loading]
+        for opened in self._loading.values():
+            if not opened.done():
+                opened.set_exception(Unavailable(f"the worker process of '{process.name}' ended while loading"))
+        if not self._members:
+            self._end()
+        if not mourners:
+            return
+        self._pause = self._backoff.failed(self._loop.time())
+        for member in mourners:
+            member.died(process.pid, process.ending)
+        if self._members and self._restoring is None:
+            self._restoring = self._loop.create_task(self._restore())
+
+    def _left(self, seat: int) -> None:
+        del self._members[seat]
+        self._changed()
+        self._leaving.pop(seat)()
+
+    def _changed(self) -> None:
+        if self._ways is not None:
+            self._ways.forget()
+        self.ways = self._ways if len(self._members) > 1 else None
+
+    def _seat_of(self, version: RunningVersion) -> int | None:
+        """Return where an instance of a version lives here, if one does and can be used."""
+        return next((seat for seat, each in self._members.items() if each in version.runners and each.usable), None)
+
+    def _end(self) -> None:
+        """Give everything back: nobody lives here any more."""
+        self._drop()
+        if self._restoring is not None:
+            self._restoring.cancel()
+        self.on_end()
+        self.on_end = _nothing
+
+    def _drop(self) -> None:
+        """Let go of the process, if there is one."""
+        process, channel = self._process, self._channel
+        self._process = self._channel = self._desk = self._ways = self.ways = None
+        if self._burial is not None:
+            self._burial.cancel()
+            self._burial = None
+        if process is not None and channel is not None:
+            process.on_exit = None
+            process.kill()
+            channel.close()
+
+
+def _ignored(_value: object, _error: NeriteError | None) -> None:
+    """Take no note of an answer."""
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,258 @@
+r"""What every backend has to do: tests to inherit.
+
+    from nerite.testing import BackendContract
+
+    class TestLookup(BackendContract):
+        backend = LookupBackend()
+
+        def write_model(self, directory):
+            (directory / "1").mkdir(parents=True)
+            (directory / "1" / "table.csv").write_text("name,size\nant,1\nbee,2\n")
+
+        def requests(self):
+            return [{"name": [["ant"]]}, {"name": [["bee"]]}]
+
+        def answer(self, inputs):
+            return {"size": np.where(inputs["name"] == b"ant", 1, 2).astype(np.float32)}
+
+pytest runs the inherited tests. They call the backend in the test's process, with one model; that the server can serve
+it is for a test that starts one.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+from nerite.backends.interface import Instance, Marks
+from nerite.config.completion import apply_completion
+from nerite.core.dtype import BYTES
+from nerite.core.errors import NeriteError
+from nerite.testing.arrays import to_test
+from nerite.testing.backend_under_test import BackendUnderTest, arrays_of
+from nerite.testing.opened_model import OpenedModel, executed
+
+_ODD_STRINGS = (b"", "žluťoučký 🐚".encode(), b"\xff\xfe not UTF-8", b"with \0 in it", b"x" * 70_000)
+
+
+class BackendContract(BackendUnderTest):
+    """What pytest finds in a class that inherits this."""
+
+    loads = 50
+    most_growth = 16 << 20
+    """Bytes that these loads may leave behind: caches that fill, and what memory allocators keep."""
+
+    def test_it_says_what_it_is(self) -> None:
+        """Name and place are attributes."""
+        name, isolated = self.backend.name, getattr(self.backend, "isolated", True)
+        assert isinstance(name, str) and name, "'name' is what configurations call it"
+        assert isinstance(isolated, bool), "'isolated' is True for worker processes, False for threads"
+
+    def test_completing_what_is_complete_changes_nothing(self, tmp_path: Path) -> None:
+        """A client may give back the configuration it was shown. ``complete`` leaves the one it is given as it is."""
+        with self.opened(tmp_path) as model:
+            before = _copy(model.context.config)
+            completed = self.backend.complete(model.context)
+            assert model.context.config == before, "complete() has changed the configuration it was given"
+            assert apply_completion(model.config, completed) == model.config, "complete() twice is not complete() once"
+
+    def test_it_answers(self, tmp_path: Path) -> None:
+        """One request after the other."""
+        with self.opened(tmp_path) as model:
+            instance = model.instance()
+            for inputs in self.requests():
+                self.check(inputs, self.ask(model, instance, inputs))
+
+    def test_another_process_may_have_completed_the_configuration(self, tmp_path: Path) -> None:
+        """``open`` finds an empty memo then, and the configuration as it came out of JSON."""
+        with self.opened(tmp_path, elsewhere=True) as model:
+            inputs = self.requests()[0]
+            self.check(inputs, self.ask(model, model.instance(), inputs))
+
+    def test_a_batch_is_answered_in_order(self, tmp_path: Path) -> None:
+        """Several requests at once have one answer each."""
+        with self.opened(tmp_path) as model:
+            batch = self.batch(model)
+            answers = executed(model.instance(), [request for _, request in batch])
+            for (inputs, _), answer in zip(batch, answers, strict=True):
+                self.check(inputs, answer)
+
+    def test_what_is_not_wanted_is_left_out(self, tmp_path: Path) -> None:
+        """A request may name the outputs that it wants: ``header.wanted``."""
+        with self.opened(tmp_path) as model:
+            instance = model.instance()
+            inputs = self.requests()[0]
+            for name in model.signature.outputs:
+                answer = self.ask(model, instance, inputs, outputs=[name])
+                self.check(inputs, answer, only=name)
+
+    def test_outputs_are_as_declared(self, tmp_path: Path) -> None:
+        """Types and shapes are those of the configuration."""
+        with self.opened(tmp_path) as model:
+            request = self.sent(model, self.requests()[0])
+            (response,) = model.instance().execute([request], Marks())
+            if response is None:
+                raise SkipTest("it answers through the request")
+            assert response.header is not None, f"an error: {response.error}"
+            batched = model.signature.max_batch_size > 0
+            for spec in response.header.outputs:
+                declared = model.signature.outputs[spec.name]
+                shape = spec.shape[1:] if batched else spec.shape
+                assert spec.datatype is declared.datatype, f"'{spec.name}' is {spec.datatype.name}"
+                assert _fits(shape, declared.dims), f"'{spec.name}' has shape {list(spec.shape)}"
+
+    def test_inputs_may_be_read_only(self, tmp_path: Path) -> None:
+        """They may be in memory that is a client's."""
+        with self.opened(tmp_path) as model:
+            inputs = self.requests()[0]
+            request = self.sent(model, inputs)
+            frozen = [bytes(data) for data in request.data]
+            request.data = [memoryview(data) for data in frozen]
+            self.check(inputs, executed(model.instance(), [request])[0])
+
+    def test_answers_stay_what_they_are(self, tmp_path: Path) -> None:
+        """The server may still be sending them while the instance executes the next batch."""
+        with self.opened(tmp_path) as model:
+            instance = model.instance()
+            kept = []
+            for inputs in self.requests():
+                (response,) = instance.execute([self.sent(model, inputs)], Marks())
+                if response is None:
+                    raise SkipTest("it answers through the request")
+                kept.append((inputs, response))
+            model.close_instance(instance)
+            for inputs, response in kept:
+                assert response.header is not None, f"an error: {response.error}"
+                outputs = zip(response.header.outputs, response.data, strict=True)
+                self.check(inputs, {spec.name: to_test(spec, data) for spec, data in outputs})
+
+    def test_instances_work_side_by_side(self, tmp_path: Path) -> None:
+        """Each in a thread of its own; one goes on when the other is closed."""
+        with self.opened(tmp_path) as model:
+            instances = [model.instance(), model.instance()]
+            start = threading.Barrier(len(instances))
+
+            def work(instance: Instance) -> None:
+                start.wait()
+                for inputs in [*self.requests()] * 10:
+                    self.check(inputs, self.ask(model, instance, inputs))
+
+            with ThreadPoolExecutor(len(instances)) as threads:
+                for done in [threads.submit(work, instance) for instance in instances]:
+                    done.result()
+            model.close_instance(instances[0])
+            inputs = self.requests()[0]
+            self.check(inputs, self.ask(model, instances[1], inputs))
+
+    def test_models_are_loaded_side_by_side(self, tmp_path: Path) -> None:
+        """The server loads several at a time."""
+
+        def load(name: str) -> None:
+            with self.opened(tmp_path, name) as model:
+                inputs = self.requests()[0]
+                self.check(inputs, self.ask(model, model.instance(), inputs))
+
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(load, name) for name in ("one", "other")]:
+                done.result()
+
+    def test_an_instance_is_ready(self, tmp_path: Path) -> None:
+        """From the beginning."""
+        with self.opened(tmp_path) as model:
+            instance = model.instance()
+            assert instance.is_ready() is True
+            self.ask(model, instance, self.requests()[0])
+            assert instance.is_ready() is True
+
+    def test_it_goes_on_after_a_bad_request(self, tmp_path: Path) -> None:
+        """An error has words, and is over with its request."""
+        bad = self.bad_request()
+        with self.opened(tmp_path) as model:
+            instance = model.instance()
+            answer = self.ask(model, instance, bad)
+            assert isinstance(answer, NeriteError), "an answer, where there can be none"
+            assert str(answer), "an error without words"
+            inputs = self.requests()[0]
+            self.check(inputs, self.ask(model, instance, inputs))
+
+    def test_tensors_without_elements(self, tmp_path: Path) -> None:
+        """Where a dimension is variable it may be 0. An error is an answer; the next request has a right one."""
+        with self.opened(tmp_path) as model:
+            inputs, first = self.requests()[0], int(model.signature.max_batch_size > 0)
+            empty = arrays_of(self.sent(model, inputs))
+            for name, declared in model.signature.inputs.items():
+                for axis, size in enumerate(declared.dims, first):
+                    if size == -1 and name in empty:
+                        empty[name] = empty[name].take(range(0), axis)
+            if all(array.size for array in empty.values()):
+                raise SkipTest("no input has a dimension that may be 0")
+            self.try_odd(model, empty)
+
+    def test_strings_of_any_bytes(self, tmp_path: Path) -> None:
+        """A string is bytes. An error is an answer; the next request has a right one."""
+        with self.opened(tmp_path) as model:
+            if all(declared.datatype is not BYTES for declared in model.signature.inputs.values()):
+                raise SkipTest("no input is of strings")
+            inputs = arrays_of(self.sent(model, self.requests()[0]))
+            for odd in _ODD_STRINGS:
+                for name, array in inputs.items():
+                    if model.signature.inputs[name].datatype is BYTES:
+                        array[...] = odd
+                self.try_odd(model, inputs)
+
+    def test_a_broken_model_is_refused(self, tmp_path: Path) -> None:
+        """By ``complete``, ``open`` or ``instance``: with a ``NeriteError``, not with what the framework raises."""
+        self.write_model(tmp_path / "m")
+        self.break_model(tmp_path / "m")
+        try:
+            with OpenedModel(self.backend, tmp_path / "m", self.settings) as model:
+                model.instance()
+        except NeriteError as error:
+            assert str(error), "an error without words"
+        else:
+            raise AssertionError("it was loaded all the same")
+
+    def test_nothing_is_left_of_models_that_came_and_went(self, tmp_path: Path) -> None:
+        """No descriptor and no thread; memory within ``most_growth``."""
+        self.write_model(tmp_path / "m")
+
+        def load(times: int) -> dict[str, int]:
+            for _ in range(times):
+                with OpenedModel(self.backend, tmp_path / "m", self.settings) as model:
+                    self.ask(model, model.instance(), self.requests()[0])
+            gc.collect()
+            return _footprint()
+
+        before = load(max(self.loads // 5, 3))
+        after = load(self.loads)
+        for what, limit in (("descriptors", 0), ("threads", 0), ("bytes", self.most_growth)):
+            more = after.get(what, 0) - before.get(what, 0)
+            assert more <= limit, f"{self.loads} loads left {more} {what}"
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _footprint() -> dict[str, int]:
+    """Return what this process has now, as far as the system tells."""
+    try:
+        return {
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")),
+            "bytes": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        }
+    except OSError:  # no Linux
+        return {"threads": threading.active_count()}

@@ -1,0 +1,1 @@
+raise ValueError("this file is not used")

@@ -1,0 +1,198 @@
+"""``nerite add``, ``rm``, ``ls`` and ``show`` as people run them, beside a server that looks at the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.datasets import load_iris
+from sklearn.linear_model import LogisticRegression
+
+from nerite.client import Client
+from serving import NERITE, Serving, eventually, serving
+
+FIXED = (
+    "class TritonPythonModel:\n"
+    "    @staticmethod\n"
+    "    def auto_complete_config(config):\n"
+    '        config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [1]})\n'
+    '        config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [1]})\n'
+    "        return config\n"
+    "    def execute(self, requests):\n"
+    "        raise RuntimeError('it answers nobody')\n"
+)
+
+
+def scaling(path: Path, factor: float = 2.0, features: int = 4) -> Path:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", features]) for name in ("x", "y"))
+    weights = numpy_helper.from_array(np.float32(factor), "w")
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "graph", [x], [y], [weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def nerite(*arguments: str | Path, status: int = 0, environment: dict[str, str] | None = None) -> str:
+    """Run a command; return what it printed, or what it complained of if it is to fail."""
+    command = [str(NERITE), *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=50, env={**os.environ, **(environment or {})}, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr if status else done.stdout
+
+
+@pytest.fixture(scope="module")
+def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Serving]]:
+    """A repository, and a server that looks at it every second."""
+    folder = tmp_path_factory.mktemp("add")
+    (folder / "models").mkdir()
+    flags = ("--model-control-mode=poll", "--repository-poll-secs=1", "--exit-on-error=false")
+    with serving(folder / "models", folder / "log", *flags) as server:
+        yield folder / "models", server
+
+
+def test_added_while_a_server_looks(watching: tuple[Path, Serving], tmp_path: Path) -> None:
+    repository, server = watching
+    flags = ("--repository", repository, "--json", "--yes", "--max-batch", "8")
+    report = json.loads(nerite("add", scaling(tmp_path / "my net.onnx"), *flags))
+    assert (report["model"], report["versions"], report["kind"]) == ("my_net", [1], "ONNX model")
+    assert report["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert [each["batch"] for each in report["latencies"]] == [1, 2, 4, 8]
+    assert all(each["ms"] >= each["compute_ms"] > 0 for each in report["latencies"])
+    assert [each["count"] for each in report["instances"]] == [1, 2]
+    assert report["accepted"]
+    eventually(lambda: server.ready("my_net"))
+    with Client(server.http) as client:
+        assert client.infer("my_net", {"x": [1, 2, 3, 4]})["y"].tolist() == [[2, 4, 6, 8]]
+        assert client.config("my_net")["max_batch_size"] == report["config"]["max_batch_size"]
+    text = (repository / "my_net" / "config.pbtxt").read_text()
+    assert "# Measured: " in text
+    assert nerite("check", repository).endswith("no mistakes.\n")
+
+    # Another version: the configuration stays, and a version that does not fit it is refused.
+    other = scaling(tmp_path / "better.onnx", 3.0)
+    nerite("add", other, "--name", "my_net", "--version", "2", "--repository", repository, "--no-measure")
+    assert (repository / "my_net" / "config.pbtxt").read_text() == text
+    eventually(lambda: server.state("my_net", "2") == "READY")
+    with Client(server.http) as client:
+        assert client.infer("my_net", {"x": [1, 2, 3, 4]})["y"].tolist() == [[3, 6, 9, 12]]
+    wrong = scaling(tmp_path / "wrong.onnx", features=5)
+    said = nerite("add", wrong, "--name", "my_net", "--version", "3", "--repository", repository, status=1)
+    assert "wrong.onnx cannot be served: load failed for model 'my_net': version 3" in said
+
+    # What the server serves is what the commands tell.
+    table = nerite("ls", repository, "--url", server.http)
+    assert "| my_net | 1, 2     | onnxruntime |" in table
+    assert "2: READY" in table
+    shown = json.loads(nerite("show", "my_net", "--repository", repository, "--url", server.http, "--json"))
+    hashes = {entry["version"]: entry.get("content_hash") for entry in server.json("POST", "/v2/repository/index")}
+    assert shown["content_hash"] == hashes["2"]
+    for command in ("curl", "Command line"):
+        done = subprocess.run(
+            shown["snippets"][command], shell=True, capture_output=True, text=True, timeout=30, check=True,
+            env={**os.environ, "PATH": f"{NERITE.parent}:{os.environ['PATH']}"},
+        )  # fmt: skip
+        assert '"y"' in done.stdout or "| y" in done.stdout
+    program = subprocess.run(
+        [str(NERITE.parent / "python"), "-c", shown["snippets"]["Python"]], capture_output=True, text=True, check=True
+    )
+    assert "'y': array([[0., 0., 0., 0.]]" in program.stdout
+
+    nerite("rm", "my_net", "--repository", repository, "--yes")
+    eventually(lambda: not server.ready("my_net"))
+    assert "failed" not in server.text
+    assert list(repository.iterdir()) == []
+
+
+def test_a_pickle_that_is_trusted(tmp_path: Path) -> None:
+    features, classes = load_iris(return_X_y=True)
+    model = LogisticRegression(max_iter=500).fit(features, classes)
+    (tmp_path / "iris.pkl").write_bytes(pickle.dumps(model))
+    repository = tmp_path / "models"
+    assert "--trust" in nerite("add", tmp_path / "iris.pkl", "--repository", repository, status=1)
+    assert not repository.exists()
+    nerite("add", tmp_path / "iris.pkl", "--repository", repository, "--trust", "--no-measure")
+    with serving(repository, tmp_path / "log") as server, Client(server.http) as client:
+        answer = client.infer("iris", {"features": features[::50].astype(np.float32)})
+    np.testing.assert_allclose(answer["probabilities"], model.predict_proba(features[::50]), atol=1e-5)
+    assert answer["label"].ravel().tolist() == model.predict(features[::50]).tolist()
+
+
+def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(scaling(tmp_path / "whole.onnx").read_bytes()[:-10])
+    said = nerite("add", tmp_path / "net.onnx", "--repository", tmp_path / "models", status=1)
+    assert said.startswith(f"nerite add: {tmp_path}/net.onnx: the file is cut off")
+    (tmp_path / "model.py").write_text("class TritonPythonModel:\n    execute = print\n")
+    said = nerite("add", tmp_path / "model.py", "--name", "m", "--repository", tmp_path / "models", status=1)
+    assert "its configuration has neither inputs nor outputs.\n    Write auto_complete_config" in said
+    (tmp_path / "net.plan").write_bytes(b"ftrt" + bytes(50))
+    said = nerite("add", tmp_path / "net.plan", "--repository", tmp_path / "models", status=1)
+    assert "pip install 'nerite[tensorrt]'" in said
+    assert "--no-load adds it all the same" in said
+    assert not (tmp_path / "models").exists()
+    nerite("add", tmp_path / "net.plan", "--repository", tmp_path / "models", "--no-load")
+    assert (tmp_path / "models" / "net" / "1" / "model.plan").exists()
+
+
+def test_tried_and_not_added(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(FIXED)
+    environment = {"NERITE_MODEL_REPOSITORY": str(tmp_path / "models")}
+    said = nerite("add", tmp_path / "model.py", "--name", "m", "--dry-run", environment=environment)
+    assert f"It would be added as model 'm', version 1, in {tmp_path}/models." in said
+    assert "It does not take random data, and was not measured" in said
+    assert "it answers nobody" in said
+    assert not (tmp_path / "models").exists()
+
+
+def test_given_up(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import time\ntime.sleep(60)\n" + FIXED)
+    command = [str(NERITE), "add", tmp_path / "model.py", "--name", "m", "--repository", tmp_path / "models"]
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        eventually(lambda: any(tmp_path.glob("models/.adding-*/m/config.pbtxt")))
+        process.send_signal(number)
+        assert process.wait(30) == status
+        assert not (tmp_path / "models").exists()
+
+
+def test_at_a_terminal(tmp_path: Path) -> None:
+    """A person sees how far it has come, and is asked."""
+    ours, theirs = pty.openpty()
+    command = [
+        str(NERITE),
+        "add",
+        scaling(tmp_path / "net.onnx"),
+        "--repository",
+        tmp_path / "models",
+        "--max-batch",
+        "8",
+    ]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    said = b""
+    while b"Write these settings? [Y/n]" not in said:
+        said += os.read(ours, 4096)
+    os.write(ours, b"n\n")
+    while process.poll() is None:
+        try:
+            said += os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            time.sleep(0.01)
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"copying [" in said
+    assert b"measuring batches of 8 ..." in said
+    assert b"| max_batch_size" in said
+    assert "Measured" not in (tmp_path / "models" / "net" / "config.pbtxt").read_text()

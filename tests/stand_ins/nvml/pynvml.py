@@ -1,0 +1,75 @@
+"""In the place of nvidia-ml-py, on machines without GPUs: the functions that are used, as its documentation has them.
+
+GPUs are what the JSON file ``STAND_IN_GPUS`` says, at each question anew. One that lacks a key does not tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvmlInit() -> None:
+    if not Path(os.environ["STAND_IN_GPUS"]).exists():
+        raise NVMLError("Driver/library version mismatch")
+
+
+def _gpus() -> list[dict[str, Any]]:
+    gpus: list[dict[str, Any]] = json.loads(Path(os.environ["STAND_IN_GPUS"]).read_text())
+    return gpus
+
+
+def _told(handle: int, key: str) -> Any:
+    try:
+        return _gpus()[handle][key]
+    except KeyError:
+        raise NVMLError("Not Supported") from None
+
+
+def nvmlDeviceGetCount() -> int:
+    return len(_gpus())
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> int:
+    return index
+
+
+def nvmlDeviceGetUUID(handle: int) -> str:
+    return str(_told(handle, "uuid"))
+
+
+def nvmlDeviceGetName(handle: int) -> str:
+    return str(_told(handle, "name"))
+
+
+def nvmlDeviceGetCudaComputeCapability(handle: int) -> tuple[int, int]:
+    major, minor = _told(handle, "capability")
+    return major, minor
+
+
+def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
+    total, used = _told(handle, "memory")
+    return SimpleNamespace(total=total, used=used, free=total - used)
+
+
+def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
+    return SimpleNamespace(gpu=_told(handle, "percent"), memory=0)
+
+
+def nvmlDeviceGetPowerUsage(handle: int) -> int:
+    return int(_told(handle, "milliwatts"))
+
+
+def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:
+    return int(_told(handle, "milliwatts_allowed"))
+
+
+def nvmlDeviceGetTotalEnergyConsumption(handle: int) -> int:
+    return int(_told(handle, "millijoules"))

@@ -1,0 +1,215 @@
+"""What a file or a directory is, seen from its content."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import artifact_files as made
+import joblib
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import tree_models
+from nerite.artifacts.artifact import Artifact
+from nerite.artifacts.candidate import Candidate
+from nerite.artifacts.recognition import recognise
+
+
+@pytest.fixture(scope="module")
+def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("torch")
+    made.torch_files(folder)
+    return folder
+
+
+def what(path: Path, **said: object) -> tuple[str, str, list[str]]:
+    """Return kind, backend and files."""
+    found = artifact(path, **said)
+    return found.kind, found.config.backend, sorted(found.files)
+
+
+def artifact(path: Path, **said: object) -> Artifact:
+    return recognise(Candidate(path, **said))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["net.onnx", "net", "net.model"])
+def test_onnx_whatever_it_is_called(tmp_path: Path, name: str) -> None:
+    made.onnx_model(tmp_path / name)
+    assert what(tmp_path / name) == ("ONNX model", "onnxruntime", ["model.onnx"])
+
+
+def test_onnx_with_weights_beside_it(tmp_path: Path) -> None:
+    made.onnx_model(tmp_path / "net.onnx", external=True)
+    assert what(tmp_path / "net.onnx") == ("ONNX model", "onnxruntime", ["model.onnx", "weights.bin"])
+    assert what(tmp_path) == ("ONNX model", "onnxruntime", ["model.onnx", "weights.bin"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "file"),
+    [("script.pt", "TorchScript program", "model.pt"), ("exported.pt2", "exported PyTorch program", "model.pt2")],
+)
+def test_programs_of_torch(torch_folder: Path, tmp_path: Path, name: str, kind: str, file: str) -> None:
+    assert what(torch_folder / name) == (kind, "pytorch", [file])
+    misnamed = tmp_path / "thing.bin"
+    misnamed.write_bytes((torch_folder / name).read_bytes())
+    assert what(misnamed) == (kind, "pytorch", [file])
+
+
+def test_weights_with_their_class(tmp_path: Path) -> None:
+    made.safetensors_file(tmp_path / "weights.safetensors")
+    (tmp_path / "net.py").write_text("class Net:\n    pass\n")
+    kind, backend, files = what(tmp_path / "weights.safetensors", class_place=f"{tmp_path}/net.py:Net")
+    assert (kind, backend) == ("PyTorch module with its weights", "pytorch")
+    assert files == ["model.py", "model.safetensors"]
+
+
+def test_openvino(tmp_path: Path) -> None:
+    made.openvino_model(tmp_path / "net.xml")
+    for name in ("net.xml", "net.bin", ""):
+        assert what(tmp_path / name) == ("OpenVINO model", "openvino", ["model.bin", "model.xml"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "backend", "file"),
+    [
+        ("scaled", "TensorFlow SavedModel", "tensorflow", "model.savedmodel"),
+        ("scaled/saved_model.pb", "TensorFlow SavedModel", "tensorflow", "model.savedmodel"),
+        ("frozen.pb", "TensorFlow graph", "tensorflow", "model.graphdef"),
+        ("scaled.tflite", "LiteRT model", "litert", "model.tflite"),
+    ],
+)
+def test_tensorflow(tensorflow_artifacts: Path, name: str, kind: str, backend: str, file: str) -> None:
+    assert what(tensorflow_artifacts / name) == (kind, backend, [file])
+
+
+def test_forests(tmp_path: Path) -> None:
+    boosted = tree_models.xgboost("binary:logistic", "two")
+    boosted.save(tmp_path / "a.ubj")
+    boosted.model.save_model(tmp_path / "b.json")
+    tree_models.lightgbm("multiclass", "three").save(tmp_path / "c")
+    tree_models.sklearn("IsolationForest").save(tmp_path / "d")
+    (tmp_path / "e").write_bytes(tree_models.legacy_binary())
+    (tmp_path / "f").write_bytes(b"binf" + tree_models.legacy_binary())
+    (tmp_path / "a").write_bytes((tmp_path / "a.ubj").read_bytes())
+    found = {}
+    for name in ("a", "a.ubj", "b.json", "c", "d", "e", "f"):
+        forest = artifact(tmp_path / name)
+        assert forest.config.backend == "fil"
+        found[name] = (*forest.files, forest.config.parameters["model_type"].string_value)
+    assert found == {
+        "a": ("xgboost.ubj", "xgboost_ubj"),
+        "a.ubj": ("xgboost.ubj", "xgboost_ubj"),
+        "b.json": ("xgboost.json", "xgboost_json"),
+        "c": ("model.txt", "lightgbm"),
+        "d": ("checkpoint.tl", "treelite_checkpoint"),
+        "e": ("xgboost.model", "xgboost"),
+        "f": ("xgboost.model", "xgboost"),
+    }
+
+
+@pytest.mark.parametrize("write", [pickle.dump, joblib.dump])
+@pytest.mark.parametrize("compress", [0, 3, ("gzip", 3), ("xz", 3)])
+def test_scikit_learn(tmp_path: Path, write: object, compress: object) -> None:
+    model = LogisticRegression().fit(np.eye(4), [0, 1, 0, 1])
+    path = tmp_path / "model.pkl"
+    if write is pickle.dump:
+        path.write_bytes(pickle.dumps(model))
+    else:
+        joblib.dump(model, path, compress=compress)
+    found = artifact(path, trusted=True)
+    assert (found.kind, found.config.backend) == ("scikit-learn model (LogisticRegression)", "onnxruntime")
+
+
+def test_python(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("a b")
+    (tmp_path / "model.py").write_text(
+        "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+    )
+    assert what(tmp_path / "model.py") == ("Python model", "python", ["model.py"])
+    assert what(tmp_path) == ("Python model", "python", ["model.py", "words.txt"])
+
+
+def test_a_directory_of_a_repository(tmp_path: Path) -> None:
+    for version in ("1", "3"):
+        (tmp_path / version).mkdir()
+    (tmp_path / "labels.txt").write_text("a\n")
+    found = artifact(tmp_path)
+    assert (found.kind, sorted(found.versions), list(found.beside)) == ("model directory", [1, 3], ["labels.txt"])
+    assert not found.finished
+    (tmp_path / "config.pbtxt").write_text('backend: "python"')
+    assert artifact(tmp_path).finished
+
+
+def test_hugging_face(tmp_path: Path) -> None:
+    folder = made.hugging_face(tmp_path / "sentiment", id2label={"1": "good", "0": "bad"})
+    found = artifact(folder)
+    assert found.kind == "Hugging Face model (BertForSequenceClassification)"
+    assert found.config.output[0].dims == (2,)
+    assert sorted(found.files) == [
+        "model.py",
+        *(f"weights/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")),
+    ]
+    assert found.make is not None
+    (tmp_path / "staged" / "1").mkdir(parents=True)
+    found.make(tmp_path / "staged" / "1")
+    assert (tmp_path / "staged" / "labels.txt").read_text() == "bad\ngood\n"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "output"),
+    [("BertModel", "embedding"), ("LlamaForCausalLM", "generated"), ("T5ForConditionalGeneration", "generated")],
+)
+def test_tasks_of_hugging_face(tmp_path: Path, architecture: str, output: str) -> None:
+    folder = made.hugging_face(tmp_path / "it", architectures=[architecture], hidden_size=8)
+    assert artifact(folder).config.output[0].name == output
+
+
+def test_engines_of_tensorrt(tmp_path: Path) -> None:
+    (tmp_path / "net.plan").write_bytes(b"ftrt" + bytes(60))
+    assert what(tmp_path / "net.plan") == ("TensorRT engine", "tensorrt", ["model.plan"])
+    folder = tmp_path / "llm"
+    folder.mkdir()
+    (folder / "rank0.engine").write_bytes(b"x")
+    (folder / "config.json").write_text("{}")
+    assert what(folder) == ("TensorRT-LLM engine", "tensorrtllm", ["config.json", "rank0.engine"])
+
+
+def logged(folder: Path, *flavors: str) -> Path:
+    folder.mkdir()
+    lines = [f"  {flavor}:\n    data: model.onnx\n    providers:\n    - CPUExecutionProvider" for flavor in flavors]
+    (folder / "MLmodel").write_text("\n".join(["artifact_path: m", "flavors:", *lines, "run_id: abc", ""]))
+    made.onnx_model(folder / "model.onnx")
+    return folder
+
+
+def test_mlflow(tmp_path: Path) -> None:
+    folder = logged(tmp_path / "logged", "python_function", "onnx")
+    found = artifact(folder)
+    assert (found.kind, found.name, list(found.files)) == ("ONNX model, logged by MLflow", "logged", ["model.onnx"])
+    (folder / "config.pbtxt").write_text("max_batch_size: 4\n")
+    found = artifact(folder, flavor="onnx")
+    assert found.finished
+    assert list(found.beside) == ["config.pbtxt"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("resnet50.onnx", "resnet50"), ("resnet50/model.onnx", "resnet50"), ("resnet50/3/model.onnx", "resnet50")],
+)
+def test_names(tmp_path: Path, path: str, name: str) -> None:
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    made.onnx_model(tmp_path / path)
+    assert artifact(tmp_path / path).name == name
+
+
+def test_recognition_imports_no_framework() -> None:
+    import subprocess
+    import sys
+
+    program = "import sys, nerite.artifacts.recognition; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"onnx", "onnxruntime", "torch", "sklearn", "joblib", "mlflow", "transformers"} & set(
+        done.stdout.split()
+    )

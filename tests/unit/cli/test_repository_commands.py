@@ -1,0 +1,121 @@
+"""``nerite add``, ``rm``, ``ls`` and ``show`` where nothing has to be loaded: command lines, refusals, tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nerite.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+TENSORS = """\
+backend: "python" max_batch_size: 8
+input [{ name: "x" data_type: TYPE_FP32 dims: [ 3, -1 ] }, { name: "text" data_type: TYPE_STRING dims: [ 1 ] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [ 2 ] }]
+"""
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        status = main([str(argument) for argument in arguments])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two models: one that is whole, one that lacks everything."""
+    for version in (1, 2):
+        (tmp_path / "whole" / str(version)).mkdir(parents=True)
+        (tmp_path / "whole" / str(version) / "model.py").write_text("class TritonPythonModel:\n    execute = print\n")
+    (tmp_path / "whole" / "config.pbtxt").write_text(TENSORS)
+    (tmp_path / "bare" / "1").mkdir(parents=True)
+    (tmp_path / ".hidden").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["add"], "ARTIFACT"),
+        (["add", "x", "--version", "0"], "'0' is no number from 1 on"),
+        (["add", "x", "--shape", "y"], "'y' is no shape: write INPUT=N,N"),
+        (["add", "x", "--input", "y:FP33:1"], "'y:FP33:1' is no tensor: write NAME:TYPE:N,N"),
+        (["add", "x", "--output", "y:FP32:-2"], "is no tensor"),
+        (["rm"], "NAME"),
+        (["show"], "NAME"),
+        (["ls", "a", "b"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_command_lines(run: Run, arguments: list[str], says: str) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert says in err
+
+
+@pytest.mark.parametrize("command", ["add", "rm", "ls", "show"])
+def test_help(run: Run, command: str) -> None:
+    status, out, err = run(command, "--help")
+    assert (status, err) == (0, "")
+    assert f"nerite {command}" in out
+    assert "Examples:" in out
+
+
+def test_what_is_there(run: Run, repository: Path) -> None:
+    status, out, _ = run("ls", repository)
+    assert status == 0
+    assert "| whole | 1, 2     | python                           |" in out
+    assert "| bare  | 1        | unknown, 1 mistake: nerite check |" in out
+    assert "hidden" not in out
+    status, out, _ = run("ls", repository, "--json")
+    bare, whole = json.loads(out)
+    assert (bare["mistakes"], whole["versions"], whole["backend"]) == (1, [1, 2], "python")
+    assert run("ls", repository / "bare" / "1")[1].startswith("There is no model in ")
+    assert "no such directory" in run("ls", repository / "absent")[2]
+
+
+def test_a_server_that_is_not_there(run: Run, repository: Path) -> None:
+    status, out, err = run("ls", repository, "--url", "127.0.0.1:1")
+    assert (status, out) == (1, "")
+    assert "127.0.0.1:1" in err
+
+
+def test_what_a_model_is(run: Run, repository: Path) -> None:
+    status, out, _ = run("show", "whole", "--repository", repository, "--url", "gpu-3:8000", "--version", "2")
+    assert status == 0
+    assert out.startswith("whole, version 2 of 1, 2: python, batches of up to 8\n  input   x (FP32 [-1, 3, -1])\n")
+    assert "2/model.py" in out
+    assert "1/model.py" not in out
+    assert "sha256:" in out
+    assert "http://gpu-3:8000/v2/models/whole/versions/2/infer" in out
+    assert """nerite client --url gpu-3:8000 infer whole --random --version 2""" in out
+    snippet = json.loads(run("show", "whole", "--repository", repository, "--json")[1])["snippets"]["Python"]
+    assert '"x": np.zeros((1, 3, 1), np.float32)' in snippet
+    assert '"text": np.full((1, 1), "text", object)' in snippet
+    compile(snippet, "snippet", "exec")
+
+
+def test_what_a_model_is_not(run: Run, repository: Path) -> None:
+    assert "Could not determine backend" in run("show", "bare", "--repository", repository)[2]
+    assert "Did you mean 'whole'?" in run("show", "whale", "--repository", repository)[2]
+    assert "Those that are: 2." in run("show", "whole", "--repository", repository, "--version", "3")[2]
+
+
+def test_nobody_is_asked(run: Run, repository: Path) -> None:
+    status, out, err = run("rm", "bare", "--repository", repository)
+    assert (status, out) == (1, "")
+    assert "nobody can be asked" in err
+    assert (repository / "bare").exists()
+    assert run("rm", "bare", "--repository", repository, "--yes")[:2] == (0, f"Removed {repository}/bare.\n")
+    assert not (repository / "bare").exists()
+
+
+def test_a_refusal_as_json(run: Run, repository: Path) -> None:
+    status, out, err = run("add", repository / "absent", "--repository", repository, "--json")
+    assert (status, err) == (1, "")
+    assert "there is no such file or directory" in json.loads(out)["error"]

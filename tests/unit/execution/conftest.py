@@ -1,0 +1,18 @@
+"""What tests of the dispatcher have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from dispatcher_bench import Bench
+
+from doubles import FakeLoop
+from nerite.execution import dispatcher as module
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    loop = FakeLoop()
+    monkeypatch.setattr(module, "_now", loop.now)
+    yield Bench(loop)
