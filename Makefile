@@ -6,10 +6,10 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
 
-.PHONY: help setup serve check test bench soak lock clean
+.PHONY: help setup serve check test bench bench-backends soak lock clean
 
 help:            ## list these targets
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 setup: $(VENV)/dev  ## make .venv with everything that the tests and the benchmarks need
 
@@ -22,8 +22,8 @@ check: $(VENV)/dev  ## lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: $(VENV)/dev  ## every test
-	$(BIN)/pytest
+test: $(VENV)/dev  ## every test, a file at a time on each processor
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload
 	$(BIN)/python benchmarks/run.py
@@ -34,6 +34,10 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 	$(BIN)/python benchmarks/iterative.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/overload.py
+
+bench-backends: $(VENV)/dev  ## every framework, beside its own loop, MLServer, and Triton around it
+	$(BIN)/python benchmarks/backends.py
+	$(BIN)/python benchmarks/peers.py
 
 soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them (5 minutes)
 	$(BIN)/python benchmarks/churn.py

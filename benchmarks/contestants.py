@@ -93,7 +93,7 @@ def _running(
     folder: Path,
     flags: Sequence[str],
 ) -> Iterator[Contestant]:
-    http, grpc, metrics = _free_ports()
+    http, grpc, metrics = free_ports()
     options = [f"--model-repository={repository}", f"--http-port={http}", f"--grpc-port={grpc}"]
     log = folder / f"{name.replace(' ', '-')}.log"
     with log.open("wb") as sink:
@@ -103,9 +103,16 @@ def _running(
             stdout=sink,
             stderr=subprocess.STDOUT,
         )
-    try:
+    with stopped(process):
         wait_ready(http, process, log)
         yield Contestant(name, http, grpc, process)
+
+
+@contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """End the process when the block ends."""
+    try:
+        yield
     finally:
         process.terminate()
         try:
@@ -115,12 +122,12 @@ def _running(
             process.wait()
 
 
-def wait_ready(http: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when a server says that it is ready. Raises ``RuntimeError`` if it ends or takes too long."""
+def wait_ready(http: int, process: subprocess.Popen[bytes], log: Path, what: str = "health/ready") -> None:
+    """Return when a server says that it, or a model, is ready. Raises ``RuntimeError`` if it ends or takes too long."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{http}/v2/health/ready", timeout=1) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http}/v2/{what}", timeout=1) as answer:
                 if answer.status == 200:
                     return
         except OSError:
@@ -130,7 +137,8 @@ def wait_ready(http: int, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.005)
 
 
-def _free_ports() -> list[int]:
+def free_ports() -> list[int]:
+    """Return three ports that nobody listens on."""
     sockets = [socket.socket() for _ in range(3)]
     try:
         for held in sockets:

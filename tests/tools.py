@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -27,8 +28,10 @@ def unavailable(reason: str) -> None:
 def install_node_packages(folder: Path) -> None:
     """Install what the package.json in a folder asks for, once. Skip the test, or fail it in CI, if that fails."""
     require("node", "npm")
-    if not (folder / "node_modules").exists():
-        command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
-        installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
-        if installed.returncode:
-            unavailable(f"npm install failed: {installed.stderr[-500:]}")
+    with (folder / "package.json").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side
+        if not (folder / "node_modules").exists():
+            command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
+            installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+            if installed.returncode:
+                unavailable(f"npm install failed: {installed.stderr[-500:]}")

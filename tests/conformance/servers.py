@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -43,13 +45,15 @@ class Server:
         return {"http": self.http, "metrics": self.metrics, "cloud": self.cloud}[request.port]
 
     def stop(self) -> None:
-        """End the process: politely, then by force."""
+        """End the process: politely, then by force; and what is left of those it started."""
         self.process.terminate()
         try:
             self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def wait(self) -> None:
         """Return when all three ports accept connections. Raises ``RuntimeError`` with the end of the log."""
@@ -104,7 +108,9 @@ def start(name: str, scene: Scene, folder: Path, head: list[str], environment: d
         options += [f"--allow-{scene.cloud}=true", f"--{scene.cloud}-port={cloud}"]
     environment |= dict(scene.environment)
     with log.open("wb") as sink:
-        process = subprocess.Popen([*head, *options], env=environment, stdout=sink, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*head, *options], env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+        )
     return Server(name, models, second, http, grpc, metrics, cloud, backends, log, process)
 
 

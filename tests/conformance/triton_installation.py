@@ -6,6 +6,7 @@ The binary comes with the package nvidia-pytriton (about 400 MB with what it nee
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import shutil
@@ -31,8 +32,11 @@ def installation() -> Path:
         raise TritonUnavailable("its binary is for Linux on x86-64")
     home = Path(os.environ.get("NERITE_TRITON_HOME") or Path.home() / ".cache" / "nerite-triton")
     venv = home / f"python{PYTHON}"
-    if not (venv / "ready").exists():
-        install(venv)
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / f"{venv.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side
+        if not (venv / "ready").exists():
+            install(venv)
     if not stub(venv).exists():
         raise TritonUnavailable(f"it has no Python backend for Python {PYTHON}")
     return venv

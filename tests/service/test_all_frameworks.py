@@ -27,6 +27,8 @@ from nerite.backends import registry
 from pages import ROOT, rows
 from serving import IN_PROCESS, NERITE, Serving, eventually, serving
 
+pytestmark = pytest.mark.timeout(300)  # frameworks are imported, and programs compiled
+
 PROTOCOLS = (tritonclient.http, tritonclient.grpc)
 LOOKUP = ROOT / "examples" / "backends" / "lookup"
 TABLE = rows("docs/frameworks.md", "`backend`")
@@ -83,7 +85,7 @@ def repository(
 
 def nerite_add(path: Path, models: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [str(NERITE), "add", str(path), "--repository", str(models), "--no-measure", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 def installed_lookup(site: Path) -> Path:

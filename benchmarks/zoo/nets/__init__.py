@@ -1,0 +1,1 @@
+"""The networks as modules of PyTorch, each in a file that can be served by itself."""
