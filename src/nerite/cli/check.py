@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from nerite.cli.command import new_parser, show_json, status_of
 from nerite.cli.completing import complete_here, gpus_here
 from nerite.config.loading import LoadedModel, Remark, load_model_directory
 from nerite.config.mistake import Mistake
@@ -53,11 +53,10 @@ class Finding:
 
 def run(arguments: Sequence[str]) -> int:
     """Check the repositories that ``arguments`` name and print what was found; return the exit status."""
-    parser = _parser()
-    try:
-        options = parser.parse_args(list(arguments))
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 2
+    return status_of("nerite check", lambda: _check(_parser().parse_args(arguments)))
+
+
+def _check(options: argparse.Namespace) -> int:
     findings = [finding for repository in options.repositories for finding in _repository(Path(repository), options)]
     findings = [*_connected(findings), *_duplicates(findings)]
     if options.json:
@@ -74,11 +73,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nerite check",
-        description="Find everything that is wrong in model repositories, without serving them.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        "nerite check", "Find everything that is wrong in model repositories, without serving them.", _EPILOG
     )
     parser.add_argument("repositories", metavar="REPOSITORY", nargs="+", help="a directory with one model a directory")
     parser.add_argument("--json", action="store_true", help="print the mistakes as a JSON list")
@@ -193,7 +189,7 @@ def _print_json(findings: Sequence[Finding]) -> None:
         for finding in findings
         for mistake in finding.mistakes
     ]
-    print(json.dumps(rows, indent=2, ensure_ascii=False))
+    show_json(rows)
 
 
 def _summary(findings: Sequence[Finding]) -> str:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Sequence
 
 from nerite.backends.python.environment_store import Kept, folder, listed, removed
-from nerite.cli.help import show
-from nerite.observability.table import render, terminal_width
+from nerite.cli.command import new_parser, show_table, status_of
 
 _EPILOG = """\
 An environment is made when a model is loaded whose EXECUTION_ENV_PATH is an archive or a list of packages. It is used
@@ -26,11 +25,10 @@ _DAY = 24 * 3600.0
 
 def run(arguments: Sequence[str]) -> int:
     """List or remove environments; return the exit status."""
-    parser = _parser()
-    try:
-        options = parser.parse_args(list(arguments))
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 2
+    return status_of("nerite environments", lambda: _list_or_remove(_parser().parse_args(arguments)))
+
+
+def _list_or_remove(options: argparse.Namespace) -> int:
     place = folder(options.environment_directory or os.environ.get("NERITE_ENVIRONMENT_DIRECTORY", ""))
     now = time.time()
     found = [kept for kept in listed(place) if now - kept.used >= options.unused_for * _DAY]
@@ -38,18 +36,15 @@ def run(arguments: Sequence[str]) -> int:
         for kept in found:
             print(f"removed {kept.directory}" if removed(kept) else f"in use  {kept.directory}")
     elif found:
-        show(render(_HEADINGS, [_row(kept, now) for kept in found], terminal_width()))
+        show_table(_HEADINGS, [_row(kept, now) for kept in found])
     else:
         print(f"There are none in {place}.")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nerite environments",
-        description="List the environments that were made for Python models, and remove old ones.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        "nerite environments", "List the environments that were made for Python models, and remove old ones.", _EPILOG
     )
     parser.add_argument("--remove", action="store_true", help="remove them, but for those in use")
     parser.add_argument(

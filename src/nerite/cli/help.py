@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterator
 
@@ -28,15 +26,6 @@ def usage(synopsis: str, width: int = 0) -> str:
             if flag.group == group:
                 lines.extend(_entry(flag, width))
     return "\n".join([*lines, "", *textwrap.wrap(_SOURCES, width)])
-
-
-def show(text: str) -> None:
-    """Print to stdout. A reader that has seen enough (head, less) is no error."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # Nothing more can be written, not even what is flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def description(flag: Flag) -> str:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nerite.artifacts.artifact import size_of
-from nerite.cli.client.connection import add_connection
-from nerite.cli.help import show
+from nerite.cli.client.connection import add_connection, client_of
+from nerite.cli.command import add_repository, new_parser, repository_of, show, show_json, show_table, status_of
 from nerite.cli.progress import megabytes
-from nerite.client import Client, ClientError, ModelVersion
+from nerite.client import ClientError, ModelVersion
 from nerite.config.loading import poll_model_directory
-from nerite.core.errors import NeriteError
-from nerite.intake.destination import DEFAULT, repository_at
-from nerite.observability.table import render, terminal_width
 from nerite.repository.source import LocalRepository
 
 _EPILOG = """\
@@ -48,38 +42,27 @@ class Entry:
 
 def run(arguments: Sequence[str]) -> int:
     """Print the models; return the exit status."""
-    try:
-        options = _parser().parse_args(list(arguments))
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 2
-    try:
-        repository = repository_at(options.repository, os.environ)
-        entries = [_entry(repository / name) for name in LocalRepository(str(repository)).models()]
-        states = _states(options)
-    except (NeriteError, ClientError) as error:
-        print(f"nerite ls: {error}", file=sys.stderr)
-        return 1
+    return status_of("nerite ls", lambda: _list(_parser().parse_args(arguments)), ClientError)
+
+
+def _list(options: argparse.Namespace) -> int:
+    repository = repository_of(options)
+    entries = [_entry(repository / name) for name in LocalRepository(str(repository)).models()]
+    states = _states(options)
     if options.json:
-        show(json.dumps([_as_json(entry, states) for entry in entries], indent=2, ensure_ascii=False))
+        show_json([_as_json(entry, states) for entry in entries])
     elif entries:
-        show(_as_table(entries, states))
+        show_table(*_table(entries, states))
     else:
         show(f"There is no model in {repository}. Add one: nerite add ARTIFACT")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nerite ls",
-        description="List the models of a repository.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    default = f"the model repository (default: $NERITE_MODEL_REPOSITORY, else {DEFAULT})"
-    parser.add_argument("repository", metavar="REPOSITORY", nargs="?", default="", help=default)
+    parser = new_parser("nerite ls", "List the models of a repository.", _EPILOG)
+    add_repository(parser, "repository", metavar="REPOSITORY", nargs="?")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
-    add_connection(parser)
-    parser.set_defaults(url="", header=[], timeout=60.0)
+    add_connection(parser, url="")
     return parser
 
 
@@ -94,13 +77,16 @@ def _states(options: argparse.Namespace) -> Mapping[str, list[ModelVersion]] | N
     if not options.url:
         return None
     states: dict[str, list[ModelVersion]] = {}
-    with Client(options.url, headers=dict(options.header), timeout=options.timeout) as client:
+    with client_of(options) as client:
         for version in client.models():
             states.setdefault(version.name, []).append(version)
     return states
 
 
-def _as_table(entries: Sequence[Entry], states: Mapping[str, list[ModelVersion]] | None) -> str:
+def _table(
+    entries: Sequence[Entry], states: Mapping[str, list[ModelVersion]] | None
+) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows."""
     headings = ["Model", "Versions", "Backend", "Size"]
     rows = [
         [entry.name, ", ".join(map(str, entry.versions)) or "none", _backend(entry), megabytes(entry.size)]
@@ -111,7 +97,7 @@ def _as_table(entries: Sequence[Entry], states: Mapping[str, list[ModelVersion]]
         for entry, row in zip(entries, rows, strict=True):
             known = [each for each in states.get(entry.name, ()) if each.state]
             row.append("\n".join(_state(each) for each in known) or "not loaded")
-    return render(headings, rows, terminal_width())
+    return headings, rows
 
 
 def _backend(entry: Entry) -> str:

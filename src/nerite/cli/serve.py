@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nerite.cli.command import show
 from nerite.cli.command_line import CommandLine, parse
-from nerite.cli.help import show, usage
+from nerite.cli.help import usage
 from nerite.cli.usage_error import HelpRequested, UsageError
 from nerite.observability import bridge
 from nerite.observability.log import log

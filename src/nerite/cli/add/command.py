@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from nerite.cli.add.report import as_json, as_text, proposed
-from nerite.cli.help import show
+from nerite.cli.command import (
+    add_repository,
+    agreed,
+    complain,
+    new_parser,
+    repository_of,
+    show,
+    show_json,
+    somebody_is_there,
+    status_of,
+)
 from nerite.cli.progress import Progress
 from nerite.client import TensorDescription
 from nerite.core import dtype as dtypes
 from nerite.core.errors import NeriteError
 from nerite.intake.addition import add
-from nerite.intake.destination import DEFAULT, repository_at
 from nerite.intake.order import Order
 from nerite.intake.outcome import Outcome
 
+_PROGRAM = "nerite add"
 _EPILOG = """\
 What it is, is seen from its content: ONNX, TorchScript, torch.export and AOTInductor, safetensors (with --class),
 OpenVINO, SavedModel, LiteRT, XGBoost, LightGBM, treelite, scikit-learn (with --trust), Hugging Face, TensorRT, MLflow,
@@ -45,42 +52,35 @@ Examples:
 
 def run(arguments: Sequence[str]) -> int:
     """Add a model; return the exit status."""
-    try:
-        options = _parser().parse_args(list(arguments))
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 2
+    return status_of(_PROGRAM, lambda: _add(_parser().parse_args(arguments)))
+
+
+def _add(options: argparse.Namespace) -> int:
     # What is half done is put away when somebody ends us, too.
     signal.signal(signal.SIGTERM, _end)
     try:
         with Progress() as progress:
             outcome = add(_order(options), _Onlooker(options, progress))
     except NeriteError as error:
-        if options.json:
-            show(json.dumps({"error": error.message}, ensure_ascii=False))
-        else:
-            print(f"nerite add: {error.message}", file=sys.stderr)
+        if not options.json:
+            raise
+        show_json({"error": error.message}, one_line=True)
         return 1
     except KeyboardInterrupt:
-        print("nerite add: given up; nothing has changed.", file=sys.stderr)
-        return 130
+        complain(_PROGRAM, "given up; nothing has changed.")
+        raise
     if options.json:
-        show(json.dumps(as_json(outcome, placed=not options.dry_run), indent=2, ensure_ascii=False))
+        show_json(as_json(outcome, placed=not options.dry_run))
     else:
         show(as_text(outcome, placed=not options.dry_run))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nerite add",
-        description="Bring a trained model into a model repository.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(_PROGRAM, "Bring a trained model into a model repository.", _EPILOG)
     parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="the file or directory that training has saved")
     where = parser.add_argument_group("where it goes")
-    default = f"the model repository (default: $NERITE_MODEL_REPOSITORY, else {DEFAULT})"
-    where.add_argument("--repository", metavar="DIRECTORY", default="", help=default)
+    add_repository(where)
     where.add_argument("--name", default="", help="the model's name (default: after the file)")
     version = "its version (default: 1); of a model that is there, another one"
     where.add_argument("--version", metavar="N", type=_positive, help=version)
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 def _order(options: argparse.Namespace) -> Order:
     return Order(
         options.artifact,
-        repository_at(options.repository, os.environ),
+        repository_of(options),
         name=options.name,
         version=options.version,
         class_place=options.class_place,
@@ -162,11 +162,11 @@ class _Onlooker:
     def accepts(self, outcome: Outcome) -> bool:
         if self._options.yes:
             return True
-        if self._options.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        if self._options.json or not somebody_is_there():
             return False
         self._progress.clear()
         print(proposed(outcome))
-        return input("Write these settings? [Y/n] ").strip().lower() in ("", "y", "yes")
+        return agreed("Write these settings?", otherwise=True)
 
 
 def _positive(text: str) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 
-from nerite.cli.client.connection import add_connection
+from nerite.cli.client.connection import add_connection, client_of
+from nerite.cli.command import new_parser, status_of
 from nerite.cli.suggestion import did_you_mean
-from nerite.cli.usage_error import UsageError
-from nerite.client import Client, ClientError
+from nerite.client import ClientError
 from nerite.client.error import Unreachable
 
 COMMANDS = {
@@ -44,37 +43,25 @@ More about a command:  nerite client infer --help
 
 def run(arguments: Sequence[str]) -> int:
     """Do what the command line says; return the exit status."""
+    return status_of("nerite client", lambda: _ask(_parse(arguments)), ClientError)
+
+
+def _ask(options: argparse.Namespace) -> int:
     try:
-        options = _parse(arguments)
-        with Client(options.url, headers=dict(options.header), timeout=options.timeout) as client:
+        with client_of(options) as client:
             status: int = options.run(client, options)
             return status
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 2
-    except UsageError as error:
-        _complain(error.text, error.remedy)
-        return 2
     except Unreachable as error:
-        _complain(str(error), "Is a server running there? Name another with --url HOST:PORT (the port for HTTP).")
-    except ClientError as error:
-        _complain(str(error))
-    except KeyboardInterrupt:
-        return 130
-    return 1
+        remedy = "Is a server running there? Name another with --url HOST:PORT (the port for HTTP)."
+        raise ClientError(f"{error}\n    {remedy}") from error
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     width = max(map(len, COMMANDS)) + 2
     commands = "\n".join(f"  {name:{width}}{purpose}" for name, purpose in COMMANDS.items())
-    parser = argparse.ArgumentParser(
-        prog="nerite client",
-        usage="nerite client [options] COMMAND ...",
-        description="Ask a running server.",
-        epilog=_EPILOG.format(commands=commands),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_connection(parser)
-    parser.set_defaults(url="localhost:8000", header=[], timeout=60.0)
+    usage = "nerite client [options] COMMAND ..."
+    parser = new_parser("nerite client", "Ask a running server.", _EPILOG.format(commands=commands), usage)
+    add_connection(parser, url="localhost:8000")
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(list(arguments) or ["--help"])
@@ -84,18 +71,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         near = did_you_mean(options.command, COMMANDS)
         parser.error(" ".join(filter(None, (f"unknown command '{options.command}'.", near))))
     module = importlib.import_module(f"nerite.cli.client.{options.command}")
-    command = argparse.ArgumentParser(
-        prog=f"nerite client {options.command}",
-        description=(module.__doc__ or "").partition(": ")[2],
-        epilog=module.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = (module.__doc__ or "").partition(": ")[2]
+    command = new_parser(f"nerite client {options.command}", description, module.EXAMPLES)
     module.add_arguments(command)
     # These may stand behind the command as well; what is not there leaves what was before it.
     add_connection(command)
     options.run = module.run
     return command.parse_intermixed_args(options.rest, options)
-
-
-def _complain(text: str, remedy: str = "") -> None:
-    print("\n    ".join(filter(None, (f"nerite client: {text}", remedy))), file=sys.stderr)

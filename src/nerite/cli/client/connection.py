@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from nerite.client import Client
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Add the options. What is not given leaves no trace."""
+
+def add_connection(parser: argparse.ArgumentParser, url: str | None = None) -> None:
+    """Add the options, with ``url`` for where the server is. Without that, what is not given leaves no trace."""
     group = parser.add_argument_group("the server")
     where = "HOST:PORT of its HTTP port, or a URL (default: localhost:8000)"
     group.add_argument("--url", metavar="URL", default=argparse.SUPPRESS, help=where)
@@ -20,6 +22,13 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     )
     limit = "how long to wait for an answer (default: 60)"
     group.add_argument("--timeout", metavar="SECONDS", type=float, default=argparse.SUPPRESS, help=limit)
+    if url is not None:
+        parser.set_defaults(url=url, header=[], timeout=60.0)
+
+
+def client_of(options: argparse.Namespace) -> Client:
+    """Return a client of the server that the options name."""
+    return Client(options.url, headers=dict(options.header), timeout=options.timeout)
 
 
 def _header(text: str) -> tuple[str, str]:

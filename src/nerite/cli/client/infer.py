@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from nerite.cli.client import samples
 from nerite.cli.client.outputs import as_json, as_table
 from nerite.cli.client.values import parameter, read_inputs
-from nerite.cli.help import show
+from nerite.cli.command import show, show_json
 from nerite.client import Client, ClientError, Model, TensorDescription, infer_form
 from nerite.client.random_value import random_value
 from nerite.observability.table import terminal_width
@@ -91,7 +90,7 @@ def _once(client: Client, options: argparse.Namespace, model: Model, inputs: dic
         options.model, inputs, outputs=options.output, parameters=parameters, version=options.version
     )
     if options.json:
-        show(json.dumps(as_json(model, outputs), ensure_ascii=False))
+        show_json(as_json(model, outputs), one_line=True)
     else:
         show(as_table(model, outputs, terminal_width()))
 
@@ -99,7 +98,7 @@ def _once(client: Client, options: argparse.Namespace, model: Model, inputs: dic
 def _stream(client: Client, options: argparse.Namespace, inputs: dict[str, object]) -> None:
     parameters = dict(options.parameter)
     for response in client.stream(options.model, inputs, parameters=parameters, version=options.version):
-        show(json.dumps(response, ensure_ascii=False))
+        show_json(response, one_line=True)
 
 
 def _advice(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from nerite.cli.client.values import content
-from nerite.cli.help import show
+from nerite.cli.command import show
 from nerite.cli.usage_error import UsageError
 from nerite.client import Client
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 
-from nerite.cli.help import show
+from nerite.cli.command import show, show_json, show_table
 from nerite.client import Client
-from nerite.observability.table import render, terminal_width
 
 EXAMPLES = """\
 Examples:
@@ -26,10 +24,10 @@ def run(client: Client, options: argparse.Namespace) -> int:
     """Print the index; return the exit status."""
     versions = client.models()
     if options.json:
-        show(json.dumps([asdict(version) for version in versions], indent=2, ensure_ascii=False))
+        show_json([asdict(version) for version in versions])
     elif versions:
         rows = [(entry.name, entry.version, entry.state or "not loaded", entry.reason) for entry in versions]
-        show(render(("Model", "Version", "State", "Reason"), rows, terminal_width()))
+        show_table(("Model", "Version", "State", "Reason"), rows)
     else:
         show("The repository is empty.")
     return 0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 
-from nerite.cli.help import show
+from nerite.cli.command import show_json, show_table
 from nerite.client import Client, ModelStatistics
-from nerite.observability.table import render, terminal_width
 
 EXAMPLES = """\
 Times are means over requests: in the queue, and computed. A batch is what was executed at once.
@@ -30,9 +28,9 @@ def run(client: Client, options: argparse.Namespace) -> int:
     """Print the statistics; return the exit status."""
     found = client.statistics(options.model)
     if options.json:
-        show(json.dumps([asdict(version) for version in found], indent=2, ensure_ascii=False))
+        show_json([asdict(version) for version in found])
     else:
-        show(render(_HEADINGS, [_row(version) for version in found], terminal_width()))
+        show_table(_HEADINGS, [_row(version) for version in found])
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from nerite.cli.help import show
+from nerite.cli.command import show
 from nerite.client import Client
 
 EXAMPLES = """\

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from nerite.cli.help import show
+from nerite.cli.command import show
 from nerite.client import Client, ModelStatistics
 from nerite.observability.table import render, terminal_width
 

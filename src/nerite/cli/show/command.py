@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from nerite.cli.command import add_repository, new_parser, repository_of, show, show_json, status_of
 from nerite.cli.completing import complete_here, gpus_here
-from nerite.cli.help import show
 from nerite.cli.progress import megabytes
 from nerite.cli.show.snippets import Snippets
 from nerite.config.loading import load_model_directory
 from nerite.config.model_config import ModelConfig
 from nerite.config.options import ServerOptions
 from nerite.config.signature import signature_of
-from nerite.core.errors import InvalidArgument, NeriteError, NotFound
+from nerite.core.errors import InvalidArgument, NotFound
 from nerite.core.signature import Signature
-from nerite.intake.destination import DEFAULT, existing_model, repository_at
+from nerite.intake.destination import existing_model
 from nerite.repository import fingerprint
 from nerite.repository.content import ContentHashes
 from nerite.repository.model_record import Loaded
@@ -38,31 +35,26 @@ Examples:
 
 def run(arguments: Sequence[str]) -> int:
     """Print what there is to know about a model; return the exit status."""
-    try:
-        options = _parser().parse_args(list(arguments))
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 2
-    try:
-        directory = existing_model(repository_at(options.repository, os.environ), options.name)
-        shown = _Shown(directory, options.version, options.url)
-    except NeriteError as error:
-        print(f"nerite show: {error.message}", file=sys.stderr)
-        return 1
-    show(json.dumps(shown.as_json(), indent=2, ensure_ascii=False) if options.json else shown.as_text())
+    return status_of("nerite show", lambda: _show(_parser().parse_args(arguments)))
+
+
+def _show(options: argparse.Namespace) -> int:
+    directory = existing_model(repository_of(options), options.name)
+    shown = _Shown(directory, options.version, options.url)
+    if options.json:
+        show_json(shown.as_json())
+    else:
+        show(shown.as_text())
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nerite show",
-        description="Show a model: what it takes and gives, its files, and commands that ask it.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        "nerite show", "Show a model: what it takes and gives, its files, and commands that ask it.", _EPILOG
     )
     parser.add_argument("name", metavar="NAME", help="the model")
     parser.add_argument("--version", metavar="N", type=int, help="the version (default: the one that answers)")
-    default = f"the model repository (default: $NERITE_MODEL_REPOSITORY, else {DEFAULT})"
-    parser.add_argument("--repository", metavar="DIRECTORY", default="", help=default)
+    add_repository(parser)
     url = "the server to write into the commands (default: localhost:8000)"
     parser.add_argument("--url", metavar="HOST:PORT", default="localhost:8000", help=url)
     parser.add_argument("--json", action="store_true", help="print JSON")
