@@ -43,6 +43,11 @@ class ModelContext:
         """Where this version's artifacts are."""
         return self.directory / str(self.version)
 
+    @property
+    def environment(self) -> str:
+        """The Python environment that the model brings, as ``EXECUTION_ENV_PATH`` names it; empty without one."""
+        return self.parameter("EXECUTION_ENV_PATH")
+
     def parameter(self, key: str, default: str = "") -> str:
         """Return ``parameters { key … value { string_value } }`` of the configuration."""
         value = self.config.get("parameters", {}).get(key)

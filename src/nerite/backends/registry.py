@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, cast
@@ -51,6 +52,8 @@ def backend_of(context: ModelContext) -> Backend:
     name, runtime = context.config.get("backend", ""), context.config.get("runtime", "")
     place = context.settings.get(directory.SETTING, "")
     if name in ENTRIES:
+        if context.environment and _lacks_framework(ENTRIES[name]):
+            raise _not_in_environment(context.name, ENTRIES[name])
         return backend(name)
     if runtime in ("", directory.RUNTIME) and (file := directory.code(place, name)) is not None:
         return _written_in_python(name, file)
@@ -66,12 +69,25 @@ def backend(name: str) -> Backend:
     Raises ``Unsupported`` where the framework is not installed.
     """
     entry = ENTRIES[name]
-    if entry.package and importlib.util.find_spec(entry.package) is None:
+    if _lacks_framework(entry):
         raise Unsupported(
             f"backend '{name}' needs the Python package '{entry.package}', which is not installed. "
             f"Install it with: pip install 'nerite[{entry.extra}]'"
         )
     return cast(Backend, getattr(importlib.import_module(entry.module), entry.name)())
+
+
+def _lacks_framework(entry: Entry) -> bool:
+    return bool(entry.package) and importlib.util.find_spec(entry.package) is None
+
+
+def _not_in_environment(model: str, entry: Entry) -> Unsupported:
+    """Return what to say in the Python of a model's own environment."""
+    package = entry.package.replace("_", "-")
+    return Unsupported(
+        f"the environment of model '{model}' (EXECUTION_ENV_PATH) lacks the Python package '{package}'. Add it to the "
+        f"list that the environment is made of, or install it there: {sys.executable} -m pip install {package}"
+    )
 
 
 def is_isolated(found: Backend) -> bool:

@@ -1,4 +1,4 @@
-"""``nerite environments``: those that were made for Python models and are kept, and the removal of old ones."""
+"""``nerite environments``: those that were made for models and are kept, and the removal of old ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _list_or_remove(options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser(
-        "nerite environments", "List the environments that were made for Python models, and remove old ones.", _EPILOG
+        "nerite environments", "List the environments that were made for models, and remove old ones.", _EPILOG
     )
     parser.add_argument("--remove", action="store_true", help="remove them, but for those in use")
     parser.add_argument(

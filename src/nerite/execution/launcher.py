@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nerite.backends import registry
-from nerite.backends.interface import Backend, InstanceContext, ModelContext
+from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python.environment import find_interpreter
 from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig
@@ -53,9 +53,8 @@ class Launcher:
 
     def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
         """Have a backend complete a configuration. Blocks. Raises ``NeriteError``."""
-        found = registry.backend_of(context)
-        if not _isolated(context, found):
-            return found.complete(context)
+        if not _isolated(context):
+            return registry.backend_of(context).complete(context)
         instance = InstanceContext(f"{context.name}_auto_complete")
         arena = Arena()
         plan = self._plan(backend, context, instance, arena, find_interpreter(context))
@@ -159,8 +158,7 @@ class Launcher:
 
     async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> RunnerMaker:
         run = self._around.blocking
-        found = await run(registry.backend_of, context)
-        if _isolated(context, found):
+        if await run(_isolated, context):
             # Not on the loop: an environment may have to be unpacked.
             interpreter = await run(find_interpreter, context)
 
@@ -168,6 +166,7 @@ class Launcher:
                 return self._plan(config.backend, context, instance, arena, interpreter)
 
             return WorkerMaker(plan, self._households)
+        found = await run(registry.backend_of, context)
         model = await run(found.open, context)
         return NativeMaker(model, self._around.loop, self._around.loader, on_loop_only=_mode(context) == "in_process")
 
@@ -211,15 +210,30 @@ def _skipped(name: str) -> None:
     _log.debug("Skipping batch 0 warmup sample '%s'", name)
 
 
-def _isolated(context: ModelContext, found: Backend) -> bool:
-    """Return whether the instances of a model live in worker processes: as it says itself, else as its backend does."""
+def _isolated(context: ModelContext) -> bool:
+    """Return whether the instances of a model live in worker processes: as it says itself, else as its backend does.
+
+    May import the backend, so it blocks. Raises as ``registry.backend_of``, and ``InvalidArgument`` for parameters that
+    cannot go together.
+    """
     mode, worker = _mode(context), households.shared_by(context)
-    if mode == "in_process" and worker:
-        raise InvalidArgument(
-            f"model '{context.name}' cannot run in the server (EXECUTION_MODE in_process) and in the worker "
-            f"'{worker}' (WORKER): leave one of the two parameters out"
-        )
+    if mode == "in_process":
+        if worker:
+            raise _contradiction(context.name, f"in the worker '{worker}' (WORKER)")
+        if context.environment:
+            raise _contradiction(context.name, "in an environment of its own (EXECUTION_ENV_PATH)")
+    if context.environment:
+        # The framework may be there alone, so that the backend is not looked for here.
+        return True
+    found = registry.backend_of(context)
     return bool(worker) or mode == "worker" or (not mode and registry.is_isolated(found))
+
+
+def _contradiction(model: str, elsewhere: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"model '{model}' cannot run in the server (EXECUTION_MODE in_process) and {elsewhere}: leave one of the two "
+        "parameters out"
+    )
 
 
 def _mode(context: ModelContext) -> str:

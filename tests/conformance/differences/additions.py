@@ -24,8 +24,9 @@ DIFFERENCES = (
     ),
     Difference(
         "Environments made of lists of packages",
-        "`EXECUTION_ENV_PATH` may name a `requirements.txt`, `pyproject.toml` or `uv.lock`. Triton takes archives and "
-        "directories of conda. See [environments](environments.md).",
+        "`EXECUTION_ENV_PATH` may name a `requirements.txt`, `pyproject.toml` or `uv.lock`, and models of all "
+        "frameworks may have one. Triton takes archives and directories of conda, for Python models alone. See "
+        "[environments](environments.md).",
     ),
     Difference(
         "Calls of models: what they inherit",

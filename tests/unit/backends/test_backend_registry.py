@@ -118,6 +118,18 @@ def test_a_missing_framework_says_what_to_install(name: str, monkeypatch: pytest
     assert registry.backend(name).name == name
 
 
+def test_a_framework_that_the_models_environment_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is said in the Python of that environment."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config = {"backend": "litert", "parameters": {"EXECUTION_ENV_PATH": {"string_value": "/env"}}}
+    with pytest.raises(Unsupported) as refused:
+        registry.backend_of(ModelContext("m", 1, Path("/models/m"), config))
+    assert refused.value.message == (
+        "the environment of model 'm' (EXECUTION_ENV_PATH) lacks the Python package 'ai-edge-litert'. Add it to the "
+        f"list that the environment is made of, or install it there: {sys.executable} -m pip install ai-edge-litert"
+    )
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_the_extra_brings_the_framework(name: str) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -40,10 +40,9 @@ def find_interpreter(context: ModelContext) -> Path | None:
     May have to make the environment, and starts that Python to ask what it is, so it blocks for a while. Raises
     ``InvalidArgument`` for an environment that is not there or cannot run a model: what was found, and what to do.
     """
-    wanted = context.parameter("EXECUTION_ENV_PATH")
-    if not wanted:
+    if not context.environment:
         return None
-    environment = Path(wanted.replace(_MODEL_DIRECTORY, str(context.directory)))
+    environment = Path(context.environment.replace(_MODEL_DIRECTORY, str(context.directory)))
     if not environment.exists():
         raise InvalidArgument(
             f"Failed to get the canonical path for {environment}. It is the EXECUTION_ENV_PATH of model "
