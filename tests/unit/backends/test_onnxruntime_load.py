@@ -427,8 +427,8 @@ def test_every_option_is_accepted_by_onnx_runtime(tmp_path: Path) -> None:
         "parameters": {key: {"string_value": value} for key, value in values.items()},
     }
     # Shrinking needs an arena.
-    with pytest.raises(Internal, match="arena"):
-        Opened(tmp_path, scaled(), config).answer(IN=np.ones((1, 4), np.float32))
+    with pytest.raises(InvalidArgument, match="enable_memory_arena_shrinkage"):
+        Opened(tmp_path, scaled(), config)
     config["parameters"]["enable_mem_arena"] = {"string_value": "1"}
     opened = Opened(tmp_path, scaled(), config)
     assert opened.answer(IN=np.ones((1, 4), np.float32))["OUT"].tolist() == [[2.0] * 4]
@@ -438,6 +438,51 @@ def test_every_option_is_accepted_by_onnx_runtime(tmp_path: Path) -> None:
     assert options.graph_optimization_level.name == "ORT_ENABLE_BASIC"
     assert options.execution_mode.name == "ORT_PARALLEL"
     assert options.enable_mem_pattern is False
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("session.dynamic_block_base", "abc", "stoi"),
+        ("session.graph_optimizations_loop_level", "abc", "stoi"),
+        ("session.intra_op_thread_affinities", "abc", "Processor id"),
+    ],
+)
+def test_a_wrong_value_of_onnx_runtimes_own_parameters(tmp_path: Path, key: str, value: str, says: str) -> None:
+    config = {"parameters": {key: {"string_value": value}, "intra_op_thread_count": {"string_value": "2"}}}
+    with pytest.raises(Internal, match=says) as refused:
+        opened_with(tmp_path, config)
+    assert refused.value.message.endswith(
+        f" (ONNX Runtime's own parameters, for {tmp_path}/1/model.onnx: '{key}' is '{value}')"
+    )
+
+
+def test_its_own_parameters_are_no_reason_for_a_wrong_file(tmp_path: Path) -> None:
+    config = {"parameters": {"session.disable_prepacking": {"string_value": "1"}}}
+    with pytest.raises(Internal) as refused:
+        opened_with(
+            tmp_path, config, model([node("Nonsense", ["IN"], ["OUT"])], [tensor("IN", ["N"])], [tensor("OUT", ["N"])])
+        )
+    assert "disable_prepacking" not in refused.value.message
+
+
+def test_sharing_sessions_is_a_yes_or_no(tmp_path: Path) -> None:
+    config = {"parameters": {"share_session_between_instances": {"string_value": "some"}}}
+    with pytest.raises(InvalidArgument) as refused:
+        opened_with(tmp_path, config)
+    assert refused.value.message == (
+        "failed to convert 'some' to boolean, in parameter 'share_session_between_instances' of model 'm', which takes "
+        "true or false"
+    )
+
+
+def test_a_default_batch_size_that_is_no_number(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        complete(tmp_path, scaled(), {"backend": "onnxruntime"}, **{"default-max-batch-size": "large"})
+    assert refused.value.message == (
+        "failed to convert 'large' to integral number, in --backend-config=onnxruntime,default-max-batch-size=…, which "
+        "takes a number of rows"
+    )
 
 
 def test_importing_the_backend_does_not_import_the_framework() -> None:

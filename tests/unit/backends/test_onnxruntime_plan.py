@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,24 +103,79 @@ def test_other_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "text"),
+    ("key", "value", "complaint", "expected"),
     [
         (
-            {"execution_mode": "2"},
+            "execution_mode",
+            "2",
             "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 .",
+            "0 or 1",
+        ),
+        ("execution_mode", "parallel", "failed to convert 'parallel' to integral number", "0 or 1"),
+        (
+            "intra_op_thread_count",
+            "many",
+            "failed to convert 'many' to integral number",
+            "a number of threads, or 0",
         ),
         (
-            {"intra_op_thread_count": "many"},
-            "failed to convert 'many' to integral number, in parameter 'intra_op_thread_count' of model 'm', which "
-            "takes a number of threads, or 0",
+            "inter_op_thread_count",
+            "3000000000",
+            "failed to convert '3000000000' to integral number",
+            "a number of threads, or 0",
         ),
-        ({"enable_mem_arena": "perhaps"}, "failed to convert 'perhaps' to boolean"),
+        ("enable_mem_arena", "perhaps", "failed to convert 'perhaps' to boolean", "true or false"),
+        ("enable_mem_pattern", "", "failed to convert '' to boolean", "true or false"),
     ],
 )
-def test_values_that_make_no_sense(tmp_path: Path, parameters: dict[str, str], text: str) -> None:
+def test_values_that_make_no_sense(tmp_path: Path, key: str, value: str, complaint: str, expected: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        made(tmp_path, **parameters)
-    assert refused.value.message == text
+        made(tmp_path, **{key: value})
+    assert refused.value.message == f"{complaint}, in parameter '{key}' of model 'm', which takes {expected}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint", "expected"),
+    [
+        ("intra_op_thread_count", "all", "failed to convert 'all' to integral number", "a number of threads, or 0"),
+        ("enable-global-threadpool", "2", "failed to convert '2' to boolean", "true or false"),
+    ],
+)
+def test_settings_that_make_no_sense(tmp_path: Path, key: str, value: str, complaint: str, expected: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        made(tmp_path, {"backend": "onnxruntime"}, {key: value})
+    assert refused.value.message == f"{complaint}, in --backend-config=onnxruntime,{key}=…, which takes {expected}"
+
+
+def shrinking(tmp_path: Path, arenas: str, gpus: Sequence[int] = (), **parameters: str) -> Mapping[str, str]:
+    given = {"memory.enable_memory_arena_shrinkage": arenas, **parameters}
+    config = {
+        "instance_group": [{"kind": "KIND_GPU" if gpus else "KIND_CPU", "gpus": list(gpus)}],
+        "parameters": {key: {"string_value": value} for key, value in given.items()},
+    }
+    return plan.run_entries(context(tmp_path, config), made(tmp_path, config, **given))
+
+
+@pytest.mark.parametrize(
+    ("arenas", "gpus"), [("cpu:0", ()), ("cpu", ()), ("cpu:0;gpu:0", ()), ("gpu:2;cpu:0;", (1, 2))]
+)
+def test_arenas_to_shrink(tmp_path: Path, arenas: str, gpus: Sequence[int]) -> None:
+    assert shrinking(tmp_path, arenas, gpus) == {"memory.enable_memory_arena_shrinkage": arenas}
+    assert shrinking(tmp_path, "") == {}
+
+
+@pytest.mark.parametrize(
+    ("arenas", "parameters"),
+    [("all", {}), ("cpu:0;all", {}), ("cpu:1", {}), ("gpu:0", {}), ("cpu:0", {"enable_mem_arena": "0"})],
+)
+def test_arenas_that_there_are_not(tmp_path: Path, arenas: str, parameters: dict[str, str]) -> None:
+    """ONNX Runtime would fail every request for them."""
+    with pytest.raises(InvalidArgument) as refused:
+        shrinking(tmp_path, arenas, **parameters)
+    assert refused.value.message == (
+        f"'{arenas}' names an arena that there is not, in parameter 'memory.enable_memory_arena_shrinkage' of model "
+        "'m', which takes cpu:0 (with 'enable_mem_arena') and gpu:N of the model's GPUs, with ';' between them"
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,23 +254,59 @@ def test_openvino_runs_on_the_cpu_with_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"gpu": [{"name": "openvino"}]}, "unknown Execution Accelerator 'openvino' is requested"),
-        ({"cpu": [{"name": "cuda"}]}, "unknown Execution Accelerator 'cuda' is requested"),
+        (
+            {"gpu": [{"name": "openvino"}]},
+            "unknown Execution Accelerator 'openvino' is requested, as gpu_execution_accelerator of model 'm', which "
+            "may be cuda or tensorrt",
+        ),
+        (
+            {"cpu": [{"name": "cuda"}]},
+            "unknown Execution Accelerator 'cuda' is requested, as cpu_execution_accelerator of model 'm', which may "
+            "be openvino",
+        ),
         (
             {"gpu": [{"name": "tensorrt", "parameters": {"precision_mode": "FP8"}}]},
-            "unsupported precision mode 'FP8' is requested",
+            "unsupported precision mode 'FP8' is requested, in parameter 'precision_mode' of accelerator 'tensorrt' of "
+            "model 'm', which takes FP32, FP16, BF16, INT8",
         ),
         (
             {"gpu": [{"name": "tensorrt", "parameters": {"speed": "max"}}]},
-            "unknown parameter 'speed' is provided for TensorRT Execution Accelerator",
+            "unknown parameter 'speed' is provided for TensorRT Execution Accelerator of model 'm', which has "
+            "precision_mode, max_workspace_size_bytes, int8_calibration_table_name, int8_use_native_calibration_table, "
+            "and those that begin with trt_",
         ),
-        ({"cudnn_conv_algo_search": "3"}, "unsupported cudnn_conv_algo_search value '3' is requested"),
     ],
 )
 def test_accelerators_that_we_do_not_know(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         wanted(**arguments)
     assert refused.value.message == text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint", "expected"),
+    [
+        (
+            "cudnn_conv_algo_search",
+            "3",
+            "unsupported cudnn_conv_algo_search value '3' is requested",
+            "0 (EXHAUSTIVE), 1 (HEURISTIC), 2 (DEFAULT)",
+        ),
+        (
+            "arena_extend_strategy",
+            "largest",
+            "failed to convert 'largest' to integral number",
+            "0 (kNextPowerOfTwo), 1 (kSameAsRequested)",
+        ),
+        ("gpu_mem_limit", "2GB", "failed to convert '2GB' to integral number", "a number of bytes"),
+        ("do_copy_in_default_stream", "yes", "failed to convert 'yes' to boolean", "true or false"),
+    ],
+)
+def test_cuda_options_that_make_no_sense(key: str, value: str, complaint: str, expected: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        wanted(**{key: value})
+    assert refused.value.message == f"{complaint}, in parameter '{key}' of model 'm', which takes {expected}"
+    assert wanted(kind="CPU", **{key: value}) == [CPU]
 
 
 # ---- Cores ----

@@ -16,7 +16,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.litert import computation, plan, session, tensors
 from nerite.backends.litert.plan import InterpreterPlan
 from nerite.backends.litert.tensors import Tensors
-from nerite.backends.values import integer
+from nerite.backends.values import default_batch_size
 
 _log = logging.getLogger("nerite.backends.litert")
 
@@ -35,7 +35,7 @@ class LiteRtBackend:
         if not completion.is_needed(context.name, context.config):
             return context.config
         interpreter = session.open_interpreter(plan.make(context, plan.first_instance(context)))
-        default = integer(context.settings.get("default-max-batch-size", str(completion.DEFAULT_MAX_BATCH_SIZE)))
+        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
         graph = _graph(context, interpreter, _tensors(context, interpreter))
         return completion.complete(context.name, context.config, graph, default)
 

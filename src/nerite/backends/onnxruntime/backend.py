@@ -13,9 +13,7 @@ from nerite.backends.arrays.strings import as_text
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.onnxruntime import graph, plan, providers, runs, session
 from nerite.backends.onnxruntime.plan import SessionPlan
-from nerite.backends.values import boolean, integer
-
-_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+from nerite.backends.values import default_batch_size, flag
 
 
 class OnnxRuntimeBackend:
@@ -33,7 +31,7 @@ class OnnxRuntimeBackend:
             return context.config
         wanted = plan.make(context, plan.first_instance(context))
         opened = context.memo[wanted] = session.open_session(wanted)
-        default = integer(context.settings.get("default-max-batch-size", str(completion.DEFAULT_MAX_BATCH_SIZE)))
+        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
         return completion.complete(context.name, context.config, graph.of_session(opened), default)
 
     def open(self, context: ModelContext) -> OnnxModel:
@@ -51,19 +49,20 @@ class OnnxModel:
 
     def __init__(self, context: ModelContext) -> None:
         wanted = plan.make(context, plan.first_instance(context))
+        self._run_entries = plan.run_entries(context, wanted)
         opened = context.memo.pop(wanted, None) or session.open_session(wanted)
         self._context = context
         self._plan = wanted
         self._graph = graph.of_session(opened)
         self._face = Face(context, self._graph, as_text)
-        self._share = context.parameter("share_session_between_instances")
+        key = "share_session_between_instances"
+        self._share = flag(context, key, default=False) if context.parameter(key) else None
         self._lock = threading.Lock()
         self._spare: dict[SessionPlan, Any] = {wanted: opened}
 
     def instance(self, context: InstanceContext) -> ArrayInstance:
         """Make an instance, with a session of its own or a shared one. Raises ``NeriteError``."""
-        shrinkage = self._context.parameter(_SHRINKAGE)
-        run_options = session.run_options({_SHRINKAGE: shrinkage} if shrinkage else {})
+        run_options = session.run_options(self._run_entries)
         return self._face.instance(runs.of_session(self._session(context), self._graph, run_options))
 
     def close(self) -> None:
@@ -73,7 +72,7 @@ class OnnxModel:
     def _session(self, context: InstanceContext) -> Any:
         # Not a new plan: the file may be another one by now, and all instances are of one model.
         wanted = plan.of_instance(self._plan, self._context, context)
-        share = boolean(self._share) if self._share else wanted.providers == (providers.CPU,)
+        share = wanted.providers == (providers.CPU,) if self._share is None else self._share
         with self._lock:
             if not share:
                 return self._spare.pop(wanted, None) or session.open_session(wanted)

@@ -10,6 +10,7 @@ nobody spins, unless the configuration says otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from nerite.backends.cores import share, usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.onnxruntime import providers
 from nerite.backends.onnxruntime.providers import Provider
-from nerite.backends.values import boolean, integer, thread_count
+from nerite.backends.values import boolean, flag, integer, parameter, setting, thread_count
 from nerite.core.errors import InvalidArgument, Unavailable
 
 _DEFAULT_CPU_INSTANCES: Final = 2
@@ -30,6 +31,9 @@ _DEFAULT_ENTRIES: Final[dict[str, str]] = {
     "session.intra_op.allow_spinning": "0",
 }
 """Session configuration entries that the parameters of a model may overrule."""
+
+_SHRINKAGE: Final = "memory.enable_memory_arena_shrinkage"
+_ARENA: Final = re.compile(r"(cpu|gpu):\d+")
 
 _GRAPH_LEVELS: Final[dict[int, str]] = {
     -1: "ORT_ENABLE_BASIC",
@@ -70,23 +74,18 @@ def make(context: ModelContext, instance: InstanceContext) -> SessionPlan:
     path = model_path(context)
     config = context.config
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
-    mode = integer(context.parameter("execution_mode", "0"))
-    if mode not in (0, 1):
-        raise InvalidArgument(
-            f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
-        )
     own = max(1, usable_cores() // _instances(config))
     plan = SessionPlan(
         path=path,
         modified_ns=path.stat().st_mtime_ns,
         providers=(),
         graph_level=_GRAPH_LEVELS.get(level, "ORT_ENABLE_ALL"),
-        parallel=mode == 1,
+        parallel=parameter(context, "execution_mode", "0", _is_parallel, "0 or 1"),
         intra_op_threads=_threads(context, "intra_op_thread_count", own),
         inter_op_threads=_threads(context, "inter_op_thread_count", own),
         global_threads=_global_threads(context),
-        memory_arena=boolean(context.parameter("enable_mem_arena", "1")),
-        memory_pattern=boolean(context.parameter("enable_mem_pattern", "1")),
+        memory_arena=flag(context, "enable_mem_arena", default=True),
+        memory_pattern=flag(context, "enable_mem_pattern", default=True),
         entries=tuple(sorted({**_DEFAULT_ENTRIES, **_entries(config)}.items())),
         op_libraries=tuple(
             _op_library(context.directory, name)
@@ -108,6 +107,31 @@ def of_instance(plan: SessionPlan, context: ModelContext, instance: InstanceCont
         inter_op_threads=_threads(context, "inter_op_thread_count", own),
         cores=instance.cores,
     )
+
+
+def run_entries(context: ModelContext, plan: SessionPlan) -> Mapping[str, str]:
+    """Return the configuration entries of each run. Raises ``InvalidArgument`` for what would fail every run."""
+    if not context.parameter(_SHRINKAGE):
+        return {}
+    groups = context.config.get("instance_group", ())
+    there = {f"gpu:{gpu}" for group in groups for gpu in group.get("gpus", ())}
+    if plan.memory_arena:
+        there.add("cpu:0")
+
+    def checked(text: str) -> str:
+        names = [name if ":" in name else f"{name}:0" for name in text.removesuffix(";").split(";")]
+        # ONNX Runtime looks for the first one alone.
+        if names[0] not in there or not all(map(_ARENA.fullmatch, names)):
+            raise InvalidArgument(f"'{text}' names an arena that there is not")
+        return text
+
+    expected = "cpu:0 (with 'enable_mem_arena') and gpu:N of the model's GPUs, with ';' between them"
+    return {_SHRINKAGE: parameter(context, _SHRINKAGE, "", checked, expected)}
+
+
+def own_entries(plan: SessionPlan) -> dict[str, str]:
+    """Return the session configuration entries that the model itself has set."""
+    return {key: value for key, value in plan.entries if _DEFAULT_ENTRIES.get(key) != value}
 
 
 def model_path(context: ModelContext) -> Path:
@@ -132,17 +156,26 @@ def first_instance(context: ModelContext) -> InstanceContext:
     )
 
 
+def _is_parallel(text: str) -> bool:
+    mode = integer(text)
+    if mode not in (0, 1):
+        raise InvalidArgument(
+            f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
+        )
+    return mode == 1
+
+
 def _threads(context: ModelContext, key: str, own: int) -> int:
     """Return the size of a pool: the model's own, the backend's, or the instance's own share of the cores."""
     count = 0 if _global_threads(context) else thread_count(context, key)
-    count = count or integer(context.settings.get(key, "0"))
+    count = count or setting(context, key, "0", integer, "a number of threads, or 0")
     if count > 0:
         return count
     return usable_cores() if _global_threads(context) else own
 
 
 def _global_threads(context: ModelContext) -> bool:
-    return boolean(context.settings.get("enable-global-threadpool", "0"))
+    return setting(context, "enable-global-threadpool", "0", boolean, "true or false")
 
 
 def _entries(config: Mapping[str, Any]) -> dict[str, str]:

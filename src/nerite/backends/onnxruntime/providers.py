@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.values import boolean, integer
+from nerite.backends.values import boolean, integer, parameter, placed
 from nerite.core.errors import InvalidArgument
 
 Options: TypeAlias = tuple[tuple[str, str], ...]
@@ -41,22 +41,25 @@ def wanted(context: ModelContext, instance: InstanceContext) -> tuple[Provider, 
         for accelerator in accelerators.get("gpu_execution_accelerator", ()):
             parameters = accelerator.get("parameters", {})
             if accelerator["name"] == "tensorrt":
-                providers.append(_tensorrt(parameters, instance.device))
+                providers.append(_tensorrt(context, parameters, instance.device))
             elif accelerator["name"] == "cuda":
                 cuda.update(parameters)
             else:
-                raise _unknown(accelerator)
+                raise _unknown(context, accelerator, "gpu", "cuda or tensorrt")
         providers.append(_cuda(context, cuda, instance.device))
     for accelerator in accelerators.get("cpu_execution_accelerator", ()):
         if accelerator["name"] != "openvino":
-            raise _unknown(accelerator)
+            raise _unknown(context, accelerator, "cpu", "openvino")
         options = {"device_type": "CPU", **accelerator.get("parameters", {})}
         providers.append(Provider("OpenVINOExecutionProvider", _frozen(options)))
     return (*providers, CPU)
 
 
-def _unknown(accelerator: Mapping[str, Any]) -> InvalidArgument:
-    return InvalidArgument(f"unknown Execution Accelerator '{accelerator['name']}' is requested")
+def _unknown(context: ModelContext, accelerator: Mapping[str, Any], kind: str, known: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"unknown Execution Accelerator '{accelerator['name']}' is requested, as {kind}_execution_accelerator of model "
+        f"'{context.name}', which may be {known}"
+    )
 
 
 def _frozen(options: Mapping[str, str]) -> Options:
@@ -78,43 +81,58 @@ _TENSORRT_NAMES: Final[dict[str, str]] = {
 """The parameters whose names differ. The others start with ``trt_`` and are checked by the provider itself."""
 
 
-def _tensorrt(parameters: Mapping[str, str], device: int) -> Provider:
+def _tensorrt(context: ModelContext, parameters: Mapping[str, str], device: int) -> Provider:
     options = {"device_id": str(device)}
     for key, value in parameters.items():
         if key == "precision_mode":
             if value not in _PRECISIONS:
-                raise InvalidArgument(f"unsupported precision mode '{value}' is requested")
+                error = InvalidArgument(f"unsupported precision mode '{value}' is requested")
+                raise placed(error, context, key, ", ".join(_PRECISIONS), "tensorrt")
             options.update(_PRECISIONS[value])
         elif key in _TENSORRT_NAMES or key.startswith("trt_"):
             options[_TENSORRT_NAMES.get(key, key)] = value
         else:
-            raise InvalidArgument(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
+            raise InvalidArgument(
+                f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator of model '{context.name}', "
+                f"which has precision_mode, {', '.join(_TENSORRT_NAMES)}, and those that begin with trt_"
+            )
     return Provider("TensorrtExecutionProvider", _frozen(options))
 
 
-def _choice(key: str, *names: str) -> Callable[[str], str]:
+def _choice(key: str, *names: str) -> _CudaParameter:
     def chosen(text: str) -> str:
         index = integer(text)
         if not 0 <= index < len(names):
             raise InvalidArgument(f"unsupported {key} value '{index}' is requested")
         return names[index]
 
-    return chosen
+    return _CudaParameter(chosen, ", ".join(f"{index} ({name})" for index, name in enumerate(names)))
 
 
-_CUDA_PARAMETERS: Final[dict[str, Callable[[str], str]]] = {
+def _bytes(text: str) -> str:
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidArgument(f"failed to convert '{text}' to integral number")
+    return text
+
+
+class _CudaParameter(NamedTuple):
+    read: Callable[[str], str]
+    expected: str
+
+
+_CUDA_PARAMETERS: Final[dict[str, _CudaParameter]] = {
     "cudnn_conv_algo_search": _choice("cudnn_conv_algo_search", "EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-    "gpu_mem_limit": str,
+    "gpu_mem_limit": _CudaParameter(_bytes, "a number of bytes"),
     "arena_extend_strategy": _choice("arena_extend_strategy", "kNextPowerOfTwo", "kSameAsRequested"),
-    "do_copy_in_default_stream": lambda text: str(int(boolean(text))),
+    "do_copy_in_default_stream": _CudaParameter(lambda text: str(int(boolean(text))), "true or false"),
 }
 """The old way to configure CUDA: as parameters of the model."""
 
 
 def _cuda(context: ModelContext, options: Mapping[str, str], device: int) -> Provider:
     merged = dict(options)
-    for key, read in _CUDA_PARAMETERS.items():
-        if text := context.parameter(key):
-            merged[key] = read(text)
+    for key, known in _CUDA_PARAMETERS.items():
+        if context.parameter(key):
+            merged[key] = parameter(context, key, "", known.read, known.expected)
     merged["device_id"] = str(device)
     return Provider("CUDAExecutionProvider", _frozen(merged))

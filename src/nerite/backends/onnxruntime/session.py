@@ -12,11 +12,13 @@ from typing import Any, Final
 
 from nerite.backends.onnxruntime import providers
 from nerite.backends.onnxruntime.framework import onnxruntime
-from nerite.backends.onnxruntime.plan import SessionPlan
+from nerite.backends.onnxruntime.plan import SessionPlan, own_entries
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 
 _one_at_a_time = threading.Lock()
 
+_OF_OPTIONS: Final = frozenset({2, 6})
+"""INVALID_ARGUMENT and RUNTIME_EXCEPTION: not about the file."""
 _MESSAGE: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
@@ -40,7 +42,7 @@ def open_session(plan: SessionPlan) -> Any:
                 enable_fallback=0,
             )
     except Exception as error:  # Whatever the framework raises says why the model cannot be opened.
-        raise translated(error) from error
+        raise _of_session(error, plan) from error
     _check_providers(plan, session.get_providers())
     return session
 
@@ -61,6 +63,15 @@ def translated(error: Exception) -> NeriteError:
         return error
     found = _MESSAGE.match(str(error))
     return Internal(f"onnx runtime error {found[1]}: {found[2]}" if found else f"onnx runtime error: {error}")
+
+
+def _of_session(error: Exception, plan: SessionPlan) -> NeriteError:
+    """Return what is wrong with a session, with the entries that may be meant: ONNX Runtime says ``stoi`` of some."""
+    found, entries = _MESSAGE.match(str(error)), own_entries(plan)
+    if not entries or (found is not None and int(found[1]) not in _OF_OPTIONS):
+        return translated(error)
+    given = ", ".join(f"'{key}' is '{value}'" for key, value in entries.items())
+    return translated(error).prefixed("", f" (ONNX Runtime's own parameters, for {plan.path}: {given})")
 
 
 @cache

@@ -14,7 +14,7 @@ from nerite.backends.openvino import fitting, framework, graph, plan, properties
 from nerite.backends.openvino.inference import Inference
 from nerite.backends.openvino.plan import CompilePlan
 from nerite.backends.openvino.strings import as_fixed_width
-from nerite.backends.values import integer
+from nerite.backends.values import default_batch_size
 
 
 class OpenVinoBackend:
@@ -38,7 +38,7 @@ class OpenVinoBackend:
             config["max_batch_size"] = 1
         fitted = model.clone()
         fitting.fit(fitted, context, config)
-        default = integer(context.settings.get("default-max-batch-size", str(completion.DEFAULT_MAX_BATCH_SIZE)))
+        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
         return completion.complete(context.name, context.config, graph.of_model(fitted, config), default)
 
     def open(self, context: ModelContext) -> OpenVinoModel:

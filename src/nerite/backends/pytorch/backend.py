@@ -21,7 +21,7 @@ from nerite.backends.pytorch.artifact import Kind
 from nerite.backends.pytorch.plan import Plan
 from nerite.backends.pytorch.program import Program, Slot
 from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
-from nerite.backends.values import integer
+from nerite.backends.values import default_batch_size
 from nerite.core import dtype as dtypes
 from nerite.core.errors import InvalidArgument, Unsupported
 
@@ -55,7 +55,7 @@ class PyTorchBackend:
         finally:
             opener.close()
         context.memo[opener.plan.artifact] = program
-        default = integer(context.settings.get("default-max-batch-size", str(completion.DEFAULT_MAX_BATCH_SIZE)))
+        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
         return completion.complete(context.name, context.config, graph, min(default, program.highest_batch or default))
 
     def open(self, context: ModelContext) -> PyTorchModel:

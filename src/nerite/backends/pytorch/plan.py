@@ -16,7 +16,7 @@ from typing import Any, Final
 from nerite.backends.cores import share, usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.pytorch.artifact import Artifact, find
-from nerite.backends.values import boolean, placed, thread_count
+from nerite.backends.values import flag, placed, thread_count
 from nerite.core.errors import InvalidArgument
 
 _OPTIONS: Final = "options of torch.compile as a JSON object"
@@ -57,14 +57,14 @@ def make(context: ModelContext) -> Plan:
     sharing = context.parameter("ENABLE_WEIGHT_SHARING")
     return Plan(
         artifact=find(context),
-        inference_mode=_flag(context, "INFERENCE_MODE", True),
-        optimized=not _flag(context, "DISABLE_OPTIMIZED_EXECUTION", False),
-        cudnn=not _flag(context, "DISABLE_CUDNN", False),
-        clean_cache=_flag(context, "ENABLE_CACHE_CLEANING", False),
-        share=_flag(context, "ENABLE_WEIGHT_SHARING", False) if sharing else None,
+        inference_mode=flag(context, "INFERENCE_MODE", default=True),
+        optimized=not flag(context, "DISABLE_OPTIMIZED_EXECUTION", default=False),
+        cudnn=not flag(context, "DISABLE_CUDNN", default=False),
+        clean_cache=flag(context, "ENABLE_CACHE_CLEANING", default=False),
+        share=flag(context, "ENABLE_WEIGHT_SHARING", default=False) if sharing else None,
         threads=_count(context, "INTRA_OP_THREAD_COUNT", "NUM_THREADS"),
         inter_op_threads=_count(context, "INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS"),
-        switches=tuple((key, _flag(context, key, True)) for key in _SWITCHES if context.parameter(key)),
+        switches=tuple((key, flag(context, key, default=True)) for key in _SWITCHES if context.parameter(key)),
         compile=_compile_options(context),
         model_class=context.parameter("MODEL_CLASS"),
         batching=int(context.config.get("max_batch_size", 0)) > 0,
@@ -91,14 +91,6 @@ def first_device(config: Mapping[str, Any]) -> str:
     groups: Sequence[Mapping[str, Any]] = config.get("instance_group") or ({},)
     kind = str(groups[0].get("kind", "KIND_CPU")).removeprefix("KIND_")
     return device(InstanceContext("", kind, next(iter(groups[0].get("gpus", ())), 0)))
-
-
-def _flag(context: ModelContext, key: str, default: bool) -> bool:
-    text = context.parameter(key)
-    try:
-        return boolean(text) if text else default
-    except InvalidArgument as error:
-        raise placed(error, context, key, "true or false") from None
 
 
 def _count(context: ModelContext, key: str, other: str) -> int:

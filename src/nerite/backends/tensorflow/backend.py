@@ -13,7 +13,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.tensorflow import completion, computation, frozen_graph, plan, saved_model, session
 from nerite.backends.tensorflow.framework import tensorflow
 from nerite.backends.tensorflow.signature import Signature
-from nerite.backends.values import integer
+from nerite.backends.values import default_batch_size
 
 
 class TensorFlowBackend:
@@ -29,7 +29,7 @@ class TensorFlowBackend:
         """
         if not completion.is_needed(context.name, context.config):
             return context.config
-        default = integer(context.settings.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE)))
+        default = default_batch_size(context, DEFAULT_MAX_BATCH_SIZE)
         return completion.complete(context.name, context.config, _Artifact(context).signature.graph, default)
 
     def open(self, context: ModelContext) -> TensorFlowModel:

@@ -16,7 +16,7 @@ from nerite.backends.interface import InstanceContext, Marks, ModelContext
 from nerite.backends.tensorrt import cuda, engine, plan_file, profiles
 from nerite.backends.tensorrt.computation import Computation, Way
 from nerite.backends.tensorrt.description import Description, Profile, largest_batch
-from nerite.backends.values import boolean, integer
+from nerite.backends.values import boolean, default_batch_size
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -134,7 +134,7 @@ def completed(context: ModelContext, description: Description) -> dict[str, Any]
     """Return the configuration of a model, filled in from what its engine says. Pure, but for the log."""
     config = context.config
     check_batches(context.name, config, description)
-    default = integer(context.settings.get("default-max-batch-size", str(completion.DEFAULT_MAX_BATCH_SIZE)))
+    default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
     most = largest_batch(_profiles_in_use(context.name, config, description))
     graph = description.graph
     if description.shape_tensors and not int(config.get("max_batch_size", 0)):

@@ -19,7 +19,7 @@ from nerite.backends.trees.engines.choice import explainer, open_engine
 from nerite.backends.trees.engines.engine import Engine, Explainer
 from nerite.backends.trees.engines.nvforest import NvforestEngine
 from nerite.backends.trees.forest import Forest
-from nerite.backends.values import integer
+from nerite.backends.values import default_batch_size
 from nerite.core.errors import Unsupported
 
 
@@ -39,7 +39,7 @@ class TreesBackend:
         wanted = parameters.read(context.name, context.config)
         forest = _read(context, wanted)
         context.memo[forest.description.artifact] = forest
-        default = integer(context.settings.get("default-max-batch-size", str(completion.DEFAULT_MAX_BATCH_SIZE)))
+        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
         return completion.complete(context.name, context.config, ports.graph(forest.description, wanted), default)
 
     def open(self, context: ModelContext) -> TreesModel:
