@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from nerite.backends import registry
-from nerite.backends.directory import SETTING
 from nerite.backends.interface import ModelContext
 from nerite.config.completion import CompletionUnavailable
 from nerite.config.gpus import Gpus
 from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig
-from nerite.config.options import DeviceOptions
+from nerite.config.options import DeviceOptions, ServerOptions
 from nerite.core.errors import Internal, Unsupported
 from nerite.observability.gpus import of_this_machine, open_library
 from nerite.repository.placement import Placement
@@ -27,7 +26,7 @@ def complete_here(directory: Path, backends: str, config: ModelConfig, version: 
     config = registry.filled_in(config, backends)
     if "EXECUTION_ENV_PATH" in config.parameters:
         raise CompletionUnavailable("not completed from the model: it has a Python environment of its own")
-    settings = {SETTING: backends}
+    settings = ServerOptions(backend_directory=backends).settings_of(config.backend)
     context = ModelContext(config.name, version, directory.resolve(), to_json(config), settings)
     try:
         # What a model prints must not get between the mistakes.

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import tree_models
 from nerite.cli.main import main
+from nerite.config.options import ServerOptions
 
 Run = Callable[..., tuple[int, str, str]]
 TENSORS = """\
@@ -98,6 +100,16 @@ def test_what_a_model_is(run: Run, repository: Path) -> None:
     assert '"x": np.zeros((1, 3, 1), np.float32)' in snippet
     assert '"text": np.full((1, 1), "text", object)' in snippet
     compile(snippet, "snippet", "exec")
+
+
+def test_the_largest_batch_is_the_one_that_a_server_gives(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "forest" / "1").mkdir(parents=True)
+    (tmp_path / "forest" / "1" / "xgboost.model").write_bytes(tree_models.legacy_binary())
+    (tmp_path / "forest" / "config.pbtxt").write_text(
+        'backend: "fil" parameters { key: "model_type" value { string_value: "xgboost" } }'
+    )
+    shown = json.loads(run("show", "forest", "--repository", tmp_path, "--json")[1])
+    assert str(shown["max_batch_size"]) == ServerOptions().settings_of("fil")["default-max-batch-size"] == "32768"
 
 
 def test_what_a_model_is_not(run: Run, repository: Path) -> None:
