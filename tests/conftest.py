@@ -14,6 +14,9 @@ settings.register_profile("nerite", deadline=None)
 settings.register_profile("ci", settings.get_profile("nerite"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "nerite")
 
+# Machines differ in their GPUs: a test has those that it brings, which are a stand-in's, and so have its servers.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # What a shell starts in the background ignores Ctrl-C, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -55,7 +55,7 @@ class Machine:
 
     def __init__(self, file: Path) -> None:
         path = os.pathsep.join(str(STAND_INS / library) for library in ("nvml", "tensorrt"))
-        self.environment = {"PYTHONPATH": path, "STAND_IN_GPUS": str(file)}
+        self.environment = {"PYTHONPATH": path, "STAND_IN_GPUS": str(file), "CUDA_VISIBLE_DEVICES": "0,1,2"}
         self._file = file
 
     def has(self, *gpus: dict[str, Any]) -> None:

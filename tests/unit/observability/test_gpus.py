@@ -93,7 +93,7 @@ def test_gpus_that_are_too_old_are_left_alone(give: Give, caplog: pytest.LogCapt
     assert "GPU 0 (Old) is left alone: its compute capability is 3.5, below the 6.0 of" in caplog.text
 
 
-def test_the_package_itself_on_a_machine_without_a_driver() -> None:
+def test_the_package_itself_whether_there_is_a_driver_or_not() -> None:
     nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
@@ -121,11 +121,11 @@ def test_a_driver_that_cannot_be_asked(
 ) -> None:
     if not installed:
         monkeypatch.setitem(sys.modules, "pynvml", None)
+    driver = tmp_path / "driver"
+    monkeypatch.setattr(gpus, "_DRIVER", driver)
     assert of_this_machine(open_library(), {}, 0.0) == []
     assert not caplog.text
-    driver = tmp_path / "driver"
     driver.touch()
-    monkeypatch.setattr(gpus, "_DRIVER", driver)
     assert of_this_machine(open_library(), {}, 0.0) == []
     assert said in caplog.text
 
