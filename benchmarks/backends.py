@@ -6,8 +6,8 @@ For each cell (a framework, a model, a batch size) the server gets more requests
 - ``joined``: each request carries one row, and the dynamic batcher makes the batches.
 
 The bare loop runs in a process of its own, with as many threads as the one instance has, one, on a batch that is ready,
-its results thrown away. Loop and server take turns; a ratio is of medians. The load is ``wrk``, over HTTP with binary
-tensors. Before that, the server's answer is compared with the loop's.
+its results thrown away. Loop and server take turns; a ratio is the median of those of each turn. The load is ``wrk``,
+over HTTP with binary tensors. Before that, the server's answer is compared with the loop's.
 
     python benchmarks/backends.py [--seconds S] [--rounds N] [--only CONTESTANT ...] [--models MODEL ...] [--print]
 """
@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tritonclient.http
+from bare_loop import bare_loop
 from contestants import Contestant, nerite
 from loads import need, write_http, wrk
 from page import machine, write
@@ -40,7 +41,7 @@ _CONNECTIONS = 256
 
 
 class Rates(NamedTuple):
-    """Medians, in rows a second."""
+    """Medians, in rows a second, and of the ratios of each turn."""
 
     contestant: str
     model: str
@@ -48,6 +49,8 @@ class Rates(NamedTuple):
     bare: float
     whole: float
     joined: float
+    whole_ratio: float
+    joined_ratio: float
 
 
 def written(name: str, model: str, folder: Path) -> Path:
@@ -57,12 +60,6 @@ def written(name: str, model: str, folder: Path) -> Path:
     program = "import sys, pathlib, zoo; zoo.CONTESTANTS[sys.argv[1]].write(sys.argv[2], pathlib.Path(sys.argv[3]))"
     _run("-c", program, name, model, version)
     return version
-
-
-def bare(name: str, version: Path, batch: int, seconds: float, *answer: Path) -> float:
-    """Return the rows a second of the framework's own loop."""
-    model = version.parent.name
-    return float(_run(Path(__file__).with_name("bare_loop.py"), name, model, version, batch, seconds, *answer))
 
 
 def _run(*arguments: object) -> str:
@@ -83,17 +80,19 @@ def measure(name: str, version: Path, batch: int, seconds: int, rounds: int) -> 
         folder = Path(directory)
         write_http(folder, "whole", (contestant.input, list(given.shape), given.tobytes()), contestant.output)
         write_http(folder, "joined", (contestant.input, [1, *ROWS[model]], given[:1].tobytes()), contestant.output)
-        with nerite("Nerite", version.parents[1], folder) as server:
-            bare(name, version, batch, 0, folder / "answer.npy")
-            compare(server, name, model, batch, np.load(folder / "answer.npy"))
+        answer = folder / "answer.npy"
+        with nerite("Nerite", version.parents[1], folder) as server, bare_loop(name, version, batch, answer) as loop:
+            compare(server, name, model, batch, np.load(answer))
             # Two or three batches in the server at any time: one computes, the next is ready when it ends.
             whole = wrk(folder, "whole", 3, seconds, model)
             joined = wrk(folder, "joined", min(3 * batch, _CONNECTIONS), seconds, model)
             for _ in range(rounds):
-                rates["bare"].append(bare(name, version, batch, seconds))
+                rates["bare"].append(loop.rate(seconds))
                 rates["whole"].append(whole(server).rate * batch)
                 rates["joined"].append(joined(server).rate)
-    return Rates(name, model, batch, *(statistics.median(rates[kind]) for kind in ("bare", "whole", "joined")))
+    turns = list(zip(rates["bare"], rates["whole"], rates["joined"], strict=True))
+    ratios = [statistics.median(turn[kind] / turn[0] for turn in turns) for kind in (1, 2)]
+    return Rates(name, model, batch, *(statistics.median(each) for each in rates.values()), *ratios)
 
 
 def compare(server: Contestant, name: str, model: str, batch: int, expected: np.ndarray) -> None:
@@ -113,8 +112,8 @@ def table(found: list[Rates]) -> str:
         "| framework | model | batch | bare loop, rows/s | whole batches | ratio | joined rows | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name, model, batch, loop, whole, joined in found:
-        cells = f"{whole:,.0f} | **{whole / loop:.2f}** | {joined:,.0f} | **{joined / loop:.2f}**"
+    for name, model, batch, loop, whole, joined, *ratios in found:
+        cells = f"{whole:,.0f} | **{ratios[0]:.2f}** | {joined:,.0f} | **{ratios[1]:.2f}**"
         lines.append(f"| {name} | {model} | {batch} | {loop:,.0f} | {cells} |")
     return "\n".join(lines) + "\n"
 
@@ -123,7 +122,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=2, help="one run")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each; the median counts")
+    parser.add_argument("--rounds", type=int, default=5, help="turns")
     parser.add_argument("--only", nargs="*", choices=CONTESTANTS, help="just these contestants")
     parser.add_argument("--models", nargs="*", choices=ROWS, default=list(ROWS), help="just these models")
     parser.add_argument("--print", action="store_true", help="print the table and leave the page alone")

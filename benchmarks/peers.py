@@ -32,7 +32,8 @@ from typing import NamedTuple
 
 import numpy as np
 import tritonclient.grpc
-from backends import bare, written
+from backends import written
+from bare_loop import bare_loop
 from contestants import Contestant, free_ports, nerite, real_triton, stopped, wait_ready
 from loads import h2load, need
 from page import machine, write
@@ -203,10 +204,11 @@ def measure(name: str, model: str, seconds: int, rounds: int) -> list[Rates]:
                 for server in servers
             }
             rates: dict[str, list[float]] = {"bare": [], **{server.name: [] for server in servers}}
-            for _ in range(rounds):
-                rates["bare"].append(bare(name, version, min(calls, _BATCH), seconds))
-                for server in servers:
-                    rates[server.name].append(loads[server.name](server).rate)
+            with bare_loop(name, version, calls) as loop:
+                for _ in range(rounds):
+                    rates["bare"].append(loop.rate(seconds))
+                    for server in servers:
+                        rates[server.name].append(loads[server.name](server).rate)
             found.append(Rates(name, model, calls, *(statistics.median(each) for each in rates.values())))
             print(table(found[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     return found
