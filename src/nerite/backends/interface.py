@@ -95,7 +95,10 @@ class Model(Protocol):
         """Make one more instance. May be slow; called outside the loop's thread."""
 
     def close(self) -> None:
-        """Called once, after the last instance was closed."""
+        """Give everything back. Called once, after the last instance was closed.
+
+        The object may live on: the header of a request that is remembered knows where it went.
+        """
 
 
 class Backend(Protocol):

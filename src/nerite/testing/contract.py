@@ -219,13 +219,16 @@ class BackendContract(BackendUnderTest):
             raise AssertionError("it was loaded all the same")
 
     def test_nothing_is_left_of_models_that_came_and_went(self, tmp_path: Path) -> None:
-        """No descriptor and no thread; memory within ``most_growth``."""
+        """No descriptor and no thread; memory within ``most_growth``. Somebody may still know what was closed."""
         self.write_model(tmp_path / "m")
+        known: list[object] = []
 
         def load(times: int) -> dict[str, int]:
             for _ in range(times):
                 with OpenedModel(self.backend, tmp_path / "m", self.settings) as model:
-                    self.ask(model, model.instance(), self.requests()[0])
+                    instance = model.instance()
+                    self.ask(model, instance, self.requests()[0])
+                known.append((model, instance))
             gc.collect()
             return _footprint()
 

@@ -21,6 +21,7 @@ from openvino_models import (
     identity,
     mapped,
     model,
+    network,
     ops,
     ov,
     parameter,
@@ -312,6 +313,14 @@ def test_instances_on_the_same_cores_share_what_was_compiled(tmp_path: Path) -> 
     assert len(opened.model._compiled) == 1
     opened.model.instance(InstanceContext("m_2", cores=(0,)))
     assert len(opened.model._compiled) == 2
+
+
+def test_a_closed_model_keeps_no_file_though_somebody_knows_it(tmp_path: Path) -> None:
+    opened = Opened(tmp_path, network())
+    assert str(tmp_path / "1" / "model.bin") in Path("/proc/self/maps").read_text()
+    opened.instance.close()
+    opened.model.close()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 def test_an_instance_on_a_gpu_is_refused(tmp_path: Path) -> None:

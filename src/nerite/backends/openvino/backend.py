@@ -76,8 +76,9 @@ class OpenVinoModel:
         return self._face.instance(Inference(compiled, self._inputs, self._outputs, self._rows))
 
     def close(self) -> None:
-        """Let go of the compiled models; they end with the last instance."""
+        """Let go of the model, which has its weights mapped, and of what was compiled; that ends with its instances."""
         self._compiled.clear()
+        self._model = None
 
     def _compile(self, wanted: CompilePlan) -> Any:
         with self._lock:
