@@ -168,6 +168,21 @@ def initialize(self, args):
         assert server.json("GET", "/v2/models/adder/config")["instance_group"][0]["count"] == 1
 
 
+def test_a_load_that_failed_leaves_nothing(repository: Path, tmp_path: Path) -> None:
+    body = """
+def initialize(self, args):
+    self.weights = open(__file__)
+    raise ValueError("not today")
+"""
+    parameters = 'parameters { key: "EXECUTION_MODE" value { string_value: "in_process" } }'
+    held = python_model(repository, "holder", body + adds(1), pbtxt(parameters=parameters)) / "1" / "model.py"
+    with serving(repository, tmp_path / "log", "--model-control-mode=explicit") as server:
+        status, _, answer = server.ask("POST", "/v2/repository/models/holder/load")
+        assert (status, b"not today" in answer) == (400, True)
+        descriptors = Path(f"/proc/{server.process.pid}/fd").iterdir()
+        assert str(held) not in [os.readlink(descriptor) for descriptor in descriptors]
+
+
 def test_polling_follows_the_files(repository: Path, tmp_path: Path) -> None:
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
     with serving(repository, tmp_path / "log", *flags) as server:

@@ -86,7 +86,9 @@ class VersionMaker:
                     return await self._make(polled, version)
                 except NeriteError as error:
                     if not tries:
-                        raise
+                        # Its frames have in hand what was loaded so far, weights and files. Nobody reads them any more.
+                        error.__context__ = None
+                        raise error.with_traceback(None) from None
                     _log.warning(
                         "failed to load '%s' version %d, trying again: %s", polled.name, version, error.message
                     )
