@@ -38,8 +38,21 @@ def test_one_that_is_not_brief_begins_the_count_again() -> None:
 
 
 def test_waiting_for_the_gil_does_not_count_but_waiting_for_something_does() -> None:
-    assert in_thread(Brevity(), 8, took_ns=1_000_000)[-1]
+    of = Brevity()
+    in_thread(of, 7, took_ns=1_000_000)
+    assert in_thread(of, 1) == [True]
     assert not in_thread(Brevity(), 8, took_ns=10_000_000)[-1]
+
+
+def test_a_model_that_computes_in_threads_of_its_framework_stays_in_its_own() -> None:
+    assert not any(in_thread(Brevity(), 1_000, computed_ns=BRIEF_NS // 2, took_ns=LONG))
+
+
+def test_what_was_brief_long_ago_does_not_count() -> None:
+    of = Brevity()
+    in_thread(of, 8)
+    executions_until_in_thread(of, LONG)
+    assert not any(in_thread(of, 100, took_ns=LONG))
 
 
 def test_now_and_then_an_execution_may_take_long() -> None:
