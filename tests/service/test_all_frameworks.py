@@ -172,7 +172,7 @@ def test_workers_for_those_that_are_isolated(server: Serving, repository: Reposi
 def is_isolated(name: str, model: Served) -> bool:
     if model.backend not in registry.ENTRIES:
         return model.backend == "perceptron"
-    return name != "inside" and registry.is_isolated(registry.backend(model.backend))
+    return name != "inside" and registry.backend(model.backend).isolated
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)

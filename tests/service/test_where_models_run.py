@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import zipfile
 from pathlib import Path
 
 import onnx
@@ -53,3 +54,17 @@ def test_a_worker_that_it_shares_with_others(tmp_path: Path) -> None:
         assert server.infer("row", [3.0]) == [18.0]
         for name in ("before", "double", "after"):
             assert server.json("GET", f"/v2/models/{name}/stats")["model_stats"][0]["execution_count"] == 2
+
+
+def test_a_compiled_package_of_pytorch_never_comes_into_the_server(tmp_path: Path) -> None:
+    """It would stay there for good. This one is none that can be loaded, which only PyTorch itself finds out."""
+    version = tmp_path / "models" / "compiled" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(pbtxt().replace('"python"', '"pytorch"'))
+    with zipfile.ZipFile(version / "model.pt2", "w") as package:
+        package.writestr("model/data/aotinductor/model/code.wrapper.so", b"no library")
+    with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit") as server:
+        status, _, answer = server.ask("POST", "/v2/repository/models/compiled/load")
+        assert (status, b"the version of PyTorch that compiled it" in answer) == (400, True), answer
+        assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+        eventually(lambda: server.workers() == {})

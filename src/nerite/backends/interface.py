@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -108,7 +108,7 @@ class Backend(Protocol):
     isolated: bool
     """Whether each instance gets a worker process, where a crash, a leak and the interpreter's lock are its own; else
     instances run in threads of the server, which is right where the framework lets go of the lock while it computes.
-    One in a package that does not say is isolated."""
+    One in a package that does not say is isolated. See ``Discerning`` for one whose models differ in this."""
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
         """Return the configuration with what the artifact itself tells filled in.
@@ -121,4 +121,12 @@ class Backend(Protocol):
         """Load the artifact. Raises ``NeriteError`` with what is wrong with it and, where one exists, the remedy."""
 
 
-__all__ = ["INTERFACE", "Backend", "Instance", "InstanceContext", "Marks", "Model", "ModelContext"]
+@runtime_checkable
+class Discerning(Protocol):
+    """A backend some of whose models have to be isolated."""
+
+    def isolates(self, context: ModelContext) -> bool:
+        """Return ``isolated`` for one model. May look at its files, without the framework. Raises ``NeriteError``."""
+
+
+__all__ = ["INTERFACE", "Backend", "Discerning", "Instance", "InstanceContext", "Marks", "Model", "ModelContext"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 from nerite.backends import directory, packages
-from nerite.backends.interface import Backend, ModelContext
+from nerite.backends.interface import Backend, Discerning, ModelContext
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import InvalidArgument, Unsupported
 
@@ -90,8 +90,13 @@ def _not_in_environment(model: str, entry: Entry) -> Unsupported:
     )
 
 
-def is_isolated(found: Backend) -> bool:
-    """Return whether instances run in worker processes; they do where a backend does not say."""
+def is_isolated(found: Backend, context: ModelContext) -> bool:
+    """Return whether the instances of a model run in worker processes; they do where its backend does not say.
+
+    May look at the model's files. Raises ``NeriteError`` with what is wrong with them.
+    """
+    if isinstance(found, Discerning):
+        return found.isolates(context)
     return getattr(found, "isolated", True)
 
 

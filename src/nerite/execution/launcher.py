@@ -226,7 +226,7 @@ def _isolated(context: ModelContext) -> bool:
         # The framework may be there alone, so that the backend is not looked for here.
         return True
     found = registry.backend_of(context)
-    return bool(worker) or mode == "worker" or (not mode and registry.is_isolated(found))
+    return bool(worker) or mode == "worker" or (not mode and registry.is_isolated(found, context))
 
 
 def _contradiction(model: str, elsewhere: str) -> InvalidArgument:

@@ -8,6 +8,7 @@ import importlib.util
 import re
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_every_entry_leads_to_a_backend_of_that_name(name: str, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(STAND_IN_FOR_TENSORRT))
     found = registry.backend(name)
     assert found.name == name
-    assert registry.is_isolated(found) is found.isolated
+    assert isinstance(found.isolated, bool)
 
 
 def test_an_unknown_backend(tmp_path: Path) -> None:
@@ -144,9 +145,10 @@ def test_the_extra_brings_the_framework(name: str) -> None:
 @pytest.mark.parametrize("runtime", ["", "model.py"])
 def test_one_in_the_backend_directory(runtime: str, tmp_path: Path) -> None:
     written_in_python(tmp_path, "mine")
-    found = registry.backend_of(model_of("mine", tmp_path, runtime))
+    model = model_of("mine", tmp_path, runtime)
+    found = registry.backend_of(model)
     assert found.name == "mine"
-    assert registry.is_isolated(found)
+    assert registry.is_isolated(found, model)
     assert registry.backend_of(model_of("mine", tmp_path, runtime)) is found
 
 
@@ -200,20 +202,30 @@ def test_one_of_a_package(site: Path) -> None:
     assert there_are() in refusal(model_of("lookup"))
     installed(site, PACKAGED.format(interface=1))
     found = registry.backend_of(model_of("lookup"))
-    assert (found.name, registry.is_isolated(found)) == ("lookup", False)
+    assert (found.name, registry.is_isolated(found, model_of("lookup"))) == ("lookup", False)
     assert registry.backend_of(model_of("lookup")) is found
     assert there_are("lookup") in refusal(model_of("else"))
 
 
 def test_one_that_does_not_say_is_isolated(site: Path) -> None:
     installed(site, PACKAGED.format(interface=1).replace("    isolated = False\n", ""))
-    assert registry.is_isolated(registry.backend_of(model_of("lookup")))
+    assert registry.is_isolated(registry.backend_of(model_of("lookup")), model_of("lookup"))
+
+
+def test_one_whose_models_differ(site: Path) -> None:
+    method = "    def isolates(self, context):\n        return context.name == 'm'\n"
+    installed(site, PACKAGED.format(interface=1) + method)
+    model = model_of("lookup")
+    found = registry.backend_of(model)
+    assert registry.is_isolated(found, model)
+    assert not registry.is_isolated(found, replace(model, name="other"))
 
 
 def test_the_directory_comes_before_packages(site: Path, tmp_path: Path) -> None:
     installed(site, PACKAGED.format(interface=1))
     written_in_python(tmp_path / "backends", "lookup")
-    assert registry.is_isolated(registry.backend_of(model_of("lookup", tmp_path / "backends")))
+    model = model_of("lookup", tmp_path / "backends")
+    assert registry.is_isolated(registry.backend_of(model), model)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 from onnx_models import request
-from torch_models import Opened, declared, entry
+from torch_models import Opened, context, declared, entry, export_scaled
 
 from nerite.backends.pytorch import PyTorchBackend
-from nerite.core.errors import Internal, InvalidArgument
+from nerite.core.errors import Internal, InvalidArgument, Unavailable
 from nerite.testing import Answer, BackendContract
 from tools import require
 
@@ -92,6 +92,25 @@ def test_the_same_package_takes_its_memory_once(tmp_path: Path, package: Path) -
     before = load()
     assert before > 0
     assert {load() for _ in range(3)} == {before}
+
+
+def test_no_file_is_left_of_a_package(tmp_path: Path, package: Path) -> None:
+    opened = Opened(placed(tmp_path, package), CONFIG)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    (library,) = {line.split(maxsplit=5)[-1] for line in maps if "wrapper.so" in line}
+    assert library.endswith("(deleted)")
+    assert not Path(library).parents[4].exists()
+    opened.close()
+
+
+def test_it_is_for_a_worker(tmp_path: Path, package: Path) -> None:
+    backend = PyTorchBackend()
+    assert backend.isolates(context(placed(tmp_path, package), CONFIG))
+    (tmp_path / "1" / "model.pt2").unlink()
+    with pytest.raises(Unavailable, match="unable to find"):
+        backend.isolates(context(tmp_path, CONFIG))
+    export_scaled(tmp_path)
+    assert not backend.isolates(context(tmp_path, CONFIG))
 
 
 def test_what_does_not_fit_a_package(tmp_path: Path, package: Path) -> None:

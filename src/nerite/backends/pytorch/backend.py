@@ -15,7 +15,7 @@ from nerite.backends.arrays.instance import ArrayInstance
 from nerite.backends.arrays.ragged import Ragged
 from nerite.backends.arrays.selection import Selections
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.pytorch import agreement, framework, naming
+from nerite.backends.pytorch import agreement, artifact, framework, naming
 from nerite.backends.pytorch import plan as plans
 from nerite.backends.pytorch.artifact import Kind
 from nerite.backends.pytorch.plan import Plan
@@ -36,6 +36,10 @@ class PyTorchBackend:
 
     name = "pytorch"
     isolated = False
+
+    def isolates(self, context: ModelContext) -> bool:
+        """Return whether a model is a compiled package: no process that has loaded one gets rid of it again."""
+        return artifact.find(context).kind is Kind.COMPILED
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
         """Return the configuration with batch size, scheduler, inputs and outputs from an exported program.

@@ -1,15 +1,20 @@
-"""Packages that AOTInductor has compiled: machine code that knows how its inputs nest, and nothing else of them."""
+"""Packages that AOTInductor has compiled: machine code that knows how its inputs nest, and nothing else of them.
+
+A library that was loaded stays in the process until that ends, as PyTorch has it built. So these models live in
+workers, which end with them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path as FilePath
 from typing import Any, Final
 
@@ -24,21 +29,26 @@ _CHECKS: Final = "AOTI_RUNTIME_CHECK_INPUTS"
 """Where it is not set, a compiled program computes with inputs of any shape as if they had its own, and reads beyond
 their end. Checking takes less than a microsecond. Whoever wants to go without sets it to 0 for the server."""
 _TOO_FEW: Final = "too small at 0, expected it to be >= 2, but got: 1"
-_lock = threading.Lock()
+_unpacking = threading.Lock()
+_folders: dict[str, FilePath] = {}
+"""Where packages were unpacked, by their content."""
 
 
 def open_program(model: str, plan: Plan, device: str) -> Program:
     """Load a package. Raises ``NeriteError``."""
     os.environ.setdefault(_CHECKS, "1")
     path = plan.artifact.path
+    count = plan.instances if plan.share else 1
+    load = torch._C._aoti.AOTIModelPackageLoader
     try:
         with quiet, zipfile.ZipFile(path) as archive:
             name = _model_name(archive)
-            index = torch.device(device).index if device.startswith("cuda") else -1
-            folder = _unpacked(archive, path)
-            loader = torch._C._aoti.AOTIModelPackageLoader(
-                str(folder), name, False, plan.instances if plan.share else 1, index
-            )
+            if device == "cpu":
+                with _unpacked(archive, path) as folder:
+                    loader = load(str(folder), name, False, count, -1)
+            else:
+                # Code for GPUs is read when it first runs. So PyTorch unpacks it, and takes the files along at the end.
+                loader = load(str(path), name, False, count, torch.device(device).index if device else -1)
     except Exception as error:  # Whatever PyTorch raises says what is wrong with the file.
         remedy = f"A package runs with the version of PyTorch that compiled it; this is {torch.__version__}"
         raise unloadable(model, error, remedy) from error
@@ -103,23 +113,23 @@ def _model_name(archive: zipfile.ZipFile) -> str:
     return "model" if "model" in names else min(names)
 
 
-@cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="nerite_aoti_")
+@contextmanager
+def _unpacked(archive: zipfile.ZipFile, path: FilePath) -> Iterator[FilePath]:
+    """Give a folder with what is in a package while that is loaded: the same for the same content.
 
-
-def _unpacked(archive: zipfile.ZipFile, path: FilePath) -> FilePath:
-    """Return a folder with what is in a package: the same for the same content.
-
-    A library that was loaded stays in the process until that ends. One that is loaded again from the same file is the
-    same; from another, as PyTorch would have it, each load of a model would take its size in memory and on disk.
+    A library that is loaded again by the same name is the one that is there, though its file is another. By other
+    names, as PyTorch would have it, each load of a model takes its size in memory. The files are gone as soon as they
+    are not needed any more: a worker may end without notice.
     """
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    folder = FilePath(_folder().name) / digest
-    with _lock:
-        if not folder.exists():
-            partial = folder.with_suffix(".partial")
-            archive.extractall(partial)
-            partial.rename(folder)
-    return folder
+    with _unpacking:
+        if digest in _folders:
+            _folders[digest].mkdir(mode=0o700)
+        else:
+            _folders[digest] = FilePath(tempfile.mkdtemp(prefix="nerite_aoti_"))
+        try:
+            archive.extractall(_folders[digest])
+            yield _folders[digest]
+        finally:
+            shutil.rmtree(_folders[digest])
