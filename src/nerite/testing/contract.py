@@ -152,14 +152,17 @@ class BackendContract(BackendUnderTest):
 
     def test_models_are_loaded_side_by_side(self, tmp_path: Path) -> None:
         """The server loads several at a time."""
+        folders = [tmp_path / name for name in ("one", "other")]
+        for folder in folders:
+            self.write_model(folder)
 
-        def load(name: str) -> None:
-            with self.opened(tmp_path, name) as model:
+        def load(folder: Path) -> None:
+            with OpenedModel(self.backend, folder, self.settings) as model:
                 inputs = self.requests()[0]
                 self.check(inputs, self.ask(model, model.instance(), inputs))
 
         with ThreadPoolExecutor(2) as threads:
-            for done in [threads.submit(load, name) for name in ("one", "other")]:
+            for done in [threads.submit(load, folder) for folder in folders]:
                 done.result()
 
     def test_an_instance_is_ready(self, tmp_path: Path) -> None:
