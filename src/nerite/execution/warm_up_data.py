@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nerite.backends.sequence_tensors import control_inputs, state_inputs
+from nerite.backends.configuration import made_inputs
 from nerite.config.json_form import to_json
 from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig, ModelWarmup, WarmupInput
@@ -88,7 +88,7 @@ def _unsaid(config: ModelConfig, signature: Signature) -> Signature:
     given = to_json(config)
     inputs = [
         Input(each["name"], dtypes.BY_CONFIG_NAME[each["data_type"]], tuple(each["dims"]), optional=True)
-        for each in (*control_inputs(given), *state_inputs(given))
+        for each in made_inputs(given)
     ]
     return Signature(signature.model_name, signature.max_batch_size, inputs, [])
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nerite.backends.arrays.graph import GraphTensor
+from nerite.backends.configuration import model_dims
 from nerite.core.errors import InvalidArgument
 from nerite.core.signature import show
 
@@ -17,6 +18,11 @@ def check_optional(name: str, entry: Mapping[str, Any], max_batch_size: int) -> 
             f"unable to load model '{name}', optional input '{entry['name']}' is not supported for models that "
             "support batching"
         )
+
+
+def scattered_outputs(config: Mapping[str, Any]) -> frozenset[str]:
+    """Return the outputs that are flat in the model, and cut up for its callers: no dims say how."""
+    return frozenset(target for each in config.get("batch_output", ()) for target in each["target_name"])
 
 
 def find(entry: str, allowed: Mapping[str, GraphTensor], side: str) -> GraphTensor:
@@ -42,7 +48,7 @@ def check_datatype(name: str, entry: Mapping[str, Any], tensor: GraphTensor, sid
 def check_dims(name: str, entry: Mapping[str, Any], tensor: GraphTensor, max_batch_size: int, *, exact: bool) -> None:
     """Compare shapes. ``exact``: a free dimension of the model (-1) has to be free in the configuration too."""
     reshape = entry.get("reshape")
-    dims = tuple(entry["dims"] if reshape is None else reshape.get("shape", ()))
+    dims = model_dims(entry)
     if max_batch_size == 0:
         if not tensor.dims:
             _check_scalar(name, tensor, dims)

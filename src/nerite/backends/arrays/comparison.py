@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nerite.backends.arrays.agreement import check_datatype, check_dims, check_optional, find
+from nerite.backends.arrays.agreement import check_datatype, check_dims, check_optional, find, scattered_outputs
 from nerite.backends.arrays.graph import Graph, GraphTensor
+from nerite.backends.configuration import batching, made_inputs
 from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
 from nerite.core.errors import Internal, InvalidArgument
 from nerite.core.signature import show
@@ -21,7 +22,7 @@ _ENCODINGS: Final = {
 def check(name: str, config: Mapping[str, Any], graph: Graph) -> None:
     """Raise ``InvalidArgument`` for the first thing in which ``config`` and ``graph`` disagree."""
     for entry in control_inputs(config):
-        _check_control(name, entry, graph, batching=int(config.get("max_batch_size", 0)) > 0)
+        _check_control(name, entry, graph, batching=batching(config))
     declared: Sequence[Mapping[str, Any]] = config.get("input", ())
     _check_input_count(name, config, graph)
     max_batch_size = int(config.get("max_batch_size", 0))
@@ -41,7 +42,7 @@ def check(name: str, config: Mapping[str, Any], graph: Graph) -> None:
     for batch_input in config.get("batch_input", ()):
         for target in batch_input["target_name"]:
             check_datatype(name, batch_input, find(target, graph.inputs, "input"), "input")
-    scattered = {target for batch_output in config.get("batch_output", ()) for target in batch_output["target_name"]}
+    scattered = scattered_outputs(config)
     for entry in config.get("output", ()):
         tensor = find(entry["name"], graph.outputs, "output")
         check_datatype(name, entry, tensor, "output")
@@ -56,7 +57,7 @@ def check(name: str, config: Mapping[str, Any], graph: Graph) -> None:
 def _check_input_count(name: str, config: Mapping[str, Any], graph: Graph) -> None:
     declared = [entry["name"] for entry in config.get("input", ()) if not entry.get("optional")]
     made = [target for batch_input in config.get("batch_input", ()) for target in batch_input["target_name"]]
-    made += [entry["name"] for entry in (*control_inputs(config), *state_inputs(config))]
+    made += [entry["name"] for entry in made_inputs(config)]
     expected = len(declared) + len(made)
     if expected == len(graph.inputs):
         return

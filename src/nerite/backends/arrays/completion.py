@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 from nerite.backends.arrays.graph import Graph, GraphTensor
-from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
+from nerite.backends.configuration import made_inputs
+from nerite.backends.interface import ModelContext
+from nerite.backends.sequence_tensors import state_outputs
+from nerite.backends.values import default_batch_size
 from nerite.core.errors import InvalidArgument
 
 _log = logging.getLogger("nerite.backends")
 
-DEFAULT_MAX_BATCH_SIZE: Final = 4
+_DEFAULT: Final = 4
 
 
-def is_needed(name: str, config: Mapping[str, Any]) -> bool:
+def is_needed(context: ModelContext) -> bool:
     """Return False, and say so in the log, if the configuration gives inputs and outputs."""
+    config = context.config
     if (config.get("input") or config.get("batch_input")) and config.get("output"):
-        _log.info("skipping model configuration auto-complete for '%s': inputs and outputs already specified", name)
+        _log.info(
+            "skipping model configuration auto-complete for '%s': inputs and outputs already specified", context.name
+        )
         return False
     return True
 
 
-def complete(name: str, config: Mapping[str, Any], graph: Graph, default_max_batch_size: int) -> dict[str, Any]:
-    """Return ``config`` with batch size, scheduler and the side (inputs, outputs) that it lacks.
+def complete(context: ModelContext, graph: Graph, largest: int | None = None) -> dict[str, Any]:
+    """Return the configuration with batch size, scheduler and the side (inputs, outputs) that it lacks.
 
     Controls and states of a sequence model are no inputs and outputs of a caller's, and are left out.
 
-    A model can batch if the first dimension of everything it takes and gives is free. Raises ``InvalidArgument`` if
-    it cannot and the configuration says that it does.
+    A model can batch if the first dimension of everything it takes and gives is free. Where nobody says how many rows
+    a batch may have, they are those of the backend's setting, and not more than ``largest``. Raises
+    ``InvalidArgument`` if the model cannot batch and the configuration says that it does.
     """
+    name, config = context.name, context.config
+    default = default_batch_size(context, _DEFAULT)
     completed = dict(config)
     max_batch_size = int(config.get("max_batch_size", 0))
     if _can_batch(graph):
         if max_batch_size == 0:
-            max_batch_size = completed["max_batch_size"] = max(default_max_batch_size, 0)
+            rows = default if largest is None else min(default, largest)
+            max_batch_size = completed["max_batch_size"] = max(rows, 0)
             # The spelling is Triton's: people filter their logs for this line.
             _log.warning(
                 "autofilled max_batch_size to %d for model '%s' since batching is supporrted but no max_batch_size "
@@ -53,15 +63,11 @@ def complete(name: str, config: Mapping[str, Any], graph: Graph, default_max_bat
         )
     batching = max_batch_size > 0
     if not config.get("input") and not config.get("batch_input"):
-        made = {entry["name"] for entry in (*control_inputs(config), *state_inputs(config))}
-        completed["input"] = [
-            declaration(tensor, batching) for name, tensor in graph.inputs.items() if name not in made
-        ]
+        made = {entry["name"] for entry in made_inputs(config)}
+        completed["input"] = [declaration(each, batching) for key, each in graph.inputs.items() if key not in made]
     if not config.get("output"):
         kept = {entry["name"] for entry in state_outputs(config)}
-        completed["output"] = [
-            declaration(tensor, batching) for name, tensor in graph.outputs.items() if name not in kept
-        ]
+        completed["output"] = [declaration(each, batching) for key, each in graph.outputs.items() if key not in kept]
     return completed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nerite.backends.configuration import model_dims
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 
@@ -52,17 +53,11 @@ def of_entry(entry: Mapping[str, Any], *, batching: bool, scalar: bool = False) 
     ``scalar``: to the model it has no dimensions, though a configuration always gives it some.
     """
     dims = tuple(int(dim) for dim in entry["dims"])
-    if scalar:
-        model_dims: Shape = ()
-    elif "reshape" in entry:
-        model_dims = tuple(int(dim) for dim in entry["reshape"].get("shape", ()))
-    else:
-        model_dims = dims
     return Port(
         entry["name"],
         dtypes.BY_CONFIG_NAME[entry["data_type"]],
         dims,
-        model_dims,
+        () if scalar else model_dims(entry),
         batching,
         bool(entry.get("allow_ragged_batch")),
     )

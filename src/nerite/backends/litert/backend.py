@@ -7,8 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from nerite.backends.arrays import completion
-from nerite.backends.arrays.face import Face
+from nerite.backends.arrays import completion, face
 from nerite.backends.arrays.graph import Graph
 from nerite.backends.arrays.instance import ArrayInstance
 from nerite.backends.arrays.strings import as_bytes
@@ -16,7 +15,6 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.litert import computation, plan, session, tensors
 from nerite.backends.litert.plan import InterpreterPlan
 from nerite.backends.litert.tensors import Tensors
-from nerite.backends.values import default_batch_size
 
 _log = logging.getLogger("nerite.backends.litert")
 
@@ -32,12 +30,10 @@ class LiteRtBackend:
 
         Raises ``NeriteError``.
         """
-        if not completion.is_needed(context.name, context.config):
+        if not completion.is_needed(context):
             return context.config
         interpreter = session.open_interpreter(plan.make(context, plan.first_instance(context)))
-        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
-        graph = _graph(context, interpreter, _tensors(context, interpreter))
-        return completion.complete(context.name, context.config, graph, default)
+        return completion.complete(context, _graph(context, interpreter, _tensors(context, interpreter)))
 
     def open(self, context: ModelContext) -> LiteRtModel:
         """Open a model whose configuration is complete. Raises ``NeriteError`` where model and configuration differ."""
@@ -52,7 +48,7 @@ class LiteRtModel:
         interpreter = session.open_interpreter(wanted)
         found = _tensors(context, interpreter)
         self._context = context
-        self._face = Face(context, _graph(context, interpreter, found), as_bytes)
+        self._face = face.of_graph(context, _graph(context, interpreter, found), as_bytes)
         self._lock = threading.Lock()
         self._spare: dict[InterpreterPlan, Any] = {wanted: interpreter}
         for line in tensors.quantisation(found):

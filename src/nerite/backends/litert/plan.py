@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from nerite.backends.configuration import instance_count
 from nerite.backends.cores import share
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.values import integer, thread_count
@@ -39,8 +39,7 @@ def make(context: ModelContext, instance: InstanceContext) -> InterpreterPlan:
 
 def first_instance(context: ModelContext) -> InstanceContext:
     """Return what the first instance of a model will be like, before there is one."""
-    groups: Sequence[Mapping[str, Any]] = context.config.get("instance_group", ())
-    return InstanceContext(context.name, sharing=max(1, sum(int(group.get("count", 1)) for group in groups)))
+    return InstanceContext(context.name, sharing=instance_count(context.config))
 
 
 def _threads(context: ModelContext) -> int:

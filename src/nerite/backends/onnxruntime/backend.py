@@ -6,14 +6,13 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from nerite.backends.arrays import completion
-from nerite.backends.arrays.face import Face
+from nerite.backends.arrays import completion, face
 from nerite.backends.arrays.instance import ArrayInstance
 from nerite.backends.arrays.strings import as_text
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.onnxruntime import graph, plan, providers, runs, session
 from nerite.backends.onnxruntime.plan import SessionPlan
-from nerite.backends.values import default_batch_size, flag
+from nerite.backends.values import flag
 
 
 class OnnxRuntimeBackend:
@@ -27,12 +26,11 @@ class OnnxRuntimeBackend:
 
         The session that this takes is left in the context for ``open``. Raises ``NeriteError``.
         """
-        if not completion.is_needed(context.name, context.config):
+        if not completion.is_needed(context):
             return context.config
         wanted = plan.make(context, plan.first_instance(context))
         opened = context.memo[wanted] = session.open_session(wanted)
-        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
-        return completion.complete(context.name, context.config, graph.of_session(opened), default)
+        return completion.complete(context, graph.of_session(opened))
 
     def open(self, context: ModelContext) -> OnnxModel:
         """Open a model whose configuration is complete. Raises ``NeriteError`` where model and configuration differ."""
@@ -54,7 +52,7 @@ class OnnxModel:
         self._context = context
         self._plan = wanted
         self._graph = graph.of_session(opened)
-        self._face = Face(context, self._graph, as_text)
+        self._face = face.of_graph(context, self._graph, as_text)
         key = "share_session_between_instances"
         self._share = flag(context, key, default=False) if context.parameter(key) else None
         self._lock = threading.Lock()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from nerite.backends.configuration import instance_count, op_libraries
 from nerite.backends.cores import share, usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.onnxruntime import providers
@@ -74,7 +75,7 @@ def make(context: ModelContext, instance: InstanceContext) -> SessionPlan:
     path = model_path(context)
     config = context.config
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
-    own = max(1, usable_cores() // _instances(config))
+    own = max(1, usable_cores() // instance_count(config, _DEFAULT_CPU_INSTANCES))
     plan = SessionPlan(
         path=path,
         modified_ns=path.stat().st_mtime_ns,
@@ -87,10 +88,7 @@ def make(context: ModelContext, instance: InstanceContext) -> SessionPlan:
         memory_arena=flag(context, "enable_mem_arena", default=True),
         memory_pattern=flag(context, "enable_mem_pattern", default=True),
         entries=tuple(sorted({**_DEFAULT_ENTRIES, **_entries(config)}.items())),
-        op_libraries=tuple(
-            _op_library(context.directory, name)
-            for name in config.get("model_operations", {}).get("op_library_filename", ())
-        ),
+        op_libraries=op_libraries(context),
     )
     return of_instance(plan, context, instance)
 
@@ -182,16 +180,3 @@ def _entries(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters that are session configuration entries of ONNX Runtime, by their own names."""
     parameters = config.get("parameters", {})
     return {key: str(value["string_value"]) for key, value in parameters.items() if key.startswith("session.")}
-
-
-def _instances(config: Mapping[str, Any]) -> int:
-    groups = config.get("instance_group")
-    if not groups:
-        return _DEFAULT_CPU_INSTANCES
-    return max(1, sum(int(group.get("count", 1)) * max(1, len(group.get("gpus", ()))) for group in groups))
-
-
-def _op_library(directory: Path, name: str) -> str:
-    """Return the path of a library of custom operators; one that lies with the model is found by its name alone."""
-    beside = directory / name
-    return str(beside) if beside.exists() else name

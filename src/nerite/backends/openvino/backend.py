@@ -6,15 +6,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from nerite.backends.arrays import completion
-from nerite.backends.arrays.face import Face
+from nerite.backends.arrays import completion, face
 from nerite.backends.arrays.instance import ArrayInstance
+from nerite.backends.configuration import batching
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.openvino import fitting, framework, graph, plan, properties, reading
 from nerite.backends.openvino.inference import Inference
 from nerite.backends.openvino.plan import CompilePlan
 from nerite.backends.openvino.strings import as_fixed_width
-from nerite.backends.values import default_batch_size
 
 
 class OpenVinoBackend:
@@ -28,18 +27,17 @@ class OpenVinoBackend:
 
         The model is left in the context for ``open``. Raises ``NeriteError``.
         """
-        if not completion.is_needed(context.name, context.config):
+        if not completion.is_needed(context):
             return context.config
         source = plan.source(context)
         model = context.memo[source] = reading.read(source)
         config = dict(context.config)
-        if not plan.batching(config) and fitting.has_batch_layout(model):
+        if not batching(config) and fitting.has_batch_layout(model):
             # Fitted with any batch size, the model tells how it is with a free batch.
             config["max_batch_size"] = 1
         fitted = model.clone()
         fitting.fit(fitted, context, config)
-        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
-        return completion.complete(context.name, context.config, graph.of_model(fitted, config), default)
+        return completion.complete(context, graph.of_model(fitted, config))
 
     def open(self, context: ModelContext) -> OpenVinoModel:
         """Open a model whose configuration is complete. Raises ``NeriteError`` where model and configuration differ."""
@@ -61,10 +59,10 @@ class OpenVinoModel:
         config = context.config
         fitting.fit(self._model, context, config)
         found = graph.of_model(self._model, config)
-        self._face = Face(context, found, as_fixed_width)
+        self._face = face.of_graph(context, found, as_fixed_width)
         self._inputs, self._outputs = list(found.inputs), list(found.outputs)
         self._rows = 0
-        if plan.batching(config) and properties.flag(context, "ENABLE_BATCH_PADDING"):
+        if batching(config) and properties.flag(context, "ENABLE_BATCH_PADDING"):
             self._rows = int(config["max_batch_size"])
             fitting.pad(self._model, config)
         self._lock = threading.Lock()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from nerite.backends.configuration import batching
 from nerite.backends.interface import ModelContext
 from nerite.backends.openvino import framework, graph
 from nerite.backends.openvino.graph import Socket
-from nerite.backends.openvino.plan import batching
 from nerite.backends.openvino.properties import flag
 
 _ELEMENTS: Final = {datatype.config_name: element for element, datatype in graph.DATATYPES.items()}

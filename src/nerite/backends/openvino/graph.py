@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.backends.arrays.graph import Graph, GraphTensor
-from nerite.backends.openvino.plan import batching
-from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
+from nerite.backends.configuration import all_inputs, all_outputs, batching, model_dims
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.errors import Unsupported
@@ -57,18 +56,17 @@ class Socket(NamedTuple):
 
 def inputs(model: Any, config: Mapping[str, Any]) -> list[Socket]:
     """Return the inputs of a model, in its order."""
-    return _sockets(model.inputs, (*config.get("input", ()), *control_inputs(config), *state_inputs(config)))
+    return _sockets(model.inputs, all_inputs(config))
 
 
 def outputs(model: Any, config: Mapping[str, Any]) -> list[Socket]:
     """Return the outputs of a model, in its order."""
-    return _sockets(model.outputs, (*config.get("output", ()), *state_outputs(config)))
+    return _sockets(model.outputs, all_outputs(config))
 
 
 def declared_dims(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape that the model is to have according to an entry: ``reshape``, and with the batch before it."""
-    dims = entry["reshape"].get("shape", ()) if entry.get("reshape") is not None else entry["dims"]
-    return (*((-1,) if batching(config) else ()), *(int(dim) for dim in dims))
+    return (*((-1,) if batching(config) else ()), *model_dims(entry))
 
 
 def of_model(model: Any, config: Mapping[str, Any]) -> Graph:

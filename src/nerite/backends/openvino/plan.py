@@ -7,10 +7,10 @@ bind its threads to them: to the same cores for each model, so that two models s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from nerite.backends.cores import usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
@@ -97,8 +97,3 @@ def _model_path(context: ModelContext) -> Path:
             "default_model_filename may name another"
         )
     return path
-
-
-def batching(config: Mapping[str, Any]) -> bool:
-    """Return whether the first dimension of the model's tensors is that of the batch."""
-    return int(config.get("max_batch_size", 0)) > 0

@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from nerite.backends.configuration import all_outputs
 from nerite.backends.interface import InstanceContext, Marks, ModelContext
 from nerite.backends.python.event_loop import EventLoop
 from nerite.backends.python.failure import CAUSES, describe
 from nerite.backends.python.replies import Replies
 from nerite.backends.python.rescheduling import NOT_ITERATIVE, Rescheduling
-from nerite.backends.sequence_tensors import state_outputs
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -41,7 +41,7 @@ class PythonInstance:
         """
         self._name = context.name
         self._file = file or model_file(model)
-        outputs = [output["name"] for output in (*model.config.get("output", ()), *state_outputs(model.config))]
+        outputs = [output["name"] for output in all_outputs(model.config)]
         self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
         self._replies = Replies(model.name, str(model.version), outputs, decoupled=self._decoupled)
         self._rescheduling = Rescheduling(model.config)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nerite.backends.arrays.agreement import check_datatype, check_dims, check_optional
+from nerite.backends.arrays.agreement import check_datatype, check_dims, check_optional, scattered_outputs
 from nerite.backends.arrays.graph import GraphTensor
+from nerite.backends.configuration import model_dims
 from nerite.backends.pytorch.program import Program, Slot
 from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
 from nerite.core.errors import Internal, InvalidArgument
@@ -38,7 +39,7 @@ def check(
             check_datatype(name, entry, tensor, "sequence control")
     for entry in state_inputs(config):
         _check_entry(name, entry, inputs.get(entry["name"]), "input state", max_batch_size)
-    scattered = {target for batch_output in config.get("batch_output", ()) for target in batch_output["target_name"]}
+    scattered = scattered_outputs(config)
     for entry in config.get("output", ()):
         if entry["name"] not in scattered:
             _check_entry(name, entry, outputs.get(entry["name"]), "output", max_batch_size)
@@ -67,7 +68,7 @@ def _check_entry(name: str, entry: Mapping[str, Any], slot: Slot | None, side: s
 
 def _as_free(tensor: GraphTensor, entry: Mapping[str, Any]) -> GraphTensor:
     """Return an output with those sizes free that the configuration leaves free: to say less of it does no harm."""
-    declared = entry["reshape"].get("shape", ()) if "reshape" in entry else entry["dims"]
+    declared = model_dims(entry)
     fixed = len(tensor.dims) - len(declared)
     loose = [-1 if want == -1 else have for have, want in zip(tensor.dims[fixed:], declared, strict=False)]
     return tensor._replace(dims=(*tensor.dims[:fixed], *loose)) if fixed in (0, 1) else tensor
@@ -80,9 +81,9 @@ def _check_text(name: str, entry: Mapping[str, Any], slot: Slot | None, side: st
             f"unable to load model '{name}', configuration expects datatype TYPE_STRING for {side} '{entry['name']}', "
             f"model provides {provided}. Set data_type: {provided if slot.datatype else 'that of its elements'}"
         )
-    dims = entry["reshape"].get("shape", ()) if "reshape" in entry else entry["dims"]
+    dims = model_dims(entry)
     # [1] is what a configuration says for a scalar; a row of a batch is one string.
-    if len(dims) + (max_batch_size > 0) > 1 and not (max_batch_size > 0 and list(dims) == [1]):
+    if len(dims) + (max_batch_size > 0) > 1 and not (max_batch_size > 0 and dims == (1,)):
         raise Internal(
             f"Triton only supports 1 dimensional List of String as {side} for '{entry['name']}' for model '{name}'. "
             f"Set dims: {'[ 1 ], for one string in each row' if max_batch_size > 0 else '[ -1 ]'}"

@@ -5,23 +5,22 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nerite.backends.arrays import completion, ports
-from nerite.backends.arrays.call import Calls
+from nerite.backends.arrays import completion
+from nerite.backends.arrays.face import Face
 from nerite.backends.arrays.graph import Graph
 from nerite.backends.arrays.instance import ArrayInstance
-from nerite.backends.arrays.ragged import Ragged
-from nerite.backends.arrays.selection import Selections
+from nerite.backends.arrays.ports import Port, of_entry
+from nerite.backends.configuration import Entry, all_inputs, all_outputs, batching, made_inputs
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.pytorch import agreement, artifact, framework, naming
 from nerite.backends.pytorch import plan as plans
 from nerite.backends.pytorch.artifact import Kind
 from nerite.backends.pytorch.plan import Plan
 from nerite.backends.pytorch.program import Program, Slot
-from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
-from nerite.backends.values import default_batch_size
+from nerite.backends.sequence_tensors import state_outputs
 from nerite.core import dtype as dtypes
 from nerite.core.errors import InvalidArgument, Unsupported
 
@@ -47,7 +46,7 @@ class PyTorchBackend:
         The program is left in the context for ``open``. The other kinds do not say enough of themselves: raises
         ``InvalidArgument`` with what is lacking and what is known of it.
         """
-        if not completion.is_needed(context.name, context.config):
+        if not completion.is_needed(context):
             return context.config
         opener = Opener(context)
         device = plans.first_device(context.config)
@@ -59,8 +58,7 @@ class PyTorchBackend:
         finally:
             opener.close()
         context.memo[opener.plan.artifact] = program
-        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
-        return completion.complete(context.name, context.config, graph, min(default, program.highest_batch or default))
+        return completion.complete(context, graph, program.highest_batch)
 
     def open(self, context: ModelContext) -> PyTorchModel:
         """Open a model whose configuration is complete. Raises ``NeriteError`` where model and configuration differ."""
@@ -122,14 +120,8 @@ class PyTorchModel:
         except BaseException:
             self._opener.close()
             raise
-        self._batching = int(config.get("max_batch_size", 0)) > 0
-        taken = {
-            entry["name"]: self._port(entry, inputs)
-            for entry in (*config["input"], *control_inputs(config), *state_inputs(config))
-        }
-        given = [self._port(entry, outputs) for entry in (*config["output"], *state_outputs(config))]
-        self._selections = Selections(context.name, str(context.version), given)
-        self._calls = Calls(taken, self._selections)
+        taken, given = _ports(config, all_inputs(config), inputs), _ports(config, all_outputs(config), outputs)
+        self._face = Face(context, taken, given)
 
     def instance(self, context: InstanceContext) -> ArrayInstance:
         """Make an instance, with a program of its own or a shared one. Raises ``NeriteError``."""
@@ -137,8 +129,7 @@ class PyTorchModel:
 
         plan = self._opener.plan
         program = self._program(plans.device(context))
-        run = Run(self._context.name, program, self._ends, plan, plans.threads(plan, context))
-        return ArrayInstance(run, self._calls, self._selections, Ragged(self._context.config), batching=self._batching)
+        return self._face.instance(Run(self._context.name, program, self._ends, plan, plans.threads(plan, context)))
 
     def close(self) -> None:
         """Let go of the programs; they end with the last response that holds a tensor of theirs."""
@@ -157,10 +148,6 @@ class PyTorchModel:
                 self._spare.pop(device, None)
             return program
 
-    def _port(self, entry: Mapping[str, Any], slots: Mapping[str, Slot]) -> ports.Port:
-        slot = slots.get(entry["name"])
-        return ports.of_entry(entry, batching=self._batching, scalar=slot is not None and slot.dims == ())
-
 
 def _ends(
     name: str, config: Mapping[str, Any], program: Program
@@ -172,8 +159,7 @@ def _ends(
     inputs = naming.inputs(name, given, program.inputs) if program.inputs is not None else {}
     outputs = naming.outputs(name, taken, program.outputs) if program.outputs is not None else {}
     agreement.check(name, config, program, inputs, outputs)
-    entries = (*config["input"], *control_inputs(config), *state_inputs(config))
-    datatypes = {str(entry["name"]): str(entry["data_type"]) for entry in entries}
+    datatypes = {str(entry["name"]): str(entry["data_type"]) for entry in all_inputs(config)}
     for made in config.get("batch_input", ()):
         datatypes.update(dict.fromkeys(map(str, made["target_name"]), str(made["data_type"])))
     ends = Ends(
@@ -185,9 +171,14 @@ def _ends(
     return ends, inputs, outputs
 
 
+def _ports(config: Mapping[str, Any], entries: Iterable[Entry], slots: Mapping[str, Slot]) -> list[Port]:
+    scalars = {name for name, slot in slots.items() if slot.dims == ()}
+    return [of_entry(entry, batching=batching(config), scalar=entry["name"] in scalars) for entry in entries]
+
+
 def _graph(config: Mapping[str, Any], program: Program) -> Graph | None:
     """Return what a program says of itself, if that is enough; controls and states by the configuration's names."""
-    made = {*(entry["name"] for entry in (*control_inputs(config), *state_inputs(config)))}
+    made = {entry["name"] for entry in made_inputs(config)}
     kept = {entry["name"] for entry in state_outputs(config)}
     sides = []
     for slots, names in ((program.inputs, made), (program.outputs, kept)):

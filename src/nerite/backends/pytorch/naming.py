@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from nerite.backends.configuration import all_inputs, all_outputs
 from nerite.backends.pytorch.program import Slot
-from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
 from nerite.core.errors import InvalidArgument
 
 _log = logging.getLogger("nerite.backends.pytorch")
@@ -23,14 +23,13 @@ _POSITION: Final = re.compile(r".*__(\d+)", re.DOTALL)
 
 def given(config: Mapping[str, Any]) -> list[str]:
     """Return the names of all that a model is given: inputs, controls, states, and what is made for a batch."""
-    entries = (*config.get("input", ()), *control_inputs(config), *state_inputs(config))
-    names = [str(entry["name"]) for entry in entries]
+    names = [str(entry["name"]) for entry in all_inputs(config)]
     return names + [str(target) for made in config.get("batch_input", ()) for target in made["target_name"]]
 
 
 def taken(config: Mapping[str, Any]) -> list[str]:
     """Return the names of all that a model gives: outputs and states."""
-    return [str(entry["name"]) for entry in (*config.get("output", ()), *state_outputs(config))]
+    return [str(entry["name"]) for entry in all_outputs(config)]
 
 
 def inputs(model: str, names: Sequence[str], slots: Sequence[Slot]) -> dict[str, Slot]:

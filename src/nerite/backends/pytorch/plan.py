@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nerite.backends.configuration import batching, instance_count
 from nerite.backends.cores import share, usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.pytorch.artifact import Artifact, find
@@ -67,8 +68,8 @@ def make(context: ModelContext) -> Plan:
         switches=tuple((key, flag(context, key, default=True)) for key in _SWITCHES if context.parameter(key)),
         compile=_compile_options(context),
         model_class=context.parameter("MODEL_CLASS"),
-        batching=int(context.config.get("max_batch_size", 0)) > 0,
-        instances=_instances(context.config),
+        batching=batching(context.config),
+        instances=instance_count(context.config),
     )
 
 
@@ -113,8 +114,3 @@ def _compile_options(context: ModelContext) -> str | None:
     if "model" in options:
         raise InvalidArgument("'model' is not an optional parameter for 'torch.compile'")
     return None if options.get("disable") is True else json.dumps(options, sort_keys=True)
-
-
-def _instances(config: Mapping[str, Any]) -> int:
-    groups: Sequence[Mapping[str, Any]] = config.get("instance_group") or ({},)
-    return max(1, sum(int(group.get("count", 1)) * max(1, len(group.get("gpus", ()))) for group in groups))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nerite.backends.arrays.completion import DEFAULT_MAX_BATCH_SIZE
-from nerite.backends.arrays.face import Face
+from nerite.backends.arrays import face
 from nerite.backends.arrays.instance import ArrayInstance
 from nerite.backends.arrays.strings import as_bytes
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.tensorflow import completion, computation, frozen_graph, plan, saved_model, session
 from nerite.backends.tensorflow.framework import tensorflow
 from nerite.backends.tensorflow.signature import Signature
-from nerite.backends.values import default_batch_size
 
 
 class TensorFlowBackend:
@@ -27,10 +25,9 @@ class TensorFlowBackend:
 
         TensorFlow is needed for a frozen graph only. Raises ``NeriteError``.
         """
-        if not completion.is_needed(context.name, context.config):
+        if not completion.is_needed(context):
             return context.config
-        default = default_batch_size(context, DEFAULT_MAX_BATCH_SIZE)
-        return completion.complete(context.name, context.config, _Artifact(context).signature.graph, default)
+        return completion.complete(context, _Artifact(context).signature.graph)
 
     def open(self, context: ModelContext) -> TensorFlowModel:
         """Open a model whose configuration is complete. Raises ``NeriteError`` where model and configuration differ."""
@@ -60,7 +57,7 @@ class TensorFlowModel:
         plan.remark(context)
         self._context = context
         self._artifact = _Artifact(context)
-        self._face = Face(context, self._artifact.signature.graph, as_bytes)
+        self._face = face.of_graph(context, self._artifact.signature.graph, as_bytes)
 
     def instance(self, context: InstanceContext) -> ArrayInstance:
         """Make an instance with a session of its own. Raises ``NeriteError``."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nerite.backends.arrays.graph import Graph
-from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
+from nerite.backends.configuration import all_inputs, all_outputs
 from nerite.backends.tensorflow.signature import Described, Signature, tensors
 from nerite.core.errors import InvalidArgument
 
@@ -54,11 +54,11 @@ def signature_of(graph: Any, model: str, config: Mapping[str, Any]) -> Signature
     """Return what a graph takes and gives, seen through a configuration. Raises ``NeriteError``."""
     placeholders = {op.name: op.outputs[0] for op in graph.get_operations() if op.type == _PLACEHOLDER}
     defaulted = {op.name: op.outputs[0] for op in graph.get_operations() if op.type == _WITH_DEFAULT}
-    asked = [entry["name"] for entry in (*config.get("output", ()), *state_outputs(config))]
+    asked = [entry["name"] for entry in all_outputs(config)]
     outputs = {name: found for name in asked if (found := _tensor(graph, name)) is not None}
     if not asked:
         outputs = _loose_ends(graph)
-    told = {entry["name"] for entry in (*config.get("input", ()), *control_inputs(config), *state_inputs(config))}
+    told = {entry["name"] for entry in all_inputs(config)}
     needed = _ancestors(outputs.values())
     inputs = {name: tensor for name, tensor in placeholders.items() if name in told or tensor.op in needed}
     optional = {name: tensor for name, tensor in defaulted.items() if name in told}

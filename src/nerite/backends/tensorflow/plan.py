@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from nerite.backends.configuration import op_libraries
 from nerite.backends.cores import share
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.values import boolean, integer, thread_count
@@ -72,10 +73,7 @@ def make(context: ModelContext, instance: InstanceContext) -> SessionPlan:
         tags=tuple(sorted(tag.strip() for tag in context.parameter("TF_GRAPH_TAG", "serve").split(","))),
         signature=context.parameter("TF_SIGNATURE_DEF"),
         init_operations=_init_operations(context),
-        op_libraries=tuple(
-            _op_library(context.directory, name)
-            for name in context.config.get("model_operations", {}).get("op_library_filename", ())
-        ),
+        op_libraries=op_libraries(context),
         intra_op_threads=_count(context, "TF_NUM_INTRA_THREADS") or own,
         inter_op_threads=_count(context, "TF_NUM_INTER_THREADS") or own,
         own_threads=boolean(_truth(context.parameter("TF_USE_PER_SESSION_THREADS", "0"))),
@@ -188,9 +186,3 @@ def _mixed_precision(context: ModelContext, instance: InstanceContext) -> bool:
         if accelerator["name"] not in ("auto_mixed_precision", "gpu_io"):
             raise InvalidArgument(f"unknown Execution Accelerator '{accelerator['name']}' is requested")
     return any(accelerator["name"] == "auto_mixed_precision" for accelerator in wanted)
-
-
-def _op_library(directory: Path, name: str) -> str:
-    """Return the path of a library of custom operators; one that lies with the model is found by its name alone."""
-    beside = directory / name
-    return str(beside) if beside.exists() else name

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from nerite.backends.arrays.graph import Graph, GraphTensor
+from nerite.backends.configuration import batching, model_dims
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.errors import InvalidArgument, Unsupported
@@ -54,7 +55,7 @@ def tensors(
     ``NeriteError`` where neither does, and for types that the protocol does not have.
     """
     declared = {entry["name"]: entry for entry in config.get(side, ())}
-    batch = (-1,) if int(config.get("max_batch_size", 0)) > 0 else ()
+    batch = (-1,) if batching(config) else ()
     found = {}
     for name, tensor in described.items():
         datatype = _DATATYPES.get(tensor.datatype)
@@ -65,7 +66,7 @@ def tensors(
             )
         dims = tensor.dims
         if dims is None:
-            dims = (*batch, *_declared_dims(declared.get(name, {})))
+            dims = (*batch, *model_dims(declared.get(name, {})))
             if dims == batch:
                 raise InvalidArgument(
                     f"unable to autofill for '{model}': the rank of model tensor '{name}' is 0 and dimensions are not "
@@ -73,8 +74,3 @@ def tensors(
                 )
         found[name] = GraphTensor(name, datatype, dims)
     return found
-
-
-def _declared_dims(entry: Mapping[str, Any]) -> tuple[int, ...]:
-    dims = entry["reshape"].get("shape", ()) if "reshape" in entry else entry.get("dims", ())
-    return tuple(int(dim) for dim in dims)

@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from nerite.backends.arrays import completion
-from nerite.backends.arrays.face import Face
+from nerite.backends.arrays import completion, face
 from nerite.backends.arrays.instance import ArrayInstance
 from nerite.backends.arrays.strings import as_bytes
 from nerite.backends.interface import InstanceContext, Marks, ModelContext
 from nerite.backends.tensorrt import cuda, engine, plan_file, profiles
 from nerite.backends.tensorrt.computation import Computation, Way
 from nerite.backends.tensorrt.description import Description, Profile, largest_batch
-from nerite.backends.values import boolean, default_batch_size
+from nerite.backends.values import boolean
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -40,7 +39,7 @@ class TensorRtBackend:
 
         The engine is left in the context for ``open``. Raises ``NeriteError``.
         """
-        if not completion.is_needed(context.name, context.config):
+        if not completion.is_needed(context):
             return context.config
         opener = Opener(context)
         device = _first_device(context.config)
@@ -82,7 +81,7 @@ class TensorRtModel:
         self._engines: dict[int, Any] = context.memo.pop(self._opener.path, {})
         self._description = engine.describe(context.name, self._engine(_first_device(config)))
         check_batches(context.name, config, self._description)
-        self._face = Face(context, self._description.graph, as_bytes)
+        self._face = face.of_graph(context, self._description.graph, as_bytes)
         given = config.get("optimization", {}).get("cuda", {})
         if idle := [key for key in _WITHOUT_MEANING if given.get(key)]:
             _log.info("'%s': optimization.cuda.%s has no effect", context.name, " and ".join(idle))
@@ -134,13 +133,9 @@ def completed(context: ModelContext, description: Description) -> dict[str, Any]
     """Return the configuration of a model, filled in from what its engine says. Pure, but for the log."""
     config = context.config
     check_batches(context.name, config, description)
-    default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
     most = largest_batch(_profiles_in_use(context.name, config, description))
-    graph = description.graph
-    if description.shape_tensors and not int(config.get("max_batch_size", 0)):
-        # Sizes as values have no rows that could be joined.
-        default = 0
-    filled = completion.complete(context.name, config, graph, min(default, most))
+    # Sizes as values have no rows that could be joined.
+    filled = completion.complete(context, description.graph, 0 if description.shape_tensors else most)
     for side in ("input", "output"):
         if not config.get(side):
             filled[side] = [

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nerite.backends.arrays import completion
-from nerite.backends.arrays.call import Calls
+from nerite.backends.arrays.face import Face
 from nerite.backends.arrays.instance import ArrayInstance
-from nerite.backends.arrays.ragged import Ragged
-from nerite.backends.arrays.selection import Selections
 from nerite.backends.cores import share
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.trees import artifact, parameters, ports
@@ -19,7 +17,6 @@ from nerite.backends.trees.engines.choice import explainer, open_engine
 from nerite.backends.trees.engines.engine import Engine, Explainer
 from nerite.backends.trees.engines.nvforest import NvforestEngine
 from nerite.backends.trees.forest import Forest
-from nerite.backends.values import default_batch_size
 from nerite.core.errors import Unsupported
 
 
@@ -34,13 +31,12 @@ class TreesBackend:
 
         The forest that this takes is left in the context for ``open``. Raises ``NeriteError``.
         """
-        if not completion.is_needed(context.name, context.config):
+        if not completion.is_needed(context):
             return context.config
         wanted = parameters.read(context.name, context.config)
         forest = _read(context, wanted)
         context.memo[forest.description.artifact] = forest
-        default = default_batch_size(context, completion.DEFAULT_MAX_BATCH_SIZE)
-        return completion.complete(context.name, context.config, ports.graph(forest.description, wanted), default)
+        return completion.complete(context, ports.graph(forest.description, wanted))
 
     def open(self, context: ModelContext) -> TreesModel:
         """Open a model whose configuration is complete. Raises ``NeriteError`` where model and configuration differ."""
@@ -56,9 +52,7 @@ class TreesModel:
         self._unused: Forest | None = _read(context, self._parameters)
         self._forest = self._unused.description
         self._ports = ports.agreed(context.name, context.config, self._forest, self._parameters)
-        self._selections = Selections(context.name, str(context.version), self._ports.given)
-        self._calls = Calls({self._ports.taken.name: self._ports.taken}, self._selections)
-        self._ragged = Ragged(context.config)
+        self._face = Face(context, [self._ports.taken], self._ports.given)
         self._lock = threading.Lock()
         self._engines: dict[tuple[str, int], Engine] = {}
 
@@ -66,13 +60,7 @@ class TreesModel:
         """Make an instance. Raises ``NeriteError`` where its engine is not installed, or cannot load the model."""
         with self._lock:
             engine = self._engine(context)
-        return ArrayInstance(
-            Computation(engine, self._ports, self._parameters, self._forest.features),
-            self._calls,
-            self._selections,
-            self._ragged,
-            batching=self._ports.taken.batching,
-        )
+        return self._face.instance(Computation(engine, self._ports, self._parameters, self._forest.features))
 
     def close(self) -> None:
         """Let go of the engines; they end with the last instance that has one."""

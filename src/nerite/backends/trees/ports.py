@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from nerite.backends.arrays.graph import Graph, GraphTensor
 from nerite.backends.arrays.ports import Port
-from nerite.backends.sequence_tensors import control_inputs, state_inputs, state_outputs
+from nerite.backends.configuration import all_inputs, all_outputs, batching
 from nerite.backends.trees.forest import Description, Task
 from nerite.backends.trees.parameters import Parameters
 from nerite.core import dtype as dtypes
@@ -49,9 +49,9 @@ def agreed(name: str, config: Mapping[str, Any], forest: Description, parameters
 
     Raises ``InvalidArgument`` where they are not what the model takes and gives, with what to write instead.
     """
-    batching = int(config.get("max_batch_size", 0)) > 0
     head = f"unable to load model '{name}'"
-    inputs = [*config.get("input", ()), *control_inputs(config), *state_inputs(config)]
+    batched = batching(config)
+    inputs = all_inputs(config)
     if len(inputs) != 1:
         names = ", ".join(entry["name"] for entry in inputs)
         raise InvalidArgument(f"{head}, configuration expects {len(inputs)} inputs ({names}), tree models have one")
@@ -60,16 +60,16 @@ def agreed(name: str, config: Mapping[str, Any], forest: Description, parameters
             f"{head}, it predicts {forest.targets} things at once, and classes are only told of one. Leave out "
             "parameter 'is_classifier'"
         )
-    taken = _port(inputs[0], batching)
+    taken = _port(inputs[0], batched)
     _check_type(head, taken, _NUMBERS)
     _check_dims(head, taken, forest.features, f"it has {forest.features} features")
-    outputs = [_port(entry, batching) for entry in (*config.get("output", ()), *state_outputs(config))]
+    outputs = [_port(entry, batched) for entry in all_outputs(config)]
     predictions = [port for port in outputs if port.name != SHAP]
     if len(predictions) != 1:
         names = ", ".join(port.name for port in outputs)
         raise InvalidArgument(f"{head}, its outputs are a prediction and, if wanted, '{SHAP}', and not: {names}")
     prediction = predictions[0]
-    both = not parameters.classes and _two_classes(forest, parameters) and _row(prediction.dims, batching) == 2
+    both = not parameters.classes and _two_classes(forest, parameters) and _row(prediction.dims, batched) == 2
     width = 1 if parameters.classes else 2 if both else forest.width
     _check_type(head, prediction, _NUMBERS if parameters.classes else _REAL)
     _check_dims(head, prediction, width, _why(forest, parameters))
