@@ -1,0 +1,252 @@
+"""A JSON object that is a tool call, read as it comes: the name, and the arguments in parts that join to valid JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+
+from nerite.transports.openai.tools.parser import Arguments, BrokenCall, Call, Event
+
+_SPACE: Final = " \t\r\n"
+_SCALAR: Final = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
+_ESCAPED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ARGUMENTS: Final = ("arguments", "parameters")
+
+
+class JsonReader:
+    """Checks a JSON object or list character by character, as deep as it may be."""
+
+    __slots__ = ("_escape", "_open", "_scalar", "_string", "_wants", "done", "key_ended")
+
+    def __init__(self) -> None:
+        self._open = ""
+        """The brackets that are open."""
+        self._wants = "value"
+        """Outside of strings: ``value``, ``first`` (a value or the end), ``key``, ``first key``, ``:`` or ``,``."""
+        self._string = ""
+        """``key`` or ``value`` within a string."""
+        self._escape = 0
+        """Characters of an escape that are still to come; below 0: the one that says which."""
+        self._scalar = ""
+        self.done = False
+        self.key_ended = False
+        """The character that came last ended a key."""
+
+    @property
+    def depth(self) -> int:
+        """How many brackets are open."""
+        return len(self._open)
+
+    @property
+    def between(self) -> bool:
+        """Nothing is open but brackets: no string, and no number."""
+        return not self._string and not self._scalar
+
+    def feed(self, char: str) -> str:
+        """Take a character; return it, or what stands for it in JSON. Raises ``BrokenCall``."""
+        self.key_ended = False
+        if self._string:
+            return self._in_string(char)
+        if self._scalar:
+            if char not in ",]}" and char not in _SPACE:
+                self._scalar += char
+                if len(self._scalar) > 400:
+                    raise BrokenCall(f"{self._scalar[:20]}… is no value")
+                return char
+            self._end_scalar()
+        if char in _SPACE:
+            return char
+        self._token(char)
+        return char
+
+    def _in_string(self, char: str) -> str:
+        if self._escape < 0:
+            if char not in '"\\/bfnrtu':
+                raise BrokenCall(f"\\{char} is no escape")
+            self._escape = 4 if char == "u" else 0
+        elif self._escape:
+            if char not in _HEX:
+                raise BrokenCall(f"{char!r} in an escape")
+            self._escape -= 1
+        elif char == "\\":
+            self._escape = -1
+        elif char == '"':
+            self.key_ended = self._string == "key"
+            self._string = ""
+            if self.key_ended:
+                self._wants = ":"
+            else:
+                self._value_ended()
+        elif char < " ":
+            # Models write line breaks into strings, which JSON has another way for.
+            return _ESCAPED.get(char) or f"\\u{ord(char):04x}"
+        return char
+
+    def _token(self, char: str) -> None:
+        wants = self._wants
+        if wants in (":", ","):
+            self._between(char)
+        elif char == '"':
+            self._string = "key" if wants.endswith("key") else "value"
+        elif char in "}]" and wants in ("first", "first key"):
+            self._shut(char)
+        elif wants.endswith("key"):
+            raise BrokenCall(f"{char!r} where a key should be")
+        elif char in "{[":
+            self._open += char
+            self._wants = "first key" if char == "{" else "first"
+        elif char.isascii() and (char.isalnum() or char == "-"):
+            self._scalar = char
+        else:
+            raise BrokenCall(f"{char!r} where a value should be")
+
+    def _between(self, char: str) -> None:
+        if char == self._wants:
+            self._wants = "value" if char == ":" or self._open[-1] == "[" else "key"
+        elif char in "}]" and self._wants == ",":
+            self._shut(char)
+        else:
+            raise BrokenCall(f"{char!r} where '{self._wants}' should be")
+
+    def _shut(self, char: str) -> None:
+        if self._open[-1] + char not in ("{}", "[]"):
+            raise BrokenCall(f"{char!r} ends what {self._open[-1]!r} began")
+        self._open = self._open[:-1]
+        self._value_ended()
+
+    def _end_scalar(self) -> None:
+        if not _SCALAR.fullmatch(self._scalar):
+            raise BrokenCall(f"{self._scalar} is no value")
+        self._scalar = ""
+        self._value_ended()
+
+    def _value_ended(self) -> None:
+        self._wants = ","
+        self.done = not self._open
+
+
+class CallReader:
+    """Reads one object: ``{"name": …, "arguments": {…}}``, with its keys in any order."""
+
+    def __init__(self, new_id: Callable[[], str], *, strict: bool = False) -> None:
+        """``strict``: an object without arguments is no call."""
+        self._json = JsonReader()
+        self._new_id = new_id
+        self._strict = strict
+        self._key = ""
+        self._raw = ""
+        """The key or the value that is read, as far as it is kept."""
+        self._name = ""
+        self._early = ""
+        """Arguments that came before the name."""
+        self._given = False
+        """There were arguments."""
+        self._quoted = False
+        """The arguments are JSON in a string."""
+        self.begun = False
+        """The call was announced."""
+        self.done = False
+
+    def feed(self, char: str) -> list[Event]:
+        """Take a character. Raises ``BrokenCall`` for what is not JSON, or no call."""
+        json, depth = self._json, self._json.depth
+        if not depth and char not in _SPACE + "{":
+            raise BrokenCall(f"{char!r} where an object should be")
+        whole = json.feed(char)
+        if depth == 0:
+            return []
+        if json.depth == 0:
+            return self._end_member() + self._end()
+        if json.key_ended and depth == 1:
+            self._key = str(_loads(self._raw + whole))
+            self._raw = ""
+            if self._key in _ARGUMENTS and self._given:
+                raise BrokenCall("there are arguments twice")
+            self._given = self._given or self._key in _ARGUMENTS
+            return []
+        if depth == 1 and json.depth == 1 and json.between and whole in ",:":
+            return self._end_member() if whole == "," else []
+        return self._value(whole)
+
+    def _value(self, text: str) -> list[Event]:
+        if not self._raw and text in _SPACE:
+            return []
+        first = not self._raw
+        if self._key not in _ARGUMENTS or self._quoted or not self.begun:
+            self._raw += text
+        else:
+            self._raw = "…"  # passed on, and not kept
+        if self._key not in _ARGUMENTS:
+            return []
+        if first:
+            if text not in '{"':
+                raise BrokenCall(f"the arguments begin with {text!r}, and should be an object")
+            self._quoted = text == '"'
+            return self._begin() + self._pass(text)
+        return self._pass(text)
+
+    def _begin(self) -> list[Event]:
+        if not self._name:
+            return []
+        if not self._quoted:
+            self._raw = "…"
+        return self._announce()
+
+    def _announce(self) -> list[Event]:
+        self.begun = True
+        return [Call(self._new_id(), self._name)]
+
+    def _pass(self, text: str) -> list[Event]:
+        return [Arguments(text)] if self.begun and not self._quoted else []
+
+    def _end_member(self) -> list[Event]:
+        """Take a member of the object whose value is complete."""
+        key, raw, self._key, self._raw = self._key, self._raw.strip(), "", ""
+        if key == "name":
+            name = _loads(raw)
+            if not isinstance(name, str) or not name:
+                raise BrokenCall("the name is no string")
+            self._name = name
+            early, self._early = self._early, ""
+            return [*self._announce(), Arguments(early)] if early else []
+        if key not in _ARGUMENTS:
+            return []
+        if self._quoted:
+            raw, self._quoted = _unquoted(raw), False
+        elif self.begun:
+            return []
+        if not self.begun:
+            self._early = raw
+            return []
+        return [Arguments(raw)]
+
+    def _end(self) -> list[Event]:
+        self.done = True
+        if not self._name:
+            raise BrokenCall("there is no name")
+        if self._strict and not self._given:
+            raise BrokenCall("there are no arguments")
+        return [] if self.begun else [*self._announce(), Arguments("{}")]
+
+
+def _loads(raw: str) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BrokenCall(f"{raw} is no string: {error}") from None
+
+
+def _unquoted(raw: str) -> str:
+    """Return arguments that were written as JSON in a string."""
+    text = str(_loads(raw)).strip() or "{}"
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BrokenCall(f"the arguments are a string that is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BrokenCall("the arguments are no object")
+    return text
