@@ -1,0 +1,59 @@
+"""Refusals in OpenAI's shape: a message, a type, the parameter that is wrong, and a code that programs can match on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import orjson
+
+from nerite.core.errors import Internal, NeriteError, Restricted, Unsupported
+from nerite.transports.http.reply import Reply
+
+_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+MISTAKE: Final = Internal("internal error, see the server's log")
+"""What is said of a mistake of ours."""
+
+
+class ApiError(NeriteError):
+    """A refusal that only this API knows."""
+
+    code = "INVALID_ARG"
+
+    def __init__(self, message: str, param: str | None = None, api_code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.api_code = api_code
+        self.status = status
+
+
+def status_of(error: NeriteError) -> int:
+    """Return the status of a refusal.
+
+    It differs from that of the other APIs where OpenAI's clients would do the wrong thing with it: they ask again after
+    any of 500 and above, and know 401 for a key that is missing.
+    """
+    if isinstance(error, ApiError):
+        return error.status
+    if isinstance(error, Restricted):
+        return 401
+    return 400 if isinstance(error, Unsupported) else error.http_status
+
+
+def body_of(error: NeriteError) -> bytes:
+    """Return a refusal as JSON."""
+    status = status_of(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    param = api_code = None
+    if isinstance(error, ApiError):
+        param, api_code = error.param, error.api_code
+    elif status == 401:
+        api_code = "invalid_auth"
+    # What a model raises may have half a character in it.
+    message = error.message.encode(errors="replace").decode()
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": api_code}})
+
+
+def reply_of(error: NeriteError) -> Reply:
+    """Return the reply that a refusal is."""
+    headers = b"Retry-After: %d\r\n" % error.retry_after if error.retry_after else b""
+    return Reply(status_of(error), body_of(error), "application/json", headers)

@@ -1,0 +1,161 @@
+"""Chat templates: found where they are, and rendered as Hugging Face does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nerite.core.errors import Unsupported
+from nerite.transports.openai import template_files
+from nerite.transports.openai.chat_template import ChatTemplate
+from nerite.transports.openai.errors import ApiError
+
+HELLO: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hi"},
+    {"role": "user", "content": "Bye"},
+]
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Look"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "x", "type": "function", "function": {"name": "look", "arguments": {"at": "<sky>"}}}],
+    },
+    {"role": "tool", "tool_call_id": "x", "content": "blue"},
+]
+
+
+def rendered(source: str, messages: list[dict[str, Any]] | None = None, **more: Any) -> str:
+    template = ChatTemplate(source, "here", {"bos_token": "<s>"}, lambda: datetime(2026, 11, 5))
+    return template.render(messages or [], more.pop("tools", []), more)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}{{ eos_token }}|", "<s>|"),
+        ("{{ {'a': '<b>'} | tojson }}", '{"a": "<b>"}'),
+        ("{{ ['é'] | tojson(indent=1) }}", '[\n "é"\n]'),
+        ("{{ strftime_now('%d %b %Y') }}", "05 Nov 2026"),
+        ("{% for n in [1, 2, 3] %}{% if n == 2 %}{% continue %}{% endif %}{{ n }}{% endfor %}", "13"),
+        ("{% for n in [1, 2] %}\n    {% generation %}\n{{ n }}{% endgeneration %}\n{% endfor %}", "12"),
+        ("{{ add_generation_prompt }}{{ tools is none }}{{ undefined_thing }}", "TrueTrue"),
+        ("{{ enable_thinking }}", "False"),
+    ],
+)
+def test_what_templates_use(source: str, text: str) -> None:
+    assert rendered(source, enable_thinking=False) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[7].content.strip() }}", r"the chat template \(here\) failed"),
+        ("{{ ''.__class__.__mro__ }}", r"failed: access to attribute '__class__'"),
+        ("{% set _ = messages.append(1) %}", "failed: access to attribute .append. of .list. object is unsafe"),
+        ("{% for n in range(10 ** 9) %}{% endfor %}", "Range too big"),
+    ],
+)
+def test_what_is_refused(source: str, says: str) -> None:
+    with pytest.raises(ApiError, match=says) as refused:
+        rendered(source)
+    assert (refused.value.param, refused.value.status) == ("messages", 400)
+
+
+def test_no_template() -> None:
+    with pytest.raises(ApiError, match=r"The chat template \(here\) is wrong"):
+        rendered("{% if %}")
+
+
+def test_jinja_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(Unsupported, match=r"pip install 'nerite\[openai\]'"):
+        rendered("")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plain", "system: Be brief.\nuser: Hello\nassistant: Hi\nuser: Bye\nassistant:"),
+        (
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+            "<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "llama3",
+            "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        ("mistral", "<s>[INST]Be brief.\n\nHello[/INST]Hi</s>[INST]Bye[/INST]"),
+    ],
+)
+def test_our_own(name: str, text: str) -> None:
+    assert name in template_files.NAMES
+    found = template_files.find(None, name)
+    assert rendered(found.source, HELLO) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("chatml", '<tool_call>\n{"name": "look", "arguments": {"at": "<sky>"}}\n</tool_call>'),
+        ("llama3", '{"name": "look", "parameters": {"at": "<sky>"}}<|eot_id|>'),
+        ("mistral", '[TOOL_CALLS][{"name": "look", "arguments": {"at": "<sky>"}, "id": "x"}]</s>'),
+    ],
+)
+def test_our_own_with_tools(name: str, call: str) -> None:
+    source = template_files.find(None, name).source
+    text = rendered(source, CALLED, tools=[TOOL])
+    assert call in text and "blue" in text
+    assert '"name": "look"' in rendered(source, CALLED[:1], tools=[TOOL])
+
+
+def test_where_a_template_is(tmp_path: Path) -> None:
+    found = template_files.find(tmp_path, "")
+    assert (found.model_s_own, found.origin) == (False, "built-in 'plain'")
+    tokenizer = tmp_path / "tokenizer_config.json"
+    words = {"bos_token": {"content": "<b>"}, "eos_token": "<e>", "unk_token": None}
+    tokenizer.write_text(json.dumps({**words, "chat_template": "one"}))
+    found = template_files.find(tmp_path, "")
+    assert (found.source, found.with_tools, found.words) == ("one", "one", {"bos_token": "<b>", "eos_token": "<e>"})
+    named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
+    tokenizer.write_text(json.dumps({"chat_template": named}))
+    found = template_files.find(tmp_path, "")
+    assert (found.source, found.with_tools, found.model_s_own) == ("one", "two", True)
+    (tmp_path / "chat_template.jinja").write_text("three")
+    assert template_files.find(tmp_path, "").source == "three"
+    (tmp_path / "mine.jinja").write_text("four")
+    assert template_files.find(tmp_path, "mine.jinja").source == "four"
+    assert "im_start" in template_files.find(tmp_path, "chatml").source
+
+
+@pytest.mark.parametrize(
+    ("parameter", "tokenizer", "says"),
+    [
+        ("chatlm", "{}", "Did you mean 'chatml'"),
+        ("../outside.jinja", "{}", "neither a file in"),
+        ("", "{", "is not JSON"),
+        ("", "[]", "is not an object"),
+        ("", '{"chat_template": [1]}', "neither a string nor a list"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path: Path, parameter: str, tokenizer: str, says: str) -> None:
+    (tmp_path / "outside.jinja").write_text("")
+    version = tmp_path / "1"
+    version.mkdir()
+    (version / "tokenizer_config.json").write_text(tokenizer)
+    with pytest.raises(ApiError, match=says):
+        template_files.find(version, parameter)
