@@ -7,6 +7,7 @@ is a coroutine. All of it belongs to the loop's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from nerite import __version__
@@ -181,6 +182,11 @@ class InferenceServer:
         """Return the version that a request was submitted to."""
         running: RunningVersion = request.header.route[1]
         return running
+
+    def version_directory(self, running: RunningVersion) -> Path | None:
+        """Return where the files of a version are, None if it has none any more."""
+        loaded = self._manager.meant(running.name).loaded
+        return None if loaded is None else loaded.polled.directory / running.label
 
     def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
         """Return memory for a large request that the model's instances can read in place, or None.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
-from nerite.core.request import InferenceRequest
 from nerite.observability.bridge import about
 from nerite.observability.log import log
+
+if TYPE_CHECKING:
+    from nerite.transports.http.handler import Work
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
@@ -33,7 +36,7 @@ class Access:
         self.request_id = ""
         self._began_ns = time.monotonic_ns()
 
-    def asks(self, request: InferenceRequest | None) -> None:
+    def asks(self, request: Work | None) -> None:
         """Take note of the inference that this is."""
         if request is None:
             return

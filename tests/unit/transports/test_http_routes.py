@@ -44,6 +44,10 @@ VERSION = {"model": "m", "version": "3"}
         ("/v2/repository/r/models/m/load", "load", "POST", "model-repository", {"repository": "r", "model": "m"}),
         ("/v2/repository/models/m/unload", "unload", "POST", "model-repository", {"repository": "", "model": "m"}),
         ("/v2/repository/r/models/m/unload", "unload", "POST", "model-repository", {"repository": "r", "model": "m"}),
+        ("/v1/models", "openai_models", "GET", "metadata", {}),
+        ("/v1/models/m", "openai_model", "GET", "metadata", {"model": "m"}),
+        ("/v1/completions", "completions", "POST", "inference", {}),
+        ("/v1/chat/completions", "chat_completions", "POST", "inference", {}),
         # Names are taken as they are written.
         ("/v2/models/a%20b/infer", "infer", "POST", "inference", {"model": "a%20b", "version": ""}),
         ("/v2/models/infer/infer", "infer", "POST", "inference", {"model": "infer", "version": ""}),

@@ -35,6 +35,7 @@ from nerite.transports.http.shared import Shared
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
+    from nerite.transports.http.handler import Work
 
 _MAX_STASH = 256 * 1024
 
@@ -91,8 +92,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._last = False
         """The next answer is the last of the connection."""
         self._closing = False
-        self.request: InferenceRequest | None = None
-        """The inference that this exchange is; cancelled when the client goes."""
+        self.request: Work | None = None
+        """What this exchange runs; cancelled when the client goes."""
 
     @property
     def head(self) -> RequestHead:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from nerite.core.request import InferenceRequest
+    from nerite.core.request import InferenceRequest, RequestHeader
     from nerite.core.response import InferenceResponse
     from nerite.transports.http.connection import HttpConnection
     from nerite.transports.http.head import RequestHead
@@ -32,6 +32,24 @@ class Handler(Protocol):
 
     def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer of an inference that ``handle`` began."""
+
+
+class Work(Protocol):
+    """What an exchange runs: an inference, or several that are answered as one."""
+
+    @property
+    def id(self) -> str:
+        """The request's id, or that of the first."""
+
+    @property
+    def header(self) -> RequestHeader:
+        """What is asked of which model."""
+
+    def cancel(self) -> None:
+        """Say that nobody waits for the answer any more."""
+
+    def pause(self, paused: bool) -> None:
+        """Say that no more responses are wanted for now, or that they are again."""
 
 
 class Question(NamedTuple):

@@ -23,6 +23,7 @@ from nerite.transports.http.routes import Route
 from nerite.transports.http.target import Target
 from nerite.transports.http.uploads import Uploads
 from nerite.transports.keys import Lock
+from nerite.transports.openai.api import PREFIX, OpenAi
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -52,9 +53,12 @@ class Router:
         self._uploads = Uploads(server, max_input_size, half_precision)
         self._administration = Administration(server)
         self._documentation = Documentation(server, locks)
+        self._openai = OpenAi(server, locks=locks, max_input_size=max_input_size, forwarded=self._forwarded)
 
     def target(self, head: RequestHead) -> Target:
         """Return what a head asks for on the HTTP port."""
+        if head.path.startswith(PREFIX):
+            return self._openai.target(head)
         return self.at(head.path, head)
 
     def at(self, path: str, head: RequestHead, dialect: Dialect = HTTP) -> Target:

@@ -76,6 +76,10 @@ ENDPOINTS: Final = (
     _endpoint("register_cuda", "POST", "shared-memory", _CUDA + _REGION + "/register"),
     _endpoint("unregister_cuda", "POST", "shared-memory", _CUDA + _REGION + "/unregister"),
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/{model}/unload"),
+    _endpoint("openai_models", "GET", "metadata", "/v1/models"),
+    _endpoint("openai_model", "GET", "metadata", "/v1/models/{model}"),
+    _endpoint("completions", "POST", "inference", "/v1/completions"),
+    _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
 )
 _FIRST: Final = {"/v2/models/stats": "all_statistics"}
 

@@ -24,6 +24,7 @@ _JSON_SIZE: Final[Schema] = {
     "schema": {"type": "integer", "minimum": 0},
 }
 _ERROR: Final[Schema] = {"default": {"$ref": "#/components/responses/Error"}}
+_OPENAI_ERROR: Final[Schema] = {"default": {"$ref": "#/components/responses/OpenAiError"}}
 _arguments_of = re.compile(r"\{(\w+)\}").findall
 
 
@@ -53,7 +54,8 @@ def document(served: Iterable[Served], key_headers: Mapping[str, str], url: str)
         "components": {
             "schemas": schemas.COMMON,
             "responses": {
-                "Error": {"description": "What is wrong", "content": {_JSON: {"schema": reference("Error")}}}
+                name: {"description": "What is wrong", "content": {_JSON: {"schema": reference(name)}}}
+                for name in ("Error", "OpenAiError")
             },
             "securitySchemes": {
                 category: {"type": "apiKey", "in": "header", "name": header} for category, header in locked.items()
@@ -69,12 +71,13 @@ def _endpoint(route: Endpoint, path: str, method: str, locked: Mapping[str, str]
     words = [route.name, *(name for name in arguments if name not in _arguments_of(route.paths[0]))]
     if len(route.methods) > 1:
         words.append(method.lower())
+    errors = _OPENAI_ERROR if path.startswith("/v1/") else _ERROR
     operation: Schema = {
         "operationId": "_".join(words),
         "summary": told.summary,
         "tags": [route.category],
         "parameters": [_argument(name) for name in arguments] + ([_JSON_SIZE] if told.tensors else []),
-        "responses": {"200": _answer(told, reference(told.gives)), **_ERROR},
+        "responses": {"200": _answer(told, reference(told.gives)), **errors},
     }
     if told.takes and method == "POST":
         operation["requestBody"] = _body(told, reference(told.takes))

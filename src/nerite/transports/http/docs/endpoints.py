@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
+_EVENTS: Final = "text/event-stream"
 
 
 class Told(NamedTuple):
@@ -30,7 +31,7 @@ ENDPOINTS: Final[Mapping[str, Told]] = {
         "The same, with any number of responses as server-sent events",
         "GenerateRequest",
         "GenerateResponse",
-        ("text/event-stream",),
+        (_EVENTS,),
     ),
     "live": Told("Whether the server runs"),
     "ready": Told("Whether the server can serve requests"),
@@ -53,6 +54,12 @@ ENDPOINTS: Final[Mapping[str, Told]] = {
     "cuda_regions": Told("List the regions of CUDA memory", gives="Regions"),
     "register_cuda": Told("Register a region of CUDA memory", "RegisterCudaRequest"),
     "unregister_cuda": Told("Forget a region of CUDA memory, or all"),
+    "openai_models": Told("List the models that OpenAI's API can ask", gives="OpenAiModels"),
+    "openai_model": Told("Describe a model as OpenAI does", gives="OpenAiModel"),
+    "completions": Told("Go on with a text, as in OpenAI's API", "CompletionRequest", "Completion", (_JSON, _EVENTS)),
+    "chat_completions": Told(
+        "Go on with a conversation, as in OpenAI's API", "ChatRequest", "Completion", (_JSON, _EVENTS)
+    ),
 }
 """By the names of ``routes.ENDPOINTS``."""
 

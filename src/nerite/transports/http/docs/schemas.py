@@ -145,6 +145,31 @@ def _list(items: Schema) -> Schema:
 COMMON: Final[dict[str, Schema]] = {
     **{datatype.name: _data(datatype) for datatype in dtypes.ALL if datatype not in HALVES},
     "Error": _object(error=_TEXT) | {"required": ["error"]},
+    "OpenAiError": _object(
+        error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code={"type": ["string", "null"]})
+    )
+    | {"required": ["error"]},
+    "OpenAiModels": _object(object=_TEXT, data=_list(reference("OpenAiModel"))),
+    "OpenAiModel": _object(id=_TEXT, object=_TEXT, created=_NUMBER, owned_by=_TEXT),
+    "CompletionRequest": _object(model=_TEXT, prompt={"anyOf": [_TEXT, _list(_TEXT)]}, max_tokens=_NUMBER, stream=_FLAG)
+    | {"required": ["model", "prompt"]},
+    "ChatRequest": _object(
+        model=_TEXT,
+        messages=_list(_object(role=_TEXT, content={}) | {"required": ["role"]}),
+        tools=_list({"type": "object"}),
+        max_completion_tokens=_NUMBER,
+        stream=_FLAG,
+    )
+    | {"required": ["model", "messages"]},
+    "Completion": _object(
+        id=_TEXT,
+        object=_TEXT,
+        created=_NUMBER,
+        model=_TEXT,
+        choices=_list({"type": "object"}),
+        usage={"type": "object"},
+    )
+    | {"description": "With `stream`, events of the same form, and `[DONE]`."},
     "InferRequest": _object(id=_TEXT, inputs=_list(_ANY_TENSOR), outputs=_list(_wanted([])), parameters=_PARAMETERS)
     | {"required": ["inputs"]},
     "InferResponse": _object(

@@ -1,0 +1,182 @@
+"""The endpoints under ``/v1``: bodies to requests of models, and what goes wrong to replies in OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from nerite.core.errors import InvalidArgument, NeriteError, Restricted
+from nerite.core.request import InferenceRequest, Parameter
+from nerite.transports.http import access, reply, routes
+from nerite.transports.http.target import Call, Target
+from nerite.transports.keys import Lock
+from nerite.transports.openai import chat_request, completion_request, sampling
+from nerite.transports.openai.chat_models import ChatModels
+from nerite.transports.openai.completion_request import Wanted
+from nerite.transports.openai.errors import MISTAKE, ApiError, reply_of
+from nerite.transports.openai.exchange import Exchange, Stream
+from nerite.transports.openai.shapes import ChatShape, CompletionShape
+from nerite.transports.openai.text_model import TextModel
+from nerite.transports.openai.text_models import TextModels
+from nerite.transports.openai.tools.parser import ToolParser
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+    from nerite.transports.http.connection import HttpConnection
+    from nerite.transports.http.head import RequestHead
+
+_log = logging.getLogger("nerite.http")
+PREFIX: Final = "/v1/"
+
+
+class OpenAi:
+    """Each method but ``target`` is named for its endpoint (``http/routes.py``), and sees to one reply."""
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        *,
+        locks: Mapping[str, Lock],
+        max_input_size: int,
+        forwarded: Callable[[RequestHead], dict[str, Parameter]],
+    ) -> None:
+        """``forwarded`` has the headers that are passed on to models as parameters."""
+        self._server = server
+        self._locks = locks
+        self._max_input_size = max_input_size
+        self._forwarded = forwarded
+        self._models = TextModels(server)
+        self._chats = ChatModels(server)
+
+    def target(self, head: RequestHead) -> Target:
+        """Return what a head under ``/v1`` asks for."""
+        try:
+            return Target(call=self._call(head))
+        except NeriteError as error:
+            return Target(refusal=reply_of(error))
+
+    def _call(self, head: RequestHead) -> Call:
+        """Return what answers. Raises ``NeriteError`` for what can be refused without looking at the body."""
+        route = routes.find(head.path.partition("?")[0])
+        if route is None:
+            asked = f"{head.method} {head.path}"
+            raise ApiError(f"Unknown request URL: {asked}", None, "unknown_url", 404)
+        endpoint = route.endpoint
+        if head.method not in endpoint.methods:
+            allowed = ", ".join(endpoint.methods)
+            raise ApiError(f"Not allowed method for {head.path}: it takes {allowed}", None, "method_not_allowed", 405)
+        if access.refusal(self._locks, endpoint.category, head) is not None:
+            header = self._locks[endpoint.category].header
+            raise Restricted(f"This API is restricted, expecting header '{header}' with valid value")
+        if head.content_length > self._max_input_size:
+            limit = f"the maximum allowed input size of {self._max_input_size} bytes (--http-max-input-size)"
+            size = head.content_length
+            raise ApiError(f"The body of {size} bytes exceeds {limit}.", None, "content_too_large", 413)
+        if head.headers.get("content-encoding", "identity") != "identity":
+            raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        forwarded = self._forwarded(head)
+        answer = getattr(self, endpoint.name)
+        arguments = {name: unquote(value) for name, value in route.arguments.items()}
+
+        def call(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+            try:
+                answer(connection, body, forwarded, **arguments)
+            except NeriteError as error:
+                connection.send([reply_of(error).encode()])
+            except Exception:  # a mistake of ours must not cost the client its answer
+                _log.exception("a request to %s could not be handled", head.path)
+                connection.send([reply_of(MISTAKE).encode()])
+
+        return call
+
+    def openai_models(self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter]) -> None:
+        """List the models."""
+        connection.send([reply.json_reply({"object": "list", "data": self._models.listed()}).encode()])
+
+    def openai_model(
+        self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter], model: str
+    ) -> None:
+        """Tell of a model."""
+        connection.send([reply.json_reply(self._models.told(model)).encode()])
+
+    def completions(self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter]) -> None:
+        """Go on with a text."""
+        asked = completion_request.read(body)
+        wanted = asked.wanted
+        model = TextModel(wanted.model, self._models.find(wanted.model).signature)
+        _check(model, wanted)
+        made = f"cmpl-{secrets.token_hex(16)}"
+        shape = CompletionShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
+        streams = []
+        for number in range(len(asked.prompts) * wanted.n):
+            stream = _stream(number, number // wanted.n, wanted)
+            stream.finished.echo = asked.prompts[stream.prompt] if asked.echo else ""
+            streams.append(stream)
+        exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
+        self._begin(exchange, made, model, wanted, asked.prompts, forwarded)
+
+    def chat_completions(
+        self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter]
+    ) -> None:
+        """Go on with a conversation."""
+        asked = chat_request.read(body)
+        wanted = asked.wanted
+        running = self._models.find(wanted.model)
+        model = TextModel(wanted.model, running.signature)
+        _check(model, wanted)
+        chat = self._chats.of(running)
+        prompt, images = chat.prompt(asked, images=model.takes_images)
+        chat.prepare(asked, wanted.sampling)
+        made = f"chatcmpl-{secrets.token_hex(16)}"
+        shape = ChatShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
+        streams = [_stream(number, 0, wanted, chat.parser(asked)) for number in range(wanted.n)]
+        exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
+        self._begin(exchange, made, model, wanted, [prompt], forwarded, images)
+
+    def _begin(
+        self,
+        exchange: Exchange,
+        name: str,
+        model: TextModel,
+        wanted: Wanted,
+        prompts: Sequence[str],
+        forwarded: Mapping[str, Parameter],
+        images: Sequence[str] = (),
+    ) -> None:
+        """Ask the model: ``n`` times for each prompt."""
+        now = time.monotonic_ns()
+        requests: list[InferenceRequest] = []
+        for prompt in prompts:
+            for index in range(wanted.n):
+                settings = sampling.for_choice(wanted.sampling, index)
+                header, data = model.ask(
+                    prompt,
+                    settings,
+                    forwarded,
+                    stream=wanted.stream,
+                    logprobs=wanted.logprobs >= 0,
+                    images=images,
+                )
+                number = f"{name}-{len(requests)}" if wanted.n * len(prompts) > 1 else name
+                requests.append(InferenceRequest(header, data, exchange, now, number))
+        # Each has a header of its own to be checked; they all go to the same version.
+        for request in requests:
+            running = self._server.version_of(request)
+        exchange.begin(requests, running.submit)
+
+
+def _stream(index: int, prompt: int, wanted: Wanted, parser: ToolParser | None = None) -> Stream:
+    stream = Stream(index, prompt, parser)
+    if wanted.logprobs >= 0:
+        stream.finished.tokens = []
+    return stream
+
+
+def _check(model: TextModel, wanted: Wanted) -> None:
+    """Refuse what the model has no output for."""
+    if wanted.logprobs >= 0 and not model.gives_logprobs:
+        raise sampling.not_offered("logprobs", f"model '{model.name}' does not say how likely its tokens are.")

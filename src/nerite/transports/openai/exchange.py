@@ -1,0 +1,256 @@
+"""One exchange: the requests of a model that a completion is made of, and its reply, whole or as events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from nerite.core.errors import NeriteError
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse
+from nerite.transports import refusals
+from nerite.transports.http import reply
+from nerite.transports.http.reply import Reply
+from nerite.transports.openai import logprobs, text_model
+from nerite.transports.openai.errors import MISTAKE, ApiError, body_of, reply_of
+from nerite.transports.openai.shapes import Finished, Shape, Usage
+from nerite.transports.openai.tools.parser import BrokenCall, Event, ToolParser
+
+if TYPE_CHECKING:
+    from nerite.transports.http.connection import HttpConnection
+
+_log = logging.getLogger("nerite.http")
+_EVENTS: Final = "text/event-stream; charset=utf-8"
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+class Stream:
+    """One choice on its way: what its model has said so far."""
+
+    __slots__ = (
+        "begun",
+        "decoder",
+        "done",
+        "finished",
+        "input_tokens",
+        "output_tokens",
+        "parser",
+        "prompt",
+        "request",
+        "whole",
+    )
+
+    def __init__(self, index: int, prompt: int, parser: ToolParser | None) -> None:
+        """``prompt`` says which of several it answers."""
+        self.finished = Finished(index)
+        self.prompt = prompt
+        self.parser = parser
+        self.decoder = text_model.decoder()
+        self.request: InferenceRequest | None = None
+        self.begun = self.done = False
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.whole = ""
+        """Text that waits for the end, to be looked at as one."""
+
+
+class Exchange:
+    """The sink of the requests. To its connection it is what runs: paused and cancelled as one.
+
+    The status is decided by the first that any of the requests answers; after that an error is an event.
+    """
+
+    protocol = "HTTP"
+
+    def __init__(
+        self,
+        connection: HttpConnection,
+        shape: Shape,
+        streams: Sequence[Stream],
+        *,
+        events: bool,
+        usage: bool = False,
+    ) -> None:
+        """``events``: send what comes as it comes. ``usage``: end with how many tokens it took."""
+        self._connection = connection
+        self._shape = shape
+        self._streams = streams
+        self._by_request: dict[int, Stream] = {}
+        self._events = events
+        self._usage = usage
+        self._opened = False
+        self._closed = False
+
+    @property
+    def header(self) -> RequestHeader:
+        """What the requests ask for."""
+        assert self._streams[0].request is not None
+        return self._streams[0].request.header
+
+    @property
+    def id(self) -> str:
+        """The id of the first request."""
+        assert self._streams[0].request is not None
+        return self._streams[0].request.id
+
+    def begin(self, requests: Sequence[InferenceRequest], submit: Callable[[InferenceRequest], None]) -> None:
+        """Ask the model: a request for each stream."""
+        for stream, request in zip(self._streams, requests, strict=True):
+            stream.request = request
+            self._by_request[id(request)] = stream
+        self._connection.request = self
+        for request in requests:
+            if self._closed:  # one was refused at once
+                break
+            submit(request)
+
+    def cancel(self) -> None:
+        """Stop all that runs: nobody waits for it."""
+        self._closed = True
+        for stream in self._streams:
+            if stream.request is not None:
+                stream.request.cancel()
+
+    def pause(self, paused: bool) -> None:
+        """Have the model wait, or go on."""
+        for stream in self._streams:
+            if stream.request is not None:
+                stream.request.pause(paused)
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take a response; drop it if nobody waits for it any more."""
+        if self._closed or self._connection.request is not self:
+            return
+        try:
+            self._take(self._by_request[id(request)], response, final)
+        except NeriteError as error:
+            self._fail(request, error)
+        except Exception:  # a mistake of the model's or ours must not cost the client its answer
+            _log.exception(
+                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
+            )
+            self._fail(request, MISTAKE)
+        else:
+            if not final and not self._connection.writable:
+                request.pause(True)
+
+    def _take(self, stream: Stream, response: InferenceResponse, final: bool) -> None:
+        if response.error is not None:
+            raise response.error
+        sent = [] if stream.begun or not self._events else self._first(stream)
+        if not response.empty:
+            sent += self._said(stream, response)
+        if final:
+            sent += self._rest(stream)
+            stream.done = True
+        if self._events and sent:
+            self._send(b"".join(sent))
+        if final and all(each.done for each in self._streams):
+            self._close()
+
+    def _first(self, stream: Stream) -> list[bytes]:
+        stream.begun = True
+        first = self._shape.first(stream.finished)
+        return [] if first is None else [self._event(self._shape.chunk([first]))]
+
+    def _said(self, stream: Stream, response: InferenceResponse) -> list[bytes]:
+        """Return the events of a response."""
+        delta = text_model.read(response)
+        finished = stream.finished
+        finished.reason = delta.finish_reason or finished.reason
+        if delta.input_tokens is not None:
+            stream.input_tokens = delta.input_tokens
+        if delta.output_tokens is not None:
+            stream.output_tokens = (stream.output_tokens or 0) + delta.output_tokens
+        tokens = None
+        if finished.tokens is not None and delta.logprobs:
+            tokens = logprobs.read(delta.logprobs)
+            finished.tokens += tokens
+        text = stream.decoder.decode(delta.text)
+        return self._steps(stream, self._parsed(stream, text), tokens)
+
+    def _parsed(self, stream: Stream, text: str, *, last: bool = False) -> list[Event]:
+        """Return what there is to text. What is sent at once is looked at when all of it is here."""
+        parser = stream.parser
+        if parser is None:
+            return [text] if text else []
+        if not self._events:
+            stream.whole += text
+            text = stream.whole if last else ""
+        try:
+            return parser.feed(text) + (parser.finish() if last else [])
+        except BrokenCall as error:
+            if not self._events:
+                return [text]
+            raise ApiError(
+                f"The model began a tool call that is not valid JSON: {error}", None, "invalid_tool_call", 500
+            ) from None
+
+    def _rest(self, stream: Stream) -> list[bytes]:
+        """Return the events of what was held back, and of the end."""
+        rest = self._parsed(stream, stream.decoder.decode(b"", True), last=True)
+        sent = self._steps(stream, rest, None)
+        finished = stream.finished
+        if finished.calls and finished.reason == "stop":
+            finished.reason = "tool_calls"
+        if self._events:
+            sent.append(self._event(self._shape.chunk([self._shape.last(finished)])))
+        return sent
+
+    def _steps(self, stream: Stream, events: list[Event], tokens: list[logprobs.Token] | None) -> list[bytes]:
+        if not events and tokens:
+            events = [""]  # tokens whose text is held back, or is none
+        sent = []
+        for event in events:
+            stream.finished.take(event)
+            if self._events:
+                step = self._shape.step(stream.finished, event, tokens)
+                sent.append(self._event(self._shape.chunk([step])))
+            tokens = None
+        return sent
+
+    def _event(self, data: bytes) -> bytes:
+        return b"data: " + data + b"\n\n"
+
+    def _send(self, events: bytes) -> None:
+        if self._opened:
+            self._connection.send_chunk(events)
+        else:
+            self._opened = True
+            self._connection.open(reply.chunked_head(200, _EVENTS), events)
+
+    def _close(self) -> None:
+        self._closed = True
+        usage = self._counted()
+        if not self._events:
+            whole = self._shape.whole([stream.finished for stream in self._streams], usage)
+            self._connection.send([Reply(200, whole).encode()])
+            return
+        # Without numbers there is no chunk for them: one without choices is a surprise to many clients.
+        last = self._event(self._shape.chunk([], usage)) if self._usage and usage else b""
+        self._connection.send_chunk(last + _DONE)
+        self._connection.close_reply()
+
+    def _counted(self) -> Usage | None:
+        """Return how many tokens came and went, None if the model does not say. A prompt counts once."""
+        prompts = {stream.prompt: stream.input_tokens for stream in self._streams}
+        given = [count for count in prompts.values() if count is not None]
+        made = [stream.output_tokens for stream in self._streams if stream.output_tokens is not None]
+        if len(given) < len(prompts) or len(made) < len(self._streams):
+            return None
+        return {
+            "prompt_tokens": sum(given),
+            "completion_tokens": sum(made),
+            "total_tokens": sum(given) + sum(made),
+        }
+
+    def _fail(self, request: InferenceRequest, error: NeriteError) -> None:
+        """Answer with an error, and stop the rest."""
+        refusals.note(request.id, error)
+        self.cancel()
+        if not self._opened:
+            self._connection.send([reply_of(error).encode()])
+            return
+        self._connection.send_chunk(self._event(body_of(error)) + _DONE)
+        self._connection.close_reply()

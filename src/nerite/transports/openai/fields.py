@@ -1,0 +1,134 @@
+"""The fields of a JSON body, read one by one: a wrong one is refused by its name, as OpenAI does."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Collection
+from typing import Any, Final
+
+import orjson
+
+from nerite.config.near import nearest
+from nerite.transports.openai.errors import ApiError
+
+_KINDS: Final = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def wrong_type(param: str, expected: str, value: Any) -> ApiError:
+    """Return the refusal of a value of another type."""
+    got = _KINDS.get(type(value), type(value).__name__)
+    return ApiError(f"Invalid type for '{param}': expected {expected}, but got {got} instead.", param, "invalid_type")
+
+
+def wrong_value(param: str, expected: str, value: Any) -> ApiError:
+    """Return the refusal of a value that is not possible."""
+    shown = reprlib.repr(value)
+    return ApiError(f"Invalid value for '{param}': {shown}. Expected {expected}.", param, "invalid_value")
+
+
+def missing(param: str) -> ApiError:
+    """Return the refusal of a body that lacks a field."""
+    return ApiError(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+
+
+class Fields:
+    """A JSON object, at the top of a body or in it. A field that is null is a field that is not there."""
+
+    def __init__(self, value: Any, where: str = "") -> None:
+        """``where`` is its path, empty for the body."""
+        if not isinstance(value, dict):
+            raise wrong_type(where, "an object", value) if where else ApiError("The body is not a JSON object.")
+        self._where = f"{where}." if where else ""
+        self._values = {name: item for name, item in value.items() if item is not None}
+
+    @classmethod
+    def of_body(cls, body: bytes | memoryview) -> Fields:
+        """Return the fields of a body. Raises ``ApiError`` if it is no JSON object."""
+        try:
+            return cls(orjson.loads(body))
+        except orjson.JSONDecodeError as error:
+            raise ApiError(f"The body could not be parsed as JSON: {error}", None, "invalid_json") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def path(self, name: str) -> str:
+        """Return how a field is named to the client."""
+        return self._where + name
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """Refuse the first field that is not ``known``: what is ignored is not noticed until the bill comes."""
+        for name in self._values:
+            if name not in known:
+                meant = nearest(name, known)
+                hint = f" Did you mean '{meant}'?" if meant else ""
+                param = self.path(name)
+                raise ApiError(f"Unknown parameter: '{param}'.{hint}", param, "unknown_parameter")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a string; raise if it is missing and there is no default."""
+        value = self._values.get(name, default)
+        if value is None:
+            raise missing(self.path(name))
+        if not isinstance(value, str):
+            raise wrong_type(self.path(name), "a string", value)
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return a boolean."""
+        value = self._values.get(name, default)
+        if not isinstance(value, bool):
+            raise wrong_type(self.path(name), "a boolean", value)
+        return value
+
+    def integer(self, name: str, default: int, low: int, high: int) -> int:
+        """Return an integer from ``low`` to ``high``."""
+        value = self._values.get(name, default)
+        if type(value) is not int:
+            raise wrong_type(self.path(name), "an integer", value)
+        if not low <= value <= high:
+            raise wrong_value(self.path(name), f"an integer from {low} to {high}", value)
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float:
+        """Return a number from ``low`` to ``high``, which has to be there."""
+        value = self._values[name]
+        if type(value) not in (int, float):
+            raise wrong_type(self.path(name), "a number", value)
+        if not low <= value <= high:
+            raise wrong_value(self.path(name), f"a number from {low:g} to {high:g}", value)
+        return float(value)
+
+    def choice(self, name: str, default: str, among: Collection[str]) -> str:
+        """Return one of some strings."""
+        value = self.text(name, default)
+        if value not in among:
+            raise wrong_value(self.path(name), "one of " + ", ".join(f"'{each}'" for each in among), value)
+        return value
+
+    def array(self, name: str) -> list[Any]:
+        """Return an array; an empty one if it is missing."""
+        value = self._values.get(name, [])
+        if not isinstance(value, list):
+            raise wrong_type(self.path(name), "an array", value)
+        return value
+
+    def object(self, name: str) -> Fields:
+        """Return an object; an empty one if it is missing."""
+        return Fields(self._values.get(name, {}), self.path(name))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All that is there, as it came."""
+        return self._values

@@ -1,0 +1,139 @@
+"""The messages of a chat: checked, and put into the form that chat templates expect. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+import orjson
+
+from nerite.transports.openai.errors import ApiError
+from nerite.transports.openai.fields import Fields, missing, wrong_type, wrong_value
+from nerite.transports.openai.sampling import not_offered
+
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_AS: Final = {"developer": "system"}
+"""Roles under the name that templates have for them."""
+_KNOWN: Final = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call")
+_DATA: Final = "data:"
+
+Message = dict[str, Any]
+
+
+class Conversation:
+    """Messages as templates take them, and the images in them, in their order and in base64."""
+
+    def __init__(self, fields: Fields, *, images: bool) -> None:
+        """``images``: the model takes them. Raises ``ApiError``."""
+        self._takes_images = images
+        self.images: list[str] = []
+        given = fields.array("messages")
+        if not given:
+            raise missing("messages")
+        self.messages: list[Message] = [
+            self._message(Fields(each, f"messages[{number}]")) for number, each in enumerate(given)
+        ]
+
+    def _message(self, fields: Fields) -> Message:
+        fields.refuse_unknown(_KNOWN)
+        if "role" not in fields:
+            raise missing(fields.path("role"))
+        role = fields.choice("role", "", _ROLES)
+        message: Message = {"role": _AS.get(role, role)}
+        calls = fields.array("tool_calls") if role == "assistant" else []
+        if "content" in fields:
+            message["content"] = self._content(fields)
+        elif role == "assistant" and (calls or "refusal" in fields):
+            message["content"] = fields.text("refusal", "")
+        else:
+            raise missing(fields.path("content"))
+        if "name" in fields:
+            message["name"] = fields.text("name")
+        if calls:
+            path = fields.path("tool_calls")
+            message["tool_calls"] = [_call(Fields(each, f"{path}[{at}]")) for at, each in enumerate(calls)]
+        if role == "tool":
+            message["tool_call_id"] = fields.text("tool_call_id")
+        return message
+
+    def _content(self, fields: Fields) -> Any:
+        """Return text, or with images a list of parts, which is what templates of models that see expect."""
+        value = fields["content"]
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise wrong_type(fields.path("content"), "a string or an array of parts", value)
+        parts = [self._part(Fields(each, f"{fields.path('content')}[{at}]")) for at, each in enumerate(value)]
+        if any(part["type"] == "image" for part in parts):
+            return parts
+        return "\n".join(part["text"] for part in parts)
+
+    def _part(self, part: Fields) -> dict[str, Any]:
+        kind = part.choice("type", "", ("text", "refusal", "image_url", "input_audio", "file"))
+        if kind in ("text", "refusal"):
+            return {"type": "text", "text": part.text(kind)}
+        if kind != "image_url" or not self._takes_images:
+            raise not_offered(part.path("type"), f"the model takes no parts of the type '{kind}'.")
+        self.images.append(_image(part.object("image_url")))
+        return {"type": "image"}
+
+
+def _image(image: Fields) -> str:
+    """Return the image of a data URL. What lies elsewhere is not fetched: the server asks nobody for clients."""
+    url = image.text("url")
+    head, comma, data = url.partition(",")
+    if not url.startswith(_DATA) or not comma or not head.endswith(";base64"):
+        raise wrong_value(image.path("url"), "a URL that has the image in it: data:image/…;base64,…", url)
+    try:
+        base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise wrong_value(image.path("url"), f"valid base64 ({error})", url) from None
+    return data
+
+
+def _call(call: Fields) -> dict[str, Any]:
+    """Return an earlier call; its arguments as an object, which is what templates write in their own way."""
+    function = call.object("function")
+    given = function.text("arguments", "") or "{}"
+    try:
+        arguments = orjson.loads(given)
+    except orjson.JSONDecodeError as error:
+        raise wrong_value(function.path("arguments"), f"JSON in a string ({error})", given) from None
+    return {
+        "id": call.text("id"),
+        "type": "function",
+        "function": {"name": function.text("name"), "arguments": arguments},
+    }
+
+
+class Tool(dict[str, Any]):
+    """A tool as it was given, and as templates take it."""
+
+    @property
+    def name(self) -> str:
+        """Of its function."""
+        name: str = self["function"]["name"]
+        return name
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The schema of its arguments; any object where it has none."""
+        return self["function"].get("parameters") or {"type": "object"}
+
+
+def tools(fields: Fields) -> list[Tool]:
+    """Return the tools of a body. Raises ``ApiError``."""
+    found = []
+    for number, each in enumerate(fields.array("tools")):
+        tool = Fields(each, f"tools[{number}]")
+        tool.choice("type", "function", ("function",))
+        function = tool.object("function")
+        function.text("name")
+        function.object("parameters")
+        found.append(Tool({"type": "function", "function": function.values}))
+    names = [tool.name for tool in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ApiError(f"There are two tools with the name '{name}'.", "tools", "invalid_value")
+    return found

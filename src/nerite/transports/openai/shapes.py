@@ -1,0 +1,169 @@
+"""The JSON of completions, whole and in chunks. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import orjson
+
+from nerite.transports.openai import logprobs
+from nerite.transports.openai.logprobs import Token
+from nerite.transports.openai.tools.parser import Arguments, Call, Event
+
+Choice = dict[str, Any]
+"""An entry of ``choices``."""
+Usage = dict[str, int]
+
+
+class Finished:
+    """All that became of one choice."""
+
+    __slots__ = ("calls", "echo", "index", "reason", "text", "tokens")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.text = ""
+        self.echo = ""
+        """Text that stands before it, and is not the model's."""
+        self.calls: list[tuple[Call, str]] = []
+        """With their arguments."""
+        self.tokens: list[Token] | None = None
+        """None if nobody asked how likely they were."""
+        self.reason = "stop"
+
+    def take(self, event: Event) -> None:
+        """Add what has come."""
+        if isinstance(event, Call):
+            self.calls.append((event, ""))
+        elif isinstance(event, Arguments):
+            call, before = self.calls[-1]
+            self.calls[-1] = call, before + event.text
+        else:
+            self.text += event
+
+
+class Shape(Protocol):
+    """How one kind of completion is written."""
+
+    def first(self, choice: Finished) -> Choice | None:
+        """Return what a stream begins with, if with anything."""
+
+    def step(self, choice: Finished, event: Event, tokens: list[Token] | None) -> Choice:
+        """Return what has come; ``choice`` has it already."""
+
+    def last(self, choice: Finished) -> Choice:
+        """Return the end of a choice."""
+
+    def chunk(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
+        """Return a part of a stream."""
+
+    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
+        """Return everything at once."""
+
+
+class _Envelope:
+    """What stands around choices."""
+
+    def __init__(self, kind: str, chunk_kind: str, id: str, created: int, model: str, *, usage: bool) -> None:
+        self._head = {"id": id, "object": kind, "created": created, "model": model}
+        self._chunk_head = {**self._head, "object": chunk_kind}
+        # With ``include_usage`` every chunk has the key, and all but the last have nothing there.
+        self._usage = usage
+
+    def chunk(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
+        """Return a part of a stream."""
+        more = {"usage": usage} if self._usage else {}
+        return orjson.dumps({**self._chunk_head, "choices": choices, **more})
+
+    def _whole(self, choices: list[Choice], usage: Usage | None) -> bytes:
+        return orjson.dumps({**self._head, "choices": choices, **({"usage": usage} if usage else {})})
+
+
+class ChatShape(_Envelope):
+    """Chat completions."""
+
+    def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
+        """``top``: so many likely tokens at each place."""
+        super().__init__("chat.completion", "chat.completion.chunk", id, created, model, usage=usage)
+        self._top = top
+
+    def first(self, choice: Finished) -> Choice | None:
+        """Return the role."""
+        return self._choice(choice, {"role": "assistant", "content": ""})
+
+    def step(self, choice: Finished, event: Event, tokens: list[Token] | None) -> Choice:
+        """Return what has come."""
+        if isinstance(event, str):
+            return self._choice(choice, {"content": event}, tokens)
+        call: dict[str, Any] = {"index": len(choice.calls) - 1}
+        if isinstance(event, Call):
+            call |= {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
+        else:
+            call["function"] = {"arguments": event.text}
+        return self._choice(choice, {"tool_calls": [call]}, tokens)
+
+    def last(self, choice: Finished) -> Choice:
+        """Return the end of a choice."""
+        return self._choice(choice, {}, reason=choice.reason)
+
+    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
+        """Return everything at once."""
+        return self._whole([self._message(choice) for choice in choices], usage)
+
+    def _message(self, choice: Finished) -> Choice:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments or "{}"}}
+                for call, arguments in choice.calls
+            ]
+        likely = None if choice.tokens is None else logprobs.chat(choice.tokens, self._top)
+        return {"index": choice.index, "message": message, "logprobs": likely, "finish_reason": choice.reason}
+
+    def _choice(
+        self, choice: Finished, delta: dict[str, Any], tokens: list[Token] | None = None, reason: str | None = None
+    ) -> Choice:
+        likely = logprobs.chat(tokens, self._top) if tokens else None
+        return {"index": choice.index, "delta": delta, "logprobs": likely, "finish_reason": reason}
+
+
+class CompletionShape(_Envelope):
+    """Completions of text."""
+
+    def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
+        """``top``: so many likely tokens at each place."""
+        super().__init__("text_completion", "text_completion", id, created, model, usage=usage)
+        self._top = top
+
+    def first(self, choice: Finished) -> Choice | None:
+        """Return the prompt, if it is to be repeated."""
+        return self._choice(choice, choice.echo) if choice.echo else None
+
+    def step(self, choice: Finished, event: Event, tokens: list[Token] | None) -> Choice:
+        """Return what has come."""
+        assert isinstance(event, str)  # there are no tools
+        return self._choice(choice, event, tokens, start=len(choice.echo) + len(choice.text) - len(event))
+
+    def last(self, choice: Finished) -> Choice:
+        """Return the end of a choice."""
+        return self._choice(choice, "", reason=choice.reason)
+
+    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
+        """Return everything at once."""
+        written = [
+            self._choice(choice, choice.echo + choice.text, choice.tokens, len(choice.echo), choice.reason)
+            for choice in choices
+        ]
+        return self._whole(written, usage)
+
+    def _choice(
+        self,
+        choice: Finished,
+        text: str,
+        tokens: list[Token] | None = None,
+        start: int = 0,
+        reason: str | None = None,
+    ) -> Choice:
+        likely = None if tokens is None else logprobs.completion(tokens, self._top, start)
+        return {"index": choice.index, "text": text, "logprobs": likely, "finish_reason": reason}

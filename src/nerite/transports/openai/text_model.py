@@ -1,0 +1,184 @@
+"""What makes a model a text model, and the two ways between OpenAI's words and its tensors."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+
+from nerite.core import dtype as dtypes
+from nerite.core.dtype import DataType
+from nerite.core.request import Parameter, RequestHeader
+from nerite.core.response import InferenceResponse
+from nerite.core.signature import Input, Signature
+from nerite.core.tensor import Buffer, TensorSpec, join_bytes, to_array
+from nerite.transports.openai.sampling import Sampling, not_offered
+
+PROMPT: Final = "text_input"
+TEXT: Final = "text_output"
+SAMPLING: Final = "sampling_parameters"
+IMAGE: Final = "image"
+EMBEDDING: Final = "embedding"
+_ASKED: Final = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_FLAGS: Final = (
+    "stream",
+    "exclude_input_in_output",
+    "return_logprobs",
+    "return_cumulative_logprob",
+    *(f"return_{name}" for name in _ASKED),
+)
+_ELSEWHERE: Final = {PROMPT, SAMPLING, IMAGE, *_FLAGS}
+NEEDS: Final = (
+    f"it needs an input '{PROMPT}' (BYTES, one element), an output '{TEXT}' (BYTES), and no other input that is "
+    "required, unless Triton's vLLM backend has it"
+)
+
+
+def is_text(signature: Signature) -> bool:
+    """Say whether a model turns text into text."""
+    return _takes_text(signature) and _is_of(signature.outputs.get(TEXT), dtypes.BYTES)
+
+
+def is_embedding(signature: Signature) -> bool:
+    """Say whether a model turns text into a vector."""
+    return _takes_text(signature) and _is_of(signature.outputs.get(EMBEDDING), dtypes.FP32)
+
+
+def _takes_text(signature: Signature) -> bool:
+    prompt = signature.inputs.get(PROMPT)
+    return (
+        prompt is not None
+        and prompt.datatype is dtypes.BYTES
+        and all(size in (1, -1) for size in prompt.dims)
+        and signature.required <= _ELSEWHERE
+    )
+
+
+def _is_of(declared: Any, datatype: DataType) -> bool:
+    return declared is not None and declared.datatype is datatype
+
+
+class Asked(NamedTuple):
+    """What one request of a model says."""
+
+    header: RequestHeader
+    data: list[Buffer]
+
+
+class TextModel:
+    """The inputs of a text model, filled in."""
+
+    def __init__(self, name: str, signature: Signature) -> None:
+        self.name = name
+        self._signature = signature
+
+    @property
+    def takes_sampling(self) -> bool:
+        """Whether it can be told all that engines can be told."""
+        return SAMPLING in self._signature.inputs
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it can see."""
+        return IMAGE in self._signature.inputs
+
+    @property
+    def gives_logprobs(self) -> bool:
+        """Whether it says how likely its tokens were."""
+        return "logprobs" in self._signature.outputs and self.takes_sampling
+
+    def ask(
+        self,
+        prompt: str,
+        sampling: Sampling,
+        forwarded: Mapping[str, Parameter],
+        *,
+        stream: bool = False,
+        logprobs: bool = False,
+        images: Sequence[str] = (),
+    ) -> Asked:
+        """Return the request that a prompt is. Raises ``ApiError`` for what the model cannot be told."""
+        specs: list[TensorSpec] = []
+        data: list[Buffer] = []
+        parameters: dict[str, Parameter] = dict(forwarded)
+
+        def add(name: str, elements: Sequence[Any]) -> None:
+            declared = self._signature.inputs.get(name)
+            if declared is None:
+                return
+            specs.append(TensorSpec(name, declared.datatype, self._shape(declared, len(elements))))
+            if declared.datatype is dtypes.BYTES:
+                data.append(join_bytes(elements))
+            else:
+                data.append(np.array(elements, declared.datatype.numpy).tobytes())
+
+        add(PROMPT, [prompt.encode("utf-8", "surrogatepass")])
+        if self.takes_sampling:
+            add(SAMPLING, [orjson.dumps({name: setting.value for name, setting in sampling.items()})])
+        else:
+            parameters |= self._parameters(sampling)
+        if images:
+            add(IMAGE, [image.encode() for image in images])
+        add("stream", [stream])
+        add("exclude_input_in_output", [True])
+        for name in _ASKED:
+            if name in self._signature.outputs:
+                add(f"return_{name}", [True])
+        if logprobs:
+            add("return_logprobs", [True])
+        return Asked(RequestHeader(self.name, "", specs, parameters=parameters), data)
+
+    def _parameters(self, sampling: Sampling) -> dict[str, Parameter]:
+        """Return settings as parameters of the request, which a model may read; they have to be simple for that."""
+        for name, setting in sampling.items():
+            if name == "guided_decoding" or type(setting.value) not in (bool, int, float, str):
+                raise not_offered(
+                    setting.param, f"model '{self.name}' has no input '{SAMPLING}', by which it could be told"
+                )
+        return {name: setting.value for name, setting in sampling.items()}
+
+    def _shape(self, declared: Input, count: int) -> tuple[int, ...]:
+        dims = tuple(count if size == -1 else size for size in declared.dims)
+        if math.prod(dims) != count:
+            dims = declared.dims
+        return (1, *dims) if self._signature.max_batch_size else dims
+
+
+class Delta(NamedTuple):
+    """What one response of a model says, as far as it says it."""
+
+    text: bytes = b""
+    finish_reason: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    logprobs: str = ""
+
+
+def read(response: InferenceResponse) -> Delta:
+    """Return what is in a response that is no error."""
+    found: dict[str, Any] = {}
+    if response.header is not None:
+        for spec, data in zip(response.header.outputs, response.data, strict=True):
+            found[spec.name] = to_array(spec, data).reshape(-1).tolist()
+    reason = _first(found, "finish_reason", b"").decode(errors="replace")
+    return Delta(
+        b"".join(found.get(TEXT, ())),
+        "" if reason == "None" else reason,  # as vLLM's backend writes that there is none yet
+        _first(found, "num_input_tokens", None),
+        sum(found["num_output_tokens"]) if "num_output_tokens" in found else None,
+        _first(found, "logprobs", b"").decode(errors="replace"),
+    )
+
+
+def _first(found: Mapping[str, list[Any]], name: str, default: Any) -> Any:
+    elements = found.get(name)
+    return elements[0] if elements else default
+
+
+def decoder() -> codecs.IncrementalDecoder:
+    """Return what makes text of bytes that may end within a character."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
