@@ -85,6 +85,30 @@ class Unavailable(NeriteError):
     grpc_status = 14
 
 
+class QuotaExceeded(NeriteError):
+    """The caller has used up what it may use; others have not."""
+
+    code = "UNAVAILABLE"
+    http_status = 429
+    grpc_status = 8
+
+
+class TooLarge(NeriteError):
+    """More than the model takes, however long the caller waits."""
+
+    code = "INVALID_ARG"
+    http_status = 413
+    grpc_status = 3
+
+
+class TooLate(NeriteError):
+    """It would not be answered in time, or was not."""
+
+    code = "UNAVAILABLE"
+    http_status = 503
+    grpc_status = 4
+
+
 class Cancelled(NeriteError):
     """The caller went away or gave up. Usually nobody reads this."""
 

@@ -37,7 +37,9 @@ def test_a_reply_that_is_only_a_status() -> None:
     assert fields(status.trailers(13, "why")) == [(b"grpc-status", b"13"), (b"grpc-message", b"why")]
 
 
-@pytest.mark.parametrize("kind", [*errors.BY_CODE.values(), errors.Restricted])
+@pytest.mark.parametrize(
+    "kind", [*errors.BY_CODE.values(), errors.Restricted, errors.QuotaExceeded, errors.TooLarge, errors.TooLate]
+)
 def test_errors(kind: type[errors.NeriteError]) -> None:
     found = dict(fields(status.of_error(kind("what is wrong"))))
     assert found[b"grpc-status"] == b"%d" % kind.grpc_status

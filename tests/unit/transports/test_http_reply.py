@@ -27,7 +27,9 @@ def test_json() -> None:
     assert reply.json_reply([], 400).status == 400
 
 
-@pytest.mark.parametrize("kind", [*errors.BY_CODE.values(), errors.Restricted])
+@pytest.mark.parametrize(
+    "kind", [*errors.BY_CODE.values(), errors.Restricted, errors.QuotaExceeded, errors.TooLarge, errors.TooLate]
+)
 def test_every_error_has_a_status_with_a_reason(kind: type[errors.NeriteError]) -> None:
     answer = reply.error_reply(kind('what "is" é wrong'))
     assert answer.status == kind.http_status
