@@ -1,0 +1,93 @@
+"""A request as admission sees it: what it asks for, and how far it has come."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from nerite.scheduling.tokens.account import Account
+from nerite.scheduling.tokens.headroom import Holding
+from nerite.scheduling.tokens.policy import PriorityClass
+from nerite.scheduling.tokens.refusal import Limit
+
+
+class State(Enum):
+    """How far a request has come."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    OVER = "over"
+
+
+class Ticket:
+    """Made for a request, offered to a gate once, and told to it until the request is over. For reading."""
+
+    account: Account
+    """Whoever pays. There is one from the offer on."""
+
+    __slots__ = (
+        "account",
+        "admitted_at",
+        "bound",
+        "charged",
+        "cost",
+        "deadline",
+        "expected",
+        "generated",
+        "gone",
+        "holding",
+        "input_size",
+        "level",
+        "most",
+        "offered_at",
+        "read_with",
+        "retry",
+        "started_at",
+        "state",
+        "tenant",
+        "wanted_class",
+    )
+
+    def __init__(
+        self,
+        tenant: str,
+        input_size: int,
+        most: int = 0,
+        *,
+        wanted_class: str = "",
+        deadline: int | None = None,
+        retry: bool = False,
+    ) -> None:
+        self.tenant = tenant
+        """The name that the policy gives to whoever sent it."""
+        self.input_size = input_size
+        """Tokens of the prompt; bytes, for a model that is no LLM."""
+        self.most = most
+        """Output tokens that it may have at the most. 0: as many as the model's limits allow."""
+        self.wanted_class = wanted_class
+        """A class below the tenant's own. Empty: the tenant's own."""
+        self.deadline = deadline
+        """When its answer must be complete. None: never."""
+        self.retry = retry
+        """It says that it was asked before."""
+
+        self.level = PriorityClass()
+        self.state = State.NEW
+        self.expected = 0
+        """Output tokens that it will probably have."""
+        self.bound = 0
+        """Output tokens that it has KV blocks for."""
+        self.cost = 0.0
+        """What it counts for in the fair queue, and in the pace."""
+        self.charged: dict[Limit, int] = {}
+        """What its tenant has paid in advance."""
+        self.holding = Holding(0)
+        self.read_with = 0
+        """Tokens of prompts that were to be read when it was let in, its own included."""
+        self.generated = 0
+        self.gone = False
+        """Nobody reads its answer any more."""
+        self.offered_at = 0
+        self.admitted_at = 0
+        self.started_at: int | None = None
+        """When it had its first token."""
