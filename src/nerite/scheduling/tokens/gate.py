@@ -1,0 +1,409 @@
+"""Who is let in to a model, when, and who is not. One for each model; asks the deciders beside it.
+
+Whoever owns it tells it of everything that happens to a request, and asks ``due`` at ``next_time`` and after everything
+that may let somebody in: ``finished``, ``tell``, ``set_ready``, ``follow``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from enum import Enum
+from typing import Final, NamedTuple, TypeAlias
+
+from nerite.scheduling.tokens import reasons
+from nerite.scheduling.tokens.account import Account, Accounts
+from nerite.scheduling.tokens.fair_queue import FairQueue
+from nerite.scheduling.tokens.forecast import Forecast
+from nerite.scheduling.tokens.headroom import EngineStatistics, Headroom
+from nerite.scheduling.tokens.pace import Pace
+from nerite.scheduling.tokens.refusal import Limit, Refusal
+from nerite.scheduling.tokens.sizes import size_refusal
+from nerite.scheduling.tokens.ticket import State, Ticket
+from nerite.scheduling.tokens.usage import Usage
+
+_HUSKS: Final = 64
+
+
+class Refused(NamedTuple):
+    """One that waited and does no more."""
+
+    ticket: Ticket
+    refusal: Refusal
+
+
+class Admit(NamedTuple):
+    """Give it to the engine now."""
+
+
+class Wait(NamedTuple):
+    """Keep it until ``due`` names it."""
+
+    displaced: tuple[Refused, ...] = ()
+    """Those that wait no more because it matters more."""
+
+
+class Refuse(NamedTuple):
+    """Answer it with the refusal; the gate has forgotten it."""
+
+    refusal: Refusal
+
+
+Decision: TypeAlias = Admit | Wait | Refuse
+
+
+class Due(NamedTuple):
+    """What is to be done now."""
+
+    admitted: list[Ticket]
+    refused: list[Refused]
+
+
+class Ending(Enum):
+    """How a request ended that was let in."""
+
+    COMPLETE = "complete"
+    CANCELLED = "cancelled"
+    """The client went or gave up."""
+    DEADLINE = "deadline"
+    FAILED = "failed"
+    """The engine's fault."""
+
+
+class Gate:
+    """In front of one model."""
+
+    def __init__(self, model: str, accounts: Accounts, now: int, *, tokens: bool = True) -> None:
+        """``tokens``: the model is an LLM."""
+        self._model = model
+        self._tokens = tokens
+        self._accounts = accounts
+        self._limits = accounts.policy.limits_of(model, tokens)
+        self._queue = FairQueue()
+        self._forecast = Forecast()
+        self._headroom = Headroom(self._limits.overcommit)
+        self._pace = Pace(now)
+        self._ends: list[tuple[int, int, Limit, Ticket]] = []
+        """When those that wait cannot be in time any more, and by which limit."""
+        self._numbers = itertools.count()
+        self._reading = 0
+        """Tokens of the prompts that the engine has and that had no first token yet."""
+        self._generating = 0
+        self._ready = True
+        self._ready_since = now
+        self._draining = False
+        self.running = 0
+        self.usage = Usage()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return self._queue.count
+
+    @property
+    def headroom(self) -> Headroom:
+        """The KV blocks. For reading."""
+        return self._headroom
+
+    def offer(self, ticket: Ticket, now: int) -> Decision:
+        """Say what happens to a request that has just come."""
+        account = self._accounts.of(ticket.tenant, now)
+        ticket.account = account
+        ticket.tenant = account.tenant.name
+        ticket.offered_at = now
+        refusal = self._limit(ticket, account, now)
+        use = self.usage.of(ticket.tenant, ticket.level.name)
+        use.offered += 1
+        use.retries += ticket.retry
+        at_once = refusal is None and self._ready and not self._queue.count and self._fits(ticket)
+        if refusal is None:
+            refusal = self._foresee(ticket, account, at_once, now)
+        displaced: tuple[Refused, ...] = ()
+        if refusal is None and not at_once:
+            found = self._displace(ticket, account, now)
+            if isinstance(found, Refusal):
+                refusal = found
+            else:
+                displaced = found
+        if refusal is not None:
+            ticket.state = State.OVER
+            use.refuse(refusal.limit)
+            return Refuse(refusal)
+        account.charge(ticket.charged, now)
+        if at_once:
+            self._admit(ticket, now)
+            return Admit()
+        self._queue.push(ticket, account.tenant.weight)
+        self._await(ticket, now)
+        self._pace.note_waiting(self._ready, now)
+        return Wait(displaced)
+
+    def due(self, now: int) -> Due:
+        """Return who is let in now, and who has waited too long."""
+        refused = self._expire(now)
+        admitted: list[Ticket] = []
+        while self._ready and (ticket := self._queue.first()) is not None and self._fits(ticket):
+            self._queue.pop()
+            self._admit(ticket, now)
+            admitted.append(ticket)
+        self._pace.note_waiting(self._ready and self._queue.count > 0, now)
+        return Due(admitted, refused)
+
+    def next_time(self) -> int | None:
+        """Return when to ask ``due`` if nothing happens before; None for never."""
+        ends = self._ends
+        while ends and ends[0][3].state is not State.WAITING:
+            heapq.heappop(ends)
+        return ends[0][0] if ends else None
+
+    def started(self, ticket: Ticket, now: int, cached: int = 0) -> None:
+        """Note that a request has its first token. ``cached`` tokens of its prompt were there already."""
+        if ticket.started_at is not None or ticket.state is not State.RUNNING:
+            return
+        ticket.started_at = now
+        self._reading -= ticket.input_size
+        self._generating += 1
+        self._pace.note_prefill(ticket.read_with, now - ticket.admitted_at, now)
+        self._pace.note_running(self._generating, now)
+        if self._tokens:
+            self._pace.note_work(ticket.input_size, now)
+            self._headroom.hold(ticket.holding, self._headroom.blocks(ticket.input_size))
+            ticket.holding.shared = cached // self._headroom.block_size if self._headroom.block_size else 0
+
+    def progressed(self, ticket: Ticket, tokens: int, now: int) -> None:
+        """Note that a request has so many tokens more."""
+        if ticket.state is not State.RUNNING:
+            return
+        ticket.generated += tokens
+        use = self.usage.of(ticket.tenant, ticket.level.name)
+        use.output_tokens += tokens
+        if ticket.gone:
+            use.wasted_tokens += tokens
+        self._pace.note_generated(tokens, now)
+        headroom = self._headroom
+        if ticket.generated > ticket.bound:
+            ticket.bound = self._forecast.cautious(ticket.tenant, ticket.most, ticket.generated)
+            ticket.bound = max(ticket.bound, ticket.generated)
+            headroom.grow(ticket.holding, headroom.blocks(ticket.input_size + ticket.bound))
+        headroom.hold(ticket.holding, headroom.blocks(ticket.input_size + ticket.generated))
+
+    def gone(self, ticket: Ticket) -> None:
+        """Note that nobody reads the answer of a request that was let in: what it still generates is wasted."""
+        ticket.gone = True
+
+    def finished(self, ticket: Ticket, ending: Ending, now: int) -> None:
+        """Note that a request that was let in is over."""
+        if ticket.state is not State.RUNNING:
+            return
+        ticket.state = State.OVER
+        self.running -= 1
+        if ticket.started_at is None:
+            self._reading -= ticket.input_size
+        else:
+            self._generating -= 1
+            self._pace.note_running(self._generating, now)
+        self._headroom.release(ticket.holding)
+        use = self.usage.of(ticket.tenant, ticket.level.name)
+        use.finish(ending.value, ticket.generated)
+        if self._tokens:
+            done = ticket.generated + (ticket.input_size if ticket.started_at is not None else 0)
+            if ending is Ending.COMPLETE:
+                self._forecast.note(ticket.tenant, ticket.generated)
+            self._queue.settle(ticket, done - ticket.cost)
+        else:
+            self._pace.note_work(ticket.cost, now)
+        if ending is Ending.FAILED and ticket.started_at is None:
+            self._give_back(ticket, now)
+        else:
+            self._settle(ticket, now)
+
+    def withdraw(self, ticket: Ticket, now: int) -> bool:
+        """Drop a request whose client gave up; False if it does not wait."""
+        if ticket.state is not State.WAITING:
+            return False
+        self._queue.remove(ticket)
+        self._give_back(ticket, now)
+        self.usage.of(ticket.tenant, ticket.level.name).withdrawn += 1
+        return True
+
+    def tell(self, statistics: EngineStatistics) -> None:
+        """Take in what the engine says of its memory."""
+        self._headroom.tell(statistics)
+
+    def set_ready(self, ready: bool, now: int) -> None:
+        """Let nobody in while the engine is not there. Those that wait go on waiting, without a promise."""
+        if ready and not self._ready:
+            self._ready_since = now
+            self._pace = Pace(now)
+        self._ready = ready
+
+    def follow(self) -> None:
+        """Go on by the policy that the accounts have now. Who was let in stays."""
+        policy = self._accounts.policy
+        self._limits = policy.limits_of(self._model, self._tokens)
+        self._headroom.change(self._limits.overcommit)
+        self._queue.follow(policy)
+
+    def close(self) -> None:
+        """Refuse everybody that comes from now on. Those that wait are still let in."""
+        self._draining = True
+
+    def drain(self, now: int) -> list[Refused]:
+        """Close, and refuse everybody that waits."""
+        self.close()
+        refused = []
+        for ticket in self._queue.drain():
+            self._give_back(ticket, now)
+            refused.append(self._refused(ticket, reasons.closed(self._of, self.running)))
+        self._ends.clear()
+        return refused
+
+    # What a request that comes has to pass, in this order.
+
+    def _limit(self, ticket: Ticket, account: Account, now: int) -> Refusal | None:
+        """Return why a request may not come, whatever else is to do; else say in it what it will take."""
+        tenant = account.tenant
+        level = self._accounts.policy.class_of(tenant, ticket.wanted_class)
+        ticket.level = level or self._accounts.policy.classes[tenant.level]
+        if self._draining:
+            return reasons.closed(self._of, self.running)
+        if level is None:
+            return reasons.no_class(tenant, ticket.wanted_class)
+        refusal = size_refusal(ticket, self._limits, self._headroom, self._of)
+        if refusal is not None:
+            return refusal
+        if not account.retries.allows(ticket.retry):
+            return account.retry_refusal()
+        if self._tokens:
+            ticket.expected = self._forecast.expected(ticket.tenant, ticket.most)
+            # An estimate may be far off. It is no reason to never let somebody in.
+            burst = account.burst(Limit.OUTPUT_RATE)
+            ahead = ticket.expected if burst is None else min(ticket.expected, burst)
+            ticket.charged = {Limit.INPUT_RATE: ticket.input_size, Limit.OUTPUT_RATE: ahead}
+        else:
+            ticket.charged = {Limit.BYTE_RATE: ticket.input_size}
+        ticket.charged[Limit.REQUEST_RATE] = 1
+        ticket.cost = float(max(ticket.input_size + ticket.expected, 1))
+        return account.refusal(ticket.charged, now)
+
+    def _foresee(self, ticket: Ticket, account: Account, at_once: bool, now: int) -> Refusal | None:
+        """Return why a request would be too late, by what was measured. Nobody is, as long as nothing was."""
+        if ticket.deadline is not None and ticket.deadline <= now:
+            return reasons.late(0.0, 0.0)
+        wait: float | None = 0.0
+        if not at_once:
+            ahead = self._queue.ahead(ticket.level, ticket.tenant, account.tenant.weight)
+            wait = self._pace.work(ahead + ticket.cost, now)
+        if wait is None or not self._ready:
+            return None
+        first = wait + (self._pace.prefill(self._reading + ticket.input_size, now) or 0.0)
+        promise = ticket.level.ttft_seconds * 1e9
+        # Whoever finds nobody there is let in: how else would anybody learn that the engine has become faster?
+        if promise and first > promise and (self.running or not at_once):
+            return reasons.slow(ticket.level, first, first - promise)
+        if ticket.deadline is not None:
+            end = first + (self._pace.decode(ticket.expected, self.running + 1, now) or 0.0)
+            if now + end > ticket.deadline:
+                return reasons.late(ticket.deadline - now, end)
+        return None
+
+    def _displace(self, ticket: Ticket, account: Account, now: int) -> tuple[Refused, ...] | Refusal:
+        """Make room in the queue for a request, or return why there is none."""
+        limits, queue = self._limits, self._queue
+        count = queue.count + 1 - limits.queue_length if limits.queue_length else 0
+        cost = queue.cost + ticket.cost - limits.queue_size if limits.queue_size else 0.0
+        if count <= 0 and cost <= 0:
+            return ()
+        refusal = self._full(by_size=count <= 0, now=now)
+        going = queue.displaced_by(ticket, account.tenant.weight, count, cost)
+        if going is None:
+            return refusal
+        for each in going:
+            queue.remove(each)
+            self._give_back(each, now)
+        return tuple(self._refused(each, refusal) for each in going)
+
+    # What happens to a request that has passed.
+
+    def _fits(self, ticket: Ticket) -> bool:
+        if not self.running:
+            return True
+        if self._limits.max_running and self.running >= self._limits.max_running:
+            return False
+        return not self._tokens or self._headroom.fits(self._blocks(ticket))
+
+    def _blocks(self, ticket: Ticket) -> int:
+        """Return how many blocks a request will hardly exceed; at the most all that there are."""
+        ticket.bound = self._forecast.cautious(ticket.tenant, ticket.most)
+        return min(self._headroom.blocks(ticket.input_size + ticket.bound), self._headroom.total_blocks)
+
+    def _admit(self, ticket: Ticket, now: int) -> None:
+        ticket.state = State.RUNNING
+        ticket.admitted_at = now
+        self.running += 1
+        self._reading += ticket.input_size
+        ticket.read_with = self._reading
+        if self._tokens:
+            ticket.holding = self._headroom.promise(self._blocks(ticket))
+        use = self.usage.of(ticket.tenant, ticket.level.name)
+        use.admitted += 1
+        use.input_tokens += ticket.input_size
+
+    def _await(self, ticket: Ticket, now: int) -> None:
+        """Note until when a request can wait and still be in time."""
+        prefill = int(self._pace.prefill(self._reading + ticket.input_size, now) or 0)
+        if len(self._ends) > 4 * self._queue.count + _HUSKS:
+            self._ends = [entry for entry in self._ends if entry[3].state is State.WAITING]
+            heapq.heapify(self._ends)
+        if ticket.level.ttft_seconds:
+            latest = now + int(ticket.level.ttft_seconds * 1e9) - prefill
+            heapq.heappush(self._ends, (latest, next(self._numbers), Limit.FIRST_TOKEN, ticket))
+        if ticket.deadline is not None:
+            decode = int(self._pace.decode(ticket.expected, self.running, now) or 0)
+            latest = ticket.deadline - prefill - decode
+            heapq.heappush(self._ends, (latest, next(self._numbers), Limit.DEADLINE, ticket))
+
+    def _expire(self, now: int) -> list[Refused]:
+        refused = []
+        while self._ends and self._ends[0][0] <= now:
+            _, _, limit, ticket = heapq.heappop(self._ends)
+            if ticket.state is not State.WAITING:
+                continue
+            waited = float(now - ticket.offered_at)
+            if limit is Limit.DEADLINE:
+                refusal = reasons.late((ticket.deadline or 0) - ticket.offered_at, waited)
+            elif self._ready and ticket.offered_at >= self._ready_since:
+                refusal = reasons.slow(ticket.level, waited, None)
+            else:
+                continue
+            self._queue.remove(ticket)
+            self._give_back(ticket, now)
+            refused.append(self._refused(ticket, refusal))
+        return refused
+
+    def _settle(self, ticket: Ticket, now: int) -> None:
+        """Have the tenant pay for what was used, no more and no less."""
+        ticket.account.under_way -= 1
+        ticket.account.settle(Limit.OUTPUT_RATE, ticket.charged.get(Limit.OUTPUT_RATE, 0) - ticket.generated, now)
+
+    def _give_back(self, ticket: Ticket, now: int) -> None:
+        """Have the tenant pay for having asked, and for nothing else."""
+        self._settle(ticket, now)
+        for limit in (Limit.INPUT_RATE, Limit.BYTE_RATE):
+            ticket.account.settle(limit, ticket.charged.get(limit, 0), now)
+
+    def _refused(self, ticket: Ticket, refusal: Refusal) -> Refused:
+        self.usage.of(ticket.tenant, ticket.level.name).refuse(refusal.limit)
+        return Refused(ticket, refusal)
+
+    @property
+    def _of(self) -> str:
+        return f"model '{self._model}'"
+
+    def _full(self, *, by_size: bool, now: int) -> Refusal:
+        queue, limits = self._queue, self._limits
+        work = self._pace.work(queue.cost, now)
+        if not by_size:
+            return reasons.full(Limit.QUEUE_LENGTH, self._of, limits.queue_length, queue.count, work)
+        limit = Limit.QUEUE_TOKENS if self._tokens else Limit.QUEUE_BYTES
+        return reasons.full(limit, self._of, limits.queue_size, int(queue.cost), work)
