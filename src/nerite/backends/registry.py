@@ -34,6 +34,7 @@ class Entry(NamedTuple):
 ENTRIES: Final[dict[str, Entry]] = {
     "fil": Entry("nerite.backends.trees", "TreesBackend", "treelite", "fil"),
     "litert": Entry("nerite.backends.litert", "LiteRtBackend", "ai_edge_litert", "litert"),
+    "llm": Entry("nerite.backends.llm", "LlmBackend", "openvino_genai", "llm"),
     "onnxruntime": Entry("nerite.backends.onnxruntime", "OnnxRuntimeBackend", "onnxruntime", "onnx"),
     "openvino": Entry("nerite.backends.openvino", "OpenVinoBackend", "openvino", "openvino"),
     "python": Entry("nerite.backends.python", "PythonBackend"),

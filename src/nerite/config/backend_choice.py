@@ -33,6 +33,7 @@ FRAMEWORKS: Final = (
     Framework("pytorch", "model.pt", "pytorch_libtorch"),
     Framework("pytorch", "model.pt2", "torch_aoti"),
     Framework("python", "model.py", "", None),
+    Framework("llm", "openvino_model.xml", "openvino_genai"),
     Framework("fil", "xgboost.ubj"),
     Framework("fil", "xgboost.json"),
     Framework("fil", "xgboost.model"),
@@ -49,8 +50,8 @@ FRAMEWORKS: Final = (
 
 _SEVERAL_FILES: Final = frozenset({"fil"})
 """Backends that choose among their file names themselves."""
-_ALSO_CALLED: Final[Mapping[str, str]] = {"tflite": "litert", "armnn_tflite": "litert"}
-"""Backends that others made for Triton, and ours that takes their models."""
+_ALSO_CALLED: Final[Mapping[str, str]] = {"tflite": "litert", "armnn_tflite": "litert", "openvino_genai": "llm"}
+"""Other names for backends: of those that others made for Triton, of an engine."""
 
 PLATFORMS: Final[Mapping[str, str]] = {
     framework.platform: framework.backend for framework in FRAMEWORKS if framework.platform

@@ -87,13 +87,20 @@ class WorkerBatch:
         self._inbox.look()
 
     def hear(self, kind: int, index: int) -> None:
-        """Take note of what the server says of a request. On any thread."""
-        if kind == messages.PAUSE:
+        """Take note of what the server says of a request. On any thread.
+
+        Whoever holds the request and pauses by itself is told; others wait when they next respond.
+        """
+        request = self.requests[index] if index < len(self.requests) else None
+        if kind == messages.CANCEL:
+            if request is not None:
+                request.cancel()
+        elif request is not None and request.on_pause is not None:
+            request.pause(kind == messages.PAUSE)
+        elif kind == messages.PAUSE:
             self._paused.add(index)
-        elif kind == messages.RESUME:
+        else:
             self._paused.discard(index)
-        elif index < len(self.requests):
-            self.requests[index].cancel()
 
     def keep(self, responses: Sequence[InferenceResponse | None]) -> bool:
         """Take note that the batch has run, and of what it returned; return whether a request is left to answer."""

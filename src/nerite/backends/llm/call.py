@@ -1,0 +1,62 @@
+"""What a request asks of a language model, out of its tensors and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nerite.backends.llm import sampling
+from nerite.backends.llm.sampling import SamplingParameters
+from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.core.request import InferenceRequest
+from nerite.core.tensor import Buffer, decode_bytes
+
+_LACKING = {"image": "takes no images", "embedding_request": "makes no embeddings"}
+"""Inputs that Triton's vLLM backend has, and why one is refused."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request, understood."""
+
+    prompt: str
+    sampling: SamplingParameters
+    stream: bool
+    """Whether each step is answered, or everything at once."""
+    prepend: str
+    """What stands before the text of the answer: the prompt, or nothing."""
+    extras: frozenset[str]
+    """The outputs that are wanted beside the text."""
+
+
+def read(request: InferenceRequest) -> Call:
+    """Return what ``request`` asks for. Raises ``NeriteError``."""
+    given = dict(zip((spec.name for spec in request.header.inputs), request.data, strict=True))
+    for name, reason in _LACKING.items():
+        if name in given:
+            raise Unsupported(f"the model {reason}: leave the input '{name}' out")
+    prompt = _text(given, "text_input")
+    stream = _flag(given, "stream")
+    excluded = _flag(given, "exclude_input_in_output", default=stream)
+    if stream and not excluded:
+        raise InvalidArgument("When streaming, `exclude_input_in_output` = False is not allowed.")
+    if "sampling_parameters" in given:
+        wanted = sampling.from_json(_text(given, "sampling_parameters"))
+    else:
+        wanted = sampling.from_parameters(request.header.parameters)
+    extras = frozenset(
+        name.removeprefix("return_") for name in given if name.startswith("return_") and _flag(given, name)
+    )
+    return Call(prompt, wanted, stream, "" if excluded else prompt, extras)
+
+
+def _text(given: Mapping[str, Buffer], name: str) -> str:
+    (element,) = decode_bytes(given[name], 1)
+    try:
+        return bytes(element).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"'{name}' is no UTF-8: {error}") from None
+
+
+def _flag(given: Mapping[str, Buffer], name: str, *, default: bool = False) -> bool:
+    return bool(memoryview(given[name]).tobytes()[0]) if name in given else default

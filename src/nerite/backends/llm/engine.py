@@ -1,0 +1,178 @@
+"""What an engine for language models has to offer: requests in, token by token out, at any time.
+
+An engine runs in the worker process of its model and batches by itself: requests join and leave between two steps.
+What is asked of it and what it says is plain data, so that no other module knows which engine it is. An engine refuses
+by name what it cannot do, in ``add``, and never leaves it out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from nerite.backends.llm.sampling import SamplingParameters
+from nerite.core.errors import NeriteError, Unsupported
+
+
+class FinishReason(Enum):
+    """Why a sequence ended. The server's own, whatever an engine says of sequences that were stopped."""
+
+    STOP = "stop"
+    """The model said that it is done, or a stop token or string came."""
+    LENGTH = "length"
+    """``max_tokens``, or the context is full."""
+    ABORT = "abort"
+    """Nobody wanted the rest."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the text has to be an instance of."""
+
+    kind: str
+    """``json_schema``, ``regex`` or ``ebnf``."""
+    source: str
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A prompt, and what is wanted of it."""
+
+    id: str
+    """Of the request, unique among those that run."""
+    prompt: str | Sequence[int]
+    """Text, or the tokens of it."""
+    sampling: SamplingParameters
+    grammar: Grammar | None = None
+    lora: str = ""
+    """The name of an adapter."""
+    priority: int = 0
+    """Lower ones first; 0: as all others."""
+    deadline_ns: int = 0
+    """``time.monotonic_ns`` after which nobody wants the answer; 0: never."""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely a token was that was chosen."""
+
+    token: int
+    logprob: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new of one sequence of a request."""
+
+    index: int
+    """Which of its ``n`` sequences."""
+    tokens: Sequence[int]
+    text: str
+    """May lag behind the tokens: what can be the start of a stop string, or half of a character, waits."""
+    logprobs: Sequence[TokenLogprob] = ()
+    """One for each token, if they were asked for."""
+    finish_reason: FinishReason | None = None
+    """None while more comes."""
+
+
+class Listener(Protocol):
+    """Whoever waits for what becomes of a request. Called by the engine's thread; must not block and not raise."""
+
+    def admitted(self, prompt_tokens: int) -> None:
+        """Take how many tokens the prompt has. Called first, within ``add``."""
+
+    def advanced(self, deltas: Sequence[Delta]) -> None:
+        """Take what one step has brought. The request is over when each of its sequences has a finish reason."""
+
+    def failed(self, error: NeriteError) -> None:
+        """Take the reason why nothing more comes."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do. Asked at load; what is not here is refused."""
+
+    engine: str
+    """Its name in messages."""
+    context_length: int
+    """Tokens of prompt and answer together that a sequence can have."""
+    most_sequences: int
+    """That run at the same time; more wait."""
+    top_logprobs: int = 0
+    """How many alternatives to the chosen token it tells of."""
+    grammars: frozenset[str] = frozenset()
+    adapters: frozenset[str] = frozenset()
+    """LoRA adapters that may be chosen by request."""
+    priorities: bool = False
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """How it is with an engine at this moment."""
+
+    running: int
+    """Sequences in the batch."""
+    waiting: int
+    """Requests that no step has taken up yet."""
+    cache_usage: float
+    """Share of the KV cache that sequences hold, 0 to 1."""
+    prompt_tokens: int
+    generated_tokens: int
+    """Since the engine started, those of sequences that were cut short, too."""
+    failures: int
+    """Times that a step failed, and the engine began anew."""
+
+
+class Engine(Protocol):
+    """An engine with a model. All methods may be called from any thread."""
+
+    def start(self) -> None:
+        """Load the model. Raises ``NeriteError``."""
+
+    def add(self, request: GenerationRequest, listener: Listener) -> None:
+        """Take a request up; the listener is told what becomes of it.
+
+        Raises ``NeriteError`` for what cannot be done; the listener hears nothing then.
+        """
+
+    def abort(self, id: str) -> None:
+        """End a request, if it runs: its sequences finish with ``ABORT`` and give their memory back."""
+
+    def stats(self) -> EngineStats:
+        """Return how it is now, also while nothing runs."""
+
+    def capabilities(self) -> Capabilities:
+        """Return what it can do. For one that was started."""
+
+    def is_healthy(self) -> bool:
+        """Return whether it takes requests."""
+
+    def stop(self) -> None:
+        """Abort what runs and give everything back."""
+
+
+def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> None:
+    """Raise ``Unsupported`` for the first thing in ``request`` that the engine cannot do."""
+    sampling = request.sampling
+    if sampling.logprobs is not None and sampling.logprobs > able.top_logprobs:
+        raise Unsupported(
+            f"'logprobs' is {sampling.logprobs}, and the engine {able.engine} tells the probability of "
+            f"{f'{able.top_logprobs} tokens at most' if able.top_logprobs else 'the chosen token alone'}: set it to "
+            f"{able.top_logprobs}"
+        )
+    if request.grammar is not None and request.grammar.kind not in able.grammars:
+        raise Unsupported(f"structured output ({request.grammar.kind}) is not offered by the engine {able.engine}")
+    if request.lora and not able.adapters:
+        raise Unsupported(
+            f"LoRA feature is not enabled. The engine {able.engine} has no adapters that a request can choose, such as "
+            f"'{request.lora}'"
+        )
+    if request.lora and request.lora not in able.adapters:
+        raise Unsupported(f"LoRA {request.lora} is not supported, we currently support {sorted(able.adapters)}")
+    if request.priority and not able.priorities:
+        raise Unsupported(f"the engine {able.engine} knows no priorities among the requests that it runs")
+    if sampling.n > able.most_sequences:
+        raise Unsupported(f"'n' is {sampling.n}, and the engine runs {able.most_sequences} sequences at most")

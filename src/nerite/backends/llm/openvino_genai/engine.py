@@ -1,0 +1,257 @@
+"""The engine: a thread that steps a pipeline as long as there is something to generate.
+
+Only that thread touches the pipeline; requests and aborts are left for it, and are taken up between two steps. A step
+that fails says nothing of whose fault it was, and the ones after it fail, too. So what runs then fails with its reason,
+and the pipeline is made anew; what has not begun goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from nerite.backends.llm.engine import (
+    Capabilities,
+    Delta,
+    EngineStats,
+    GenerationRequest,
+    Listener,
+    refuse_what_is_lacking,
+)
+from nerite.backends.llm.openvino_genai import framework
+from nerite.backends.llm.openvino_genai.options import Options
+from nerite.backends.llm.openvino_genai.running import Running, decoded
+from nerite.backends.openvino.framework import openvino, translated
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
+
+_log = logging.getLogger("nerite.backends.llm")
+
+NAME: Final = "openvino_genai"
+_BLOCK: Final = 32
+"""Tokens in a block of KV, on a CPU."""
+
+
+class OpenVinoGenAiEngine:
+    """OpenVINO GenAI's continuous batching."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._pipeline: Any = None
+        self._tokenizer: Any = None
+        self._ends: frozenset[int] = frozenset()
+        """The tokens by which the model says that it is done."""
+        self._able: Capabilities
+        self._wake = threading.Condition()
+        self._coming: deque[Running] = deque()
+        self._aborts: deque[str] = deque()
+        self._stopping = False
+        self._running: dict[str, Running] = {}
+        self._sequences = 0
+        """The number of the next sequence: two of one number would break the pipeline."""
+        self._usage = (0, 0.0)
+        """Sequences in the last step, and the share of the cache that was in use then."""
+        self._prompt_tokens = self._generated_tokens = self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Load the model, and generate a token with it. Raises ``NeriteError``."""
+        try:
+            self._pipeline = framework.pipeline(self._options)
+            self._tokenizer = self._pipeline.get_tokenizer()
+            own = self._pipeline.get_config()
+            ends = {own.eos_token_id, self._tokenizer.get_eos_token_id(), *own.stop_token_ids}
+            self._ends = frozenset(end for end in ends if end >= 0)
+            capacity = self._capacity()
+        except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
+            raise translated(error, "loading model") from error
+        length = self._options.context_length
+        self._able = Capabilities(NAME, min(length or capacity, capacity), self._options.most_sequences)
+        self._thread.start()
+
+    def add(self, request: GenerationRequest, listener: Listener) -> None:
+        """Take a request up. Raises ``NeriteError``."""
+        if not self.is_healthy():
+            raise Unavailable("the engine does not run")
+        refuse_what_is_lacking(request, self._able)
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            tokens = self._tokenizer.encode(prompt).input_ids
+        else:
+            tokens = openvino().Tensor(np.array([prompt], np.int64))
+        length = int(tokens.shape[1])
+        most = self._able.context_length
+        if not length:
+            raise InvalidArgument("the prompt is empty")
+        if length >= most:
+            raise InvalidArgument(
+                f"the prompt has {length} tokens, and the model a context of {most}: leave out at least "
+                f"{length - most + 1}, so that there is room for an answer"
+            )
+        try:
+            configs = [
+                framework.generation(request.sampling, index, most - length, self._ends)
+                for index in range(request.sampling.n)
+            ]
+        except RuntimeError as error:
+            raise InvalidArgument(translated(error, "reading sampling parameters").message) from error
+        listener.admitted(length)
+        with self._wake:
+            if not self.is_healthy():
+                raise Unavailable("the engine does not run")
+            self._coming.append(Running(request, listener, tokens, configs))
+            self._wake.notify()
+
+    def abort(self, id: str) -> None:
+        """End a request, if it runs or waits."""
+        with self._wake:
+            self._aborts.append(id)
+            self._wake.notify()
+
+    def stats(self) -> EngineStats:
+        """Return how it is now. The pipeline's own numbers stand still when it does."""
+        sequences = sum(len(each.open) for each in list(self._running.values()))
+        running, usage = self._usage if sequences else (0, 0.0)
+        return EngineStats(
+            running,
+            sum(len(each.configs) for each in list(self._coming)) + max(sequences - running, 0),
+            usage,
+            self._prompt_tokens,
+            self._generated_tokens,
+            self._failures,
+        )
+
+    def capabilities(self) -> Capabilities:
+        """Return what it can do."""
+        return self._able
+
+    def is_healthy(self) -> bool:
+        """Return whether the thread is there to take requests up."""
+        return self._thread.is_alive() and not self._stopping
+
+    def stop(self) -> None:
+        """Abort what runs, and let go of the model."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._pipeline = self._tokenizer = None
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._coming or self._aborts or self._stopping or self._unfinished()):
+                    self._wake.wait()
+                coming, aborts = list(self._coming), list(self._aborts)
+                self._running |= {running.id: running for running in coming}
+                self._coming.clear()
+                self._aborts.clear()
+            if self._stopping:
+                self._finish()
+                return
+            try:
+                for running in coming:
+                    self._begin(running)
+                self._cut(aborts)
+                self._pipeline.step()
+                self._deliver()
+            except Exception as error:  # Whatever it is, what is in the pipeline is lost.
+                if not self._begin_anew(error):
+                    return
+
+    def _unfinished(self) -> bool:
+        # What was cancelled holds its memory until the next step.
+        return bool(self._running) or self._pipeline.has_non_finished_requests()
+
+    def _begin(self, running: Running) -> None:
+        numbers = range(self._sequences, self._sequences + len(running.configs))
+        self._sequences = numbers.stop
+        try:
+            running.begin(self._pipeline, numbers)
+        except Exception as error:  # Of this request alone: no step has seen it.
+            del self._running[running.id]
+            running.fail(translated(error, "beginning a request"))
+            return
+        self._prompt_tokens += running.prompt_tokens
+
+    def _cut(self, aborts: Iterable[str]) -> None:
+        """End the requests that are not wanted any more, and those that are too late."""
+        for id in aborts:
+            running = self._running.pop(id, None)
+            if running is not None:
+                running.abort()
+        now = time.monotonic_ns()
+        for running in list(self._running.values()):
+            if 0 < running.request.deadline_ns <= now:
+                del self._running[running.id]
+                running.fail(Unavailable("the deadline of the request has passed while it ran"))
+
+    def _deliver(self) -> None:
+        """Hand on what the step has brought."""
+        metrics = self._pipeline.get_metrics()
+        self._usage = (metrics.scheduled_requests, metrics.cache_usage / 100)
+        fresh = [sequence for running in self._running.values() for sequence in list(running.open) if sequence.read()]
+        texts = decoded(self._tokenizer, fresh)
+        deltas: dict[Running, list[Delta]] = {}
+        for sequence, text in zip(fresh, texts, strict=True):
+            self._generated_tokens += len(sequence.tokens)
+            deltas.setdefault(sequence.of, []).append(sequence.delta(self._tokenizer, text))
+        for running, new in deltas.items():
+            if not running.open:
+                del self._running[running.id]
+            running.listener.advanced(new)
+
+    def _begin_anew(self, error: Exception) -> bool:
+        """Fail what ran, and make another pipeline; return whether that was possible."""
+        reason = translated(error, "a step of the engine").message
+        _log.error("'%s': %s; the engine begins anew", self._options.name, reason)
+        self._failures += 1
+        self._fail_all(Internal(f"The engine failed while it ran this request: {reason}"))
+        self._pipeline = None
+        try:
+            self._pipeline = framework.pipeline(self._options)
+        except Exception as failure:  # It is not healthy from now on.
+            why = translated(failure, "loading model").message
+            _log.error("'%s': the engine cannot begin anew: %s", self._options.name, why)
+            with self._wake:
+                self._stopping = True
+                self._running |= {running.id: running for running in self._coming}
+                self._coming.clear()
+            self._fail_all(Unavailable(f"The engine has failed and cannot begin anew: {why}"))
+            return False
+        return True
+
+    def _fail_all(self, error: NeriteError) -> None:
+        failed = list(self._running.values())
+        self._running.clear()
+        for running in failed:
+            running.fail(error)
+
+    def _finish(self) -> None:
+        """End what runs, and step on until the pipeline has let go of it."""
+        for running in self._running.values():
+            running.abort()
+        self._running.clear()
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+
+    def _capacity(self) -> int:
+        """Return how many tokens have room in the cache. Nothing tells but the share of it that one block is."""
+        config = framework.genai().GenerationConfig()
+        config.max_new_tokens = 1
+        config.eos_token_id = -1
+        handle = self._pipeline.add_request(self._sequences, openvino().Tensor(np.zeros((1, 1), np.int64)), config)
+        self._sequences += 1
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        share = self._pipeline.get_metrics().max_cache_usage
+        del handle
+        return round(100 / share) * _BLOCK if share else _BLOCK

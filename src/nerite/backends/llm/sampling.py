@@ -1,0 +1,239 @@
+"""How the tokens of a request are chosen: sampling parameters under vLLM's names. Pure.
+
+A name that nobody knows is refused, with the one that was meant; so is one that vLLM knows and no engine of ours does,
+unless its value asks for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
+
+from nerite.config.near import nearest
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+
+_Number = TypeVar("_Number", int, float)
+
+_CLOSE: Final = 0.8
+"""A custom parameter of a request that is as close to one of ours was meant to be that."""
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """What a request may say. The defaults are those of vLLM."""
+
+    n: int = 1
+    """Sequences for one prompt."""
+    max_tokens: int | None = 16
+    """None: as many as the context has room for."""
+    min_tokens: int = 0
+    """Before that the model cannot say that it is done, and nothing stops it."""
+    temperature: float = 1.0
+    """0: always the likeliest token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all of them."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """None: ever another."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """How many alternatives to tell of, beside the chosen token; None: not even that one's."""
+    skip_special_tokens: bool = True
+    lora_name: str = ""
+
+
+_LACKING: Final[Mapping[str, Any]] = {
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "best_of": 1,
+    "detokenize": True,
+    "extra_args": None,
+    "guided_decoding": None,
+    "logit_bias": None,
+    "logits_processors": None,
+    "output_kind": None,
+    "prompt_logprobs": None,
+    "spaces_between_special_tokens": True,
+    "structured_outputs": None,
+    "truncate_prompt_tokens": None,
+}
+"""What vLLM knows and we do not, and the value that asks for nothing."""
+
+_STRUCTURED: Final = frozenset({"guided_decoding", "structured_outputs"})
+
+
+def from_json(text: str | bytes) -> SamplingParameters:
+    """Read the value of ``sampling_parameters``. Raises ``NeriteError``."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"'sampling_parameters' is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidArgument("'sampling_parameters' has to be a JSON object, such as {\"max_tokens\": 64}")
+    return from_mapping(value)
+
+
+def from_parameters(parameters: Mapping[str, Any]) -> SamplingParameters:
+    """Read the parameters of a request. Those that look like none of ours are somebody else's. Raises ``NeriteError``.
+
+    They have no lists: ``stop`` is one string.
+    """
+    known = (*_READERS, *_LACKING)
+    ours = {name: value for name, value in parameters.items() if name in known or nearest(name, known, _CLOSE)}
+    return from_mapping(ours)
+
+
+def from_mapping(given: Mapping[str, Any]) -> SamplingParameters:
+    """Return the parameters that ``given`` says. Raises ``InvalidArgument``, ``Unsupported``."""
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _READERS:
+            if value is not None or name in ("max_tokens", "seed", "logprobs"):
+                read[name] = _READERS[name](name, value)
+        elif name not in _LACKING:
+            raise _unknown(name)
+        elif value is not None and value != _LACKING[name]:
+            raise _not_offered(name)
+    made = SamplingParameters(**read)
+    _check(made)
+    return made
+
+
+def _check(made: SamplingParameters) -> None:
+    for name, holds, wanted in (
+        ("n", made.n >= 1, "at least 1"),
+        ("max_tokens", made.max_tokens is None or made.max_tokens >= 1, "at least 1"),
+        ("min_tokens", 0 <= made.min_tokens <= (made.max_tokens or math.inf), "0 to max_tokens"),
+        ("temperature", made.temperature >= 0, "0 or more"),
+        ("top_p", 0 < made.top_p <= 1, "above 0, and 1 at most"),
+        ("min_p", 0 <= made.min_p < 1, "0 or more, and below 1"),
+        ("presence_penalty", abs(made.presence_penalty) <= 2, "-2 to 2"),
+        ("frequency_penalty", abs(made.frequency_penalty) <= 2, "-2 to 2"),
+        ("repetition_penalty", made.repetition_penalty > 0, "above 0"),
+        ("logprobs", made.logprobs is None or made.logprobs >= 0, "0 or more"),
+        ("seed", made.seed is None or 0 <= made.seed < 2**63, "0 to 2**63 - 1"),
+        ("stop", all(made.stop), "text, and not empty"),
+        ("stop_token_ids", all(token >= 0 for token in made.stop_token_ids), "numbers of tokens"),
+    ):
+        if not holds:
+            raise InvalidArgument(f"'{name}' has to be {wanted}, got {getattr(made, name)!r}")
+
+
+def _unknown(name: str) -> NeriteError:
+    meant = nearest(name, (*_READERS, *_LACKING))
+    remedy = f"Did you mean {meant}?" if meant else f"There are: {', '.join(sorted(_READERS))}."
+    return InvalidArgument(f"'{name}' is no sampling parameter. {remedy}")
+
+
+def _not_offered(name: str) -> NeriteError:
+    if name in _STRUCTURED:
+        return Unsupported(f"structured output ('{name}') is not offered yet: take the sampling parameter out")
+    return Unsupported(f"the sampling parameter '{name}' is not offered: take it out")
+
+
+def _wrong(name: str, value: Any, wanted: str) -> InvalidArgument:
+    return InvalidArgument(f"'{name}' has to be {wanted}, got {value!r}")
+
+
+def _number(name: str, value: Any, kind: Callable[[Any], _Number], wanted: str) -> _Number:
+    """Read a number; also as text, as parameters of requests may have it."""
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        number = kind(value)
+        if not math.isfinite(number) or (not isinstance(value, str) and number != value):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise _wrong(name, value, wanted) from None
+    return number
+
+
+def _integer(name: str, value: Any) -> int:
+    number = _number(name, value, int, "a whole number")
+    if abs(number) >= 2**63:
+        raise _wrong(name, value, "a number of 64 bits")
+    return number
+
+
+def _optional(name: str, value: Any) -> int | None:
+    return None if value is None else _integer(name, value)
+
+
+def _float(name: str, value: Any) -> float:
+    return _number(name, value, float, "a number")
+
+
+def _top_k(name: str, value: Any) -> int:
+    """Read a number; vLLM has two values for "all"."""
+    number = _integer(name, value)
+    if number < -1:
+        raise _wrong(name, value, "a number of tokens, or -1 for all")
+    return max(number, 0)
+
+
+def _seed(name: str, value: Any) -> int | None:
+    number = _optional(name, value)
+    return None if number == -1 else number
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "true or false")
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, value, "text")
+    return value
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise _wrong(name, value, "text, or a list of it")
+    return tuple(values)
+
+
+def _integers(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise _wrong(name, value, "a list of numbers")
+    return tuple(_integer(name, each) for each in value)
+
+
+_READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
+    Mapping[str, Callable[[str, Any], Any]],
+    {
+        "n": _integer,
+        "max_tokens": _optional,
+        "min_tokens": _integer,
+        "temperature": _float,
+        "top_p": _float,
+        "top_k": _top_k,
+        "min_p": _float,
+        "seed": _seed,
+        "presence_penalty": _float,
+        "frequency_penalty": _float,
+        "repetition_penalty": _float,
+        "stop": _texts,
+        "stop_token_ids": _integers,
+        "include_stop_str_in_output": _boolean,
+        "ignore_eos": _boolean,
+        "logprobs": _optional,
+        "skip_special_tokens": _boolean,
+        "lora_name": _text,
+    },
+)
+"""What reads the value of each field of ``SamplingParameters``."""

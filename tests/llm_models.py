@@ -1,0 +1,132 @@
+"""A language model for tests: random weights, two layers, a token for each byte; made in a second and in no network.
+
+It speaks no language, and does all that an engine does: KV cache, batches, seeds, stops.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from nerite.backends.openvino.framework import openvino
+
+ov = openvino()
+ops = ov.opset15
+
+WIDTH, HEADS, LAYERS, VOCABULARY = 32, 2, 2, 258
+HEAD = WIDTH // HEADS
+CONTEXT = 100_000
+END = 1
+"""The token by which the model says that it is done."""
+
+
+def language_model(directory: Path, context: int = CONTEXT) -> Path:
+    """Write the version directory of a language model; return it."""
+    shutil.copytree(_written(), directory)
+    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+    return directory
+
+
+@functools.cache
+def _written() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="language-model-"))
+    # Half the precision would make the XML many times as long.
+    ov.save_model(_network(), folder / "openvino_model.xml", compress_to_fp16=False)
+    # Its import has all cores read what it adds to OpenVINO.
+    from openvino_tokenizers import convert_tokenizer
+
+    there, back = convert_tokenizer(_tokenizer(), with_detokenizer=True)
+    ov.save_model(there, folder / "openvino_tokenizer.xml")
+    ov.save_model(back, folder / "openvino_detokenizer.xml")
+    return folder
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes are tokens: the first two are special ones."""
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<s>": 0, "</s>": END, **{character: number + 2 for number, character in enumerate(characters)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def _network() -> Any:
+    """A decoder as exporters write it: KV in variables, attention as one operation."""
+    random = np.random.default_rng(0)
+
+    def weights(rows: int, columns: int, scale: float = 0.2) -> Any:
+        return ops.constant((random.standard_normal((rows, columns)) * scale).astype(np.float32))
+
+    def numbers(*values: int) -> Any:
+        return ops.constant(np.array(values, np.int64))
+
+    def number(value: int) -> Any:
+        return ops.constant(np.int64(value))
+
+    def parameter(name: str, dims: list[int], element: Any) -> Any:
+        node = ops.parameter(ov.PartialShape(dims), element, name=name)
+        node.output(0).set_names({name})
+        return node
+
+    def product(left: Any, right: Any) -> Any:
+        return ops.matmul(left, right, False, False)
+
+    def normal(values: Any) -> Any:
+        return ops.mvn(values, numbers(-1), True, 1e-5, "inside_sqrt")
+
+    def heads(values: Any) -> Any:
+        split = ops.reshape(values, numbers(0, 0, HEADS, HEAD), True)
+        return ops.transpose(split, numbers(0, 2, 1, 3))
+
+    def length(values: Any) -> Any:
+        return ops.gather(ops.shape_of(values), number(2), number(0))
+
+    ids = parameter("input_ids", [-1, -1], ov.Type.i64)
+    mask = parameter("attention_mask", [-1, -1], ov.Type.i64)
+    positions = parameter("position_ids", [-1, -1], ov.Type.i64)
+    beams = parameter("beam_idx", [-1], ov.Type.i32)
+    rows = ops.gather(ops.shape_of(ids), numbers(0), number(0))
+    assigned = []
+
+    def cached(name: str, new: Any) -> Any:
+        info = ov.op.util.VariableInfo()
+        info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, HEADS, -1, HEAD]), ov.Type.f32, name
+        variable = ov.op.util.Variable(info)
+        shape = ops.concat([rows, numbers(HEADS), numbers(0), numbers(HEAD)], 0)
+        before = ops.read_value(ops.broadcast(ops.constant(np.float32(0)), shape), variable)
+        both = ops.concat([ops.gather(before, beams, number(0)), new], -2)
+        assigned.append(ops.assign(both, variable))
+        return both
+
+    place = ops.gather(weights(512, WIDTH, 0.3), ops.mod(positions, number(512)), number(0))
+    hidden = ops.add(ops.gather(weights(VOCABULARY, WIDTH, 1.0), ids, number(0)), place)
+    for layer in range(LAYERS):
+        before = normal(hidden)
+        query = heads(product(before, weights(WIDTH, WIDTH)))
+        keys = cached(f"past_key_values.{layer}.keypresent.{layer}.key", heads(product(before, weights(WIDTH, WIDTH))))
+        kept = f"past_key_values.{layer}.valuepresent.{layer}.value"
+        values = cached(kept, heads(product(before, weights(WIDTH, WIDTH))))
+        first = ops.subtract(length(keys), length(query))
+        at = ops.unsqueeze(ops.range(first, length(keys), number(1), ov.Type.i64), number(1))
+        earlier = ops.less_equal(
+            ops.unsqueeze(ops.range(number(0), length(keys), number(1), ov.Type.i64), number(0)), at
+        )
+        seen = ops.unsqueeze(ops.convert(mask, ov.Type.boolean), numbers(1, 2))
+        allowed = ops.logical_and(ops.unsqueeze(earlier, numbers(0, 1)), seen)
+        attention = ops.scaled_dot_product_attention(query, keys, values, allowed)
+        joined = ops.reshape(ops.transpose(attention, numbers(0, 2, 1, 3)), numbers(0, 0, WIDTH), True)
+        hidden = ops.add(hidden, product(joined, weights(WIDTH, WIDTH)))
+        inner = ops.relu(product(normal(hidden), weights(WIDTH, 2 * WIDTH)))
+        hidden = ops.add(hidden, product(inner, weights(2 * WIDTH, WIDTH)))
+    logits = product(normal(hidden), weights(WIDTH, VOCABULARY, 0.5))
+    logits.output(0).set_names({"logits"})
+    return ov.Model([ops.result(logits)], assigned, [ids, mask, positions, beams], "language_model")

@@ -1,0 +1,200 @@
+"""A language model behind a server: all APIs, many at once, cut connections, refusals."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+
+from llm_models import CONTEXT, language_model
+from serving import Serving, eventually, serving
+
+CHAT = 'parameters { key: "MAX_NUM_SEQS" value { string_value: "16" } }\n'
+NARROW = 'backend: "llm"\nparameters { key: "MAX_NUM_SEQS" value { string_value: "1" } }\n'
+SINGLE = 'backend: "openvino_genai"\nmodel_transaction_policy { decoupled: false }\n'
+FEW = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+ENDLESS = {**FEW, "max_tokens": CONTEXT}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("llm")
+    models = folder / "models"
+    for name, config in (("chat", CHAT), ("narrow", NARROW), ("single", SINGLE)):
+        (models / name).mkdir(parents=True)
+        language_model(models / name / "1")
+        (models / name / "config.pbtxt").write_text(config)
+    with serving(models, folder / "log") as running:
+        yield running
+
+
+def generate(server: Serving, model: str = "chat", **said: Any) -> tuple[int, Any]:
+    status, _, body = server.ask("POST", f"/v2/models/{model}/generate", {"text_input": "once", **said})
+    return status, json.loads(body)
+
+
+class Stream:
+    """A request to generate_stream, read event by event."""
+
+    def __init__(self, server: Serving, model: str = "chat", **said: Any) -> None:
+        self._connection = http.client.HTTPConnection(server.http, timeout=30)
+        body = json.dumps({"text_input": "once", "stream": True, **said})
+        self._connection.request("POST", f"/v2/models/{model}/generate_stream", body)
+        self._answer = self._connection.getresponse()
+
+    def event(self) -> Any:
+        """Return the next event; None after the last."""
+        while line := self._answer.readline():
+            if line.startswith(b"data: "):
+                return json.loads(line.removeprefix(b"data: "))
+        return None
+
+    def rest(self) -> list[Any]:
+        events = list(iter(self.event, None))
+        self.cut()
+        return events
+
+    def cut(self) -> None:
+        # The answer holds the socket, too.
+        self._answer.close()
+        self._connection.close()
+
+
+def test_what_it_takes_and_gives(server: Serving) -> None:
+    config = server.json("GET", "/v2/models/chat/config")
+    assert (config["backend"], config["platform"], config["max_batch_size"]) == ("llm", "openvino_genai", 0)
+    assert config["model_transaction_policy"]["decoupled"]
+    assert [tensor["name"] for tensor in config["output"]] == [
+        "text_output", "finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens",
+    ]  # fmt: skip
+
+
+def test_generate_gives_the_prompt_and_the_answer(server: Serving) -> None:
+    status, whole = generate(server, parameters=FEW)
+    assert status == 200
+    assert whole["text_output"].startswith("once")
+    _, bare = generate(server, sampling_parameters=json.dumps(FEW), exclude_input_in_output=True)
+    assert whole["text_output"] == "once" + bare["text_output"]
+
+
+def test_a_stream_has_an_event_for_each_step(server: Serving) -> None:
+    _, whole = generate(server, parameters=FEW, exclude_input_in_output=True)
+    flags = {f"return_{what}": True for what in ("finish_reason", "num_input_tokens", "num_output_tokens")}
+    events = Stream(server, parameters=FEW, **flags).rest()
+    assert len(events) > 3
+    assert "".join(event["text_output"] for event in events) == whole["text_output"]
+    assert sum(event["num_output_tokens"] for event in events) == FEW["max_tokens"]
+    assert {event["num_input_tokens"] for event in events} == {4}
+    assert [event["finish_reason"] for event in events][-2:] == ["None", "length"]
+
+
+def test_log_probabilities(server: Serving) -> None:
+    said = {**FEW, "logprobs": 0, "n": 2, "temperature": 1, "seed": 5}
+    _, answer = generate(
+        server, sampling_parameters=json.dumps(said), return_logprobs=True, return_cumulative_logprob=True
+    )
+    assert len(answer["text_output"]) == 2
+    for told, total in zip(answer["logprobs"], answer["cumulative_logprob"], strict=True):
+        tokens = [each for token in json.loads(told) for each in token.values()]
+        assert len(tokens) == FEW["max_tokens"]
+        assert sum(token["logprob"] for token in tokens) == pytest.approx(total, rel=1e-4)
+
+
+def test_infer_of_a_model_with_one_response(server: Serving) -> None:
+    inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["once"]}]
+    answer = server.json("POST", "/v2/models/single/infer", {"inputs": inputs, "parameters": FEW})
+    _, same = generate(server, parameters=FEW)
+    assert answer["outputs"][0]["data"] == [same["text_output"]]
+    status, refused = generate(server, "single", stream=True)
+    assert (status, "leave 'stream' out" in refused["error"]) == (400, True)
+
+
+def test_a_grpc_stream_ends_with_the_final_flag(server: Serving) -> None:
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    text, stream, said = (
+        grpc_client.InferInput(name, [1], kind)
+        for name, kind in (("text_input", "BYTES"), ("stream", "BOOL"), ("sampling_parameters", "BYTES"))
+    )
+    text.set_data_from_numpy(np.array([b"once"], object))
+    stream.set_data_from_numpy(np.array([True]))
+    said.set_data_from_numpy(np.array([json.dumps(FEW).encode()], object))
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("chat", [text, stream, said], request_id="a")
+        texts, final = [], False
+        while not final:
+            result, error = answers.get(timeout=20)
+            assert error is None
+            texts.append(result.as_numpy("text_output")[0].decode())
+            final = result.get_response().parameters["triton_final_response"].bool_param
+        client.stop_stream()
+    _, whole = generate(server, parameters=FEW, exclude_input_in_output=True)
+    assert len(texts) > 3
+    assert "".join(texts) == whole["text_output"]
+
+
+def test_eight_run_at_once(server: Serving) -> None:
+    streams = [Stream(server, parameters={**ENDLESS, "temperature": 1, "seed": seed}) for seed in range(8)]
+    # None of them would end: that each answers says that all of them run.
+    for _ in range(5):
+        for stream in streams:
+            assert "text_output" in stream.event()
+    for stream in streams:
+        stream.cut()
+    assert generate(server, parameters=FEW)[0] == 200
+
+
+def test_a_connection_that_is_cut_makes_room(server: Serving) -> None:
+    for _ in range(3):
+        stream = Stream(server, "narrow", parameters=ENDLESS)
+        assert "text_output" in stream.event()
+        stream.cut()
+    # One sequence has room in the batch.
+    assert generate(server, "narrow", parameters=FEW)[0] == 200
+    eventually(lambda: server.metrics().get('nv_inference_pending_request_count{model="narrow",version="1"}', 0) == 0)
+
+
+def test_those_that_wait_for_room_are_served_in_turn(server: Serving) -> None:
+    with ThreadPoolExecutor(4) as callers:
+        answers = list(callers.map(lambda _: generate(server, "narrow", parameters=FEW), range(4)))
+    assert {status for status, _ in answers} == {200}
+    assert len({answer["text_output"] for _, answer in answers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"sampling_parameters": "{"}, "'sampling_parameters' is no JSON"),
+        ({"sampling_parameters": '{"max_token": 3}'}, "Did you mean max_tokens?"),
+        ({"sampling_parameters": '{"top_p": 3}'}, "'top_p' has to be above 0"),
+        ({"sampling_parameters": '{"logit_bias": {"1": 2}}'}, "'logit_bias' is not offered"),
+        ({"sampling_parameters": '{"structured_outputs": {"json": "{}"}}'}, "structured output"),
+        ({"sampling_parameters": '{"lora_name": "a"}'}, "LoRA feature is not enabled."),
+        ({"sampling_parameters": '{"logprobs": 5}'}, "tells the probability of the chosen token alone"),
+        ({"stream": True, "exclude_input_in_output": False}, "When streaming, `exclude_input_in_output` = False"),
+        ({"text_input": "x" * CONTEXT}, f"the prompt has {CONTEXT} tokens, and the model a context of {CONTEXT}"),
+        ({"text_input": ""}, "the prompt is empty"),
+        ({"image": ["aGk="]}, "takes no images"),
+    ],
+)
+def test_what_is_refused(server: Serving, said: dict[str, Any], text: str) -> None:
+    status, answer = generate(server, **said)
+    assert (status, answer["error"].startswith("Error generating stream: ")) == (400, True)
+    assert text in answer["error"]
+
+
+def test_a_checkpoint_has_to_be_converted(server: Serving, tmp_path: Path) -> None:
+    version = tmp_path / "models" / "raw" / "1"
+    version.mkdir(parents=True)
+    (version / "config.json").write_text("{}")
+    (version.parent / "config.pbtxt").write_text('backend: "llm"\n')
+    with serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false") as other:
+        assert f"optimum-cli export openvino --model '{version}'" in other.text

@@ -1,0 +1,37 @@
+"""docs/llm.md: what is said to a model is answered as the page says, and its configurations load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from llm_models import language_model
+from pages import Page, run
+from serving import serving
+
+PAGE = Page("docs/llm.md")
+CONFIGURATIONS = [text for language, text in PAGE.blocks if language == "pbtxt"]
+
+
+def test_the_page(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    # What the exporter writes, which is not installed here: it needs another release of transformers.
+    assert PAGE.block("optimum-cli").endswith(" models/chat/1\n")
+    assert PAGE.block("serve") == "nerite serve models\n"
+    for name, config in (("chat", ""), ("single", CONFIGURATIONS[0]), ("narrow", CONFIGURATIONS[1])):
+        language_model(models / name / "1")
+        if config:
+            (models / name / "config.pbtxt").write_text(config)
+    plain, streamed, sampled = [text for _, text in PAGE.blocks if text.startswith("curl")]
+    with serving(models, tmp_path / "log") as server:
+        whole = json.loads(run(plain, server))["text_output"]
+        assert whole.startswith("The capital of France is")
+        events = [json.loads(line[6:]) for line in run(streamed, server).splitlines() if line.startswith("data: ")]
+        assert "The capital of France is" + "".join(event["text_output"] for event in events) == whole
+        answer = json.loads(run(sampled, server))
+        assert answer["finish_reason"] in ("stop", "length")
+        assert not {".", "!"} & set(answer["text_output"])
+        inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["once"]}]
+        for name in ("single", "narrow"):
+            assert server.json("POST", f"/v2/models/{name}/generate", {"text_input": "once"})["text_output"]
+        assert server.json("POST", "/v2/models/single/infer", {"inputs": inputs})["outputs"][0]["data"]

@@ -1,0 +1,282 @@
+"""The engine for CPUs, on a real model: what it does in one go, what it refuses, and that nothing poisons it."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_models import END, language_model
+from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.llm import LlmBackend
+from nerite.backends.llm.engine import Delta, FinishReason, GenerationRequest, Grammar
+from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, options
+from nerite.backends.llm.openvino_genai.options import Options
+from nerite.backends.llm.sampling import SamplingParameters
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
+
+FEW = SamplingParameters(max_tokens=8, temperature=0, ignore_eos=True)
+LONG = replace(FEW, max_tokens=3000)
+CONTEXT = 4000
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self, sequences: int = 1) -> None:
+        self.prompt_tokens = 0
+        self.deltas: list[Delta] = []
+        self.steps: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._over: queue.SimpleQueue[NeriteError | None] = queue.SimpleQueue()
+        self._unfinished = sequences
+
+    def admitted(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+
+    def advanced(self, deltas: Any) -> None:
+        self.deltas += deltas
+        self.steps.put(None)
+        self._unfinished -= sum(delta.finish_reason is not None for delta in deltas)
+        if not self._unfinished:
+            self._over.put(None)
+
+    def failed(self, error: NeriteError) -> None:
+        self._over.put(error)
+
+    def begun(self) -> Heard:
+        self.steps.get(timeout=20)
+        return self
+
+    def over(self) -> Heard:
+        error = self._over.get(timeout=20)
+        if error is not None:
+            raise error
+        return self
+
+    def text(self, index: int = 0) -> str:
+        return "".join(delta.text for delta in self.deltas if delta.index == index)
+
+    def tokens(self, index: int = 0) -> list[int]:
+        return [token for delta in self.deltas if delta.index == index for token in delta.tokens]
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self.deltas[-1].finish_reason
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return language_model(tmp_path_factory.mktemp("model") / "1", CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Iterator[OpenVinoGenAiEngine]:
+    made = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=1024, context_length=CONTEXT))
+    made.start()
+    yield made
+    made.stop()
+
+
+def asked(
+    engine: OpenVinoGenAiEngine, sampling: SamplingParameters = FEW, prompt: Any = "once", id: str = "a", **more: Any
+) -> Heard:
+    heard = Heard(sampling.n)
+    engine.add(GenerationRequest(id, prompt, sampling, **more), heard)
+    return heard
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_delta_for_each_step(engine: OpenVinoGenAiEngine) -> None:
+    heard = asked(engine).over()
+    assert (heard.prompt_tokens, len(heard.tokens()), heard.reason) == (4, 8, FinishReason.LENGTH)
+    assert len(heard.deltas) == 8
+    assert asked(engine).over().tokens() == heard.tokens()
+    assert asked(engine, prompt=[80, 79, 68, 70]).over().prompt_tokens == 4
+
+
+def test_seeds(engine: OpenVinoGenAiEngine) -> None:
+    seeded = replace(FEW, temperature=1.5, seed=3)
+    first = asked(engine, seeded).over().tokens()
+    assert asked(engine, seeded).over().tokens() == first
+    assert asked(engine, replace(seeded, seed=4)).over().tokens() != first
+    # Without one, each request is another.
+    assert len({tuple(asked(engine, replace(seeded, seed=None)).over().tokens()) for _ in range(4)}) > 1
+
+
+def test_several_sequences(engine: OpenVinoGenAiEngine) -> None:
+    heard = asked(engine, replace(FEW, n=3, temperature=1.5, seed=3)).over()
+    assert [len(heard.tokens(index)) for index in range(3)] == [8, 8, 8]
+    assert len({heard.text(index) for index in range(3)}) > 1
+
+
+def test_what_ends_a_sequence(engine: OpenVinoGenAiEngine) -> None:
+    whole = asked(engine).over()
+    third = whole.tokens()[2]
+    by_token = asked(engine, replace(FEW, stop_token_ids=(third,))).over()
+    assert by_token.reason is FinishReason.STOP
+    assert by_token.tokens()[-1] == third
+    assert len(asked(engine, replace(FEW, stop_token_ids=(third,), min_tokens=8)).over().tokens()) == 8
+    letter = next(character for character in whole.text() if character.isascii())
+    by_text = asked(engine, replace(FEW, stop=(letter,))).over()
+    assert (by_text.reason, by_text.text()) == (FinishReason.STOP, whole.text().partition(letter)[0])
+    assert END not in whole.tokens()
+
+
+def test_log_probabilities(engine: OpenVinoGenAiEngine) -> None:
+    heard = asked(engine, replace(FEW, logprobs=0)).over()
+    told = [each for delta in heard.deltas for each in delta.logprobs]
+    assert [each.token for each in told] == heard.tokens()
+    assert all(each.logprob < 0 for each in told)
+
+
+def test_many_run_at_once_and_leave_nothing(engine: OpenVinoGenAiEngine) -> None:
+    alone = asked(engine).over().tokens()
+    before = engine.stats()
+    many = [asked(engine, LONG, id=str(number)).begun() for number in range(8)]
+    eventually(lambda: engine.stats().running == 8)
+    busy = engine.stats()
+    assert busy.waiting == 0
+    assert busy.cache_usage > 0
+    # One that comes joins them, and is done before they are.
+    assert asked(engine, id="late").over().tokens() == alone
+    assert engine.stats().running == 8
+    for number in range(8):
+        engine.abort(str(number))
+    assert {heard.over().reason for heard in many} == {FinishReason.ABORT}
+    after = engine.stats()
+    assert (after.running, after.waiting, after.cache_usage, after.failures) == (0, 0, 0, 0)
+    assert after.prompt_tokens - before.prompt_tokens == 9 * 4
+
+
+def test_a_deadline(engine: OpenVinoGenAiEngine) -> None:
+    late = asked(engine, LONG, deadline_ns=time.monotonic_ns() + 20_000_000)
+    with pytest.raises(Unavailable, match="the deadline of the request has passed"):
+        late.over()
+
+
+def test_more_than_the_batch_holds_wait(directory: Path) -> None:
+    engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=256, most_sequences=2))
+    engine.start()
+    try:
+        running = [asked(engine, LONG, id=id).begun() for id in ("a", "b")]
+        waiting = asked(engine, id="c")
+        eventually(lambda: (engine.stats().running, engine.stats().waiting) == (2, 1))
+        engine.abort("a")
+        assert waiting.over().reason is FinishReason.LENGTH
+        with pytest.raises(Unsupported, match="'n' is 3, and the engine runs 2 sequences at most"):
+            asked(engine, replace(FEW, n=3))
+    finally:
+        engine.stop()
+    # What still ran is answered.
+    assert running[1].over().reason is FinishReason.ABORT
+    with pytest.raises(Unavailable):
+        asked(engine)
+
+
+def test_the_cache_is_the_context_where_it_is_smaller(directory: Path) -> None:
+    engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=8, context_length=CONTEXT))
+    engine.start()
+    try:
+        assert engine.capabilities().context_length == 8 * 32
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "text"),
+    [
+        ({"prompt": "x" * CONTEXT}, InvalidArgument, f"the prompt has {CONTEXT} tokens, and the model a context of"),
+        ({"prompt": ""}, InvalidArgument, "the prompt is empty"),
+        ({"prompt": []}, InvalidArgument, "the prompt is empty"),
+        ({"grammar": Grammar("json_schema", "{}")}, Unsupported, r"structured output \(json_schema\) is not offered"),
+        ({"lora": "a"}, Unsupported, "LoRA feature is not enabled"),
+        ({"priority": 1}, Unsupported, "knows no priorities"),
+        ({"sampling": replace(FEW, logprobs=1)}, Unsupported, "'logprobs' is 1"),
+    ],
+)
+def test_what_is_refused(engine: OpenVinoGenAiEngine, said: dict[str, Any], kind: type, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        asked(engine, **said)
+    assert engine.stats().waiting == 0
+
+
+def test_a_step_that_fails_fails_what_runs_and_nothing_after_it(directory: Path) -> None:
+    engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=256))
+    engine.start()
+    try:
+        expected = asked(engine).over().tokens()
+        engine._sequences = 7
+        running = [asked(engine, LONG, id=id).begun() for id in ("a", "b")]
+        # The one way to break a pipeline that is open to us: two sequences of one number.
+        engine._sequences = 7
+        poison = asked(engine, id="c")
+        for heard in (*running, poison):
+            with pytest.raises(Internal, match="The engine failed while it ran this request: openvino error in a step"):
+                heard.over()
+        assert asked(engine, id="d").over().tokens() == expected
+        assert (engine.stats().failures, engine.is_healthy()) == (1, True)
+    finally:
+        engine.stop()
+
+
+def context(directory: Path, **parameters: str) -> ModelContext:
+    given = {key: {"string_value": value} for key, value in parameters.items()}
+    return ModelContext("m", 1, directory.parent, {"backend": "llm", "parameters": given})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"MAX_NUM_SEQ": "4"}, "Did you mean MAX_NUM_SEQS"),
+        ({"MAX_NUM_SEQS": "0"}, "'MAX_NUM_SEQS' of model 'm' is 0; it has to be above 0"),
+        ({"MAX_NUM_SEQS": "many"}, "failed to convert 'many' to integral number, in parameter 'MAX_NUM_SEQS'"),
+        ({"INFERENCE_NUM_THREADS": "many"}, "failed to convert 'many' to integral number"),
+        ({"MAX_MODEL_LEN": "5000"}, "'MAX_MODEL_LEN' of model 'm' is 5000, and the model has 4000 positions"),
+    ],
+)
+def test_parameters_that_are_wrong(directory: Path, parameters: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        options.read(context(directory, **parameters), InstanceContext("m_0"))
+
+
+def test_parameters(directory: Path) -> None:
+    read = options.read(context(directory, MAX_MODEL_LEN="100", KV_CACHE_PRECISION="u8"), InstanceContext("m_0"))
+    assert read.context_length == 100
+    assert read.properties is not None
+    assert read.properties["KV_CACHE_PRECISION"] == "u8"
+    assert options.read(context(directory), InstanceContext("m_0")).context_length == CONTEXT
+
+
+def test_not_in_the_server(directory: Path) -> None:
+    with pytest.raises(InvalidArgument, match="the server would stand still"):
+        LlmBackend().open(context(directory, EXECUTION_MODE="in_process"))
+
+
+def test_what_cannot_be_completed(directory: Path, tmp_path: Path) -> None:
+    backend, whole = LlmBackend(), context(directory)
+    wrong: dict[str, Any] = {
+        "max_batch_size": 4,
+        "input": [{"name": "text_input", "data_type": "TYPE_FP32", "dims": [1]}],
+        "output": [{"name": "text", "data_type": "TYPE_STRING", "dims": [1]}],
+    }
+    for field, value in wrong.items():
+        with pytest.raises(InvalidArgument, match="model 'm'"):
+            backend.complete(replace(whole, config={**whole.config, field: value}))
+    (tmp_path / "1").mkdir()
+    with pytest.raises(Unavailable, match=r"has no openvino_model.xml, openvino_tokenizer.xml"):
+        backend.complete(replace(whole, directory=tmp_path))
+    (tmp_path / "1" / "config.json").write_text(json.dumps({}))
+    with pytest.raises(Unavailable, match="optimum-cli export openvino"):
+        backend.complete(replace(whole, directory=tmp_path))

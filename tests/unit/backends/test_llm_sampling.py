@@ -1,0 +1,103 @@
+"""Sampling parameters: vLLM's names and defaults, and a refusal by name for everything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nerite.backends.llm import sampling
+from nerite.backends.llm.sampling import SamplingParameters
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+
+
+def test_nothing_said_is_vllms_defaults() -> None:
+    assert sampling.from_json("{}") == SamplingParameters()
+    assert (SamplingParameters().max_tokens, SamplingParameters().temperature) == (16, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "value"),
+    [
+        ({"max_tokens": None}, "max_tokens", None),
+        ({"max_tokens": 3.0}, "max_tokens", 3),
+        ({"max_tokens": "12"}, "max_tokens", 12),
+        ({"temperature": "0.5"}, "temperature", 0.5),
+        ({"temperature": 0}, "temperature", 0.0),
+        ({"top_k": -1}, "top_k", 0),
+        ({"seed": -1}, "seed", None),
+        ({"stop": "."}, "stop", (".",)),
+        ({"stop": [".", "!"]}, "stop", (".", "!")),
+        ({"stop": None}, "stop", ()),
+        ({"stop_token_ids": [7]}, "stop_token_ids", (7,)),
+        ({"ignore_eos": "True"}, "ignore_eos", True),
+        ({"logprobs": 0}, "logprobs", 0),
+    ],
+)
+def test_what_is_read(said: dict[str, Any], field: str, value: Any) -> None:
+    assert getattr(sampling.from_mapping(said), field) == value
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"n": 0}, "'n' has to be at least 1, got 0"),
+        ({"n": True}, "'n' has to be a whole number, got True"),
+        ({"n": 1.5}, "'n' has to be a whole number, got 1.5"),
+        ({"n": 2**64}, "'n' has to be a number of 64 bits"),
+        ({"max_tokens": 0}, "'max_tokens' has to be at least 1"),
+        ({"max_tokens": 4, "min_tokens": 5}, "'min_tokens' has to be 0 to max_tokens, got 5"),
+        ({"temperature": -1}, "'temperature' has to be 0 or more"),
+        ({"temperature": float("nan")}, "'temperature' has to be a number, got nan"),
+        ({"temperature": float("inf")}, "'temperature' has to be a number, got inf"),
+        ({"top_p": 0}, "'top_p' has to be above 0"),
+        ({"top_k": -2}, "'top_k' has to be a number of tokens, or -1 for all"),
+        ({"min_p": 1}, "'min_p' has to be 0 or more"),
+        ({"presence_penalty": 3}, "'presence_penalty' has to be -2 to 2"),
+        ({"repetition_penalty": 0}, "'repetition_penalty' has to be above 0"),
+        ({"seed": 2**63}, "'seed' has to be a number of 64 bits"),
+        ({"stop": [""]}, "'stop' has to be text, and not empty"),
+        ({"stop": [3]}, "'stop' has to be text, or a list of it"),
+        ({"stop_token_ids": 3}, "'stop_token_ids' has to be a list of numbers"),
+        ({"ignore_eos": 1}, "'ignore_eos' has to be true or false"),
+        ({"logprobs": -1}, "'logprobs' has to be 0 or more"),
+        ({"max_token": 4}, "'max_token' is no sampling parameter. Did you mean max_tokens?"),
+        ({"zebra": 4}, "'zebra' is no sampling parameter. There are: frequency_penalty, "),
+    ],
+)
+def test_what_is_wrong(said: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        sampling.from_mapping(said)
+    assert refused.value.message.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"logit_bias": {"3": 1}}, "the sampling parameter 'logit_bias' is not offered"),
+        ({"bad_words": ["x"]}, "the sampling parameter 'bad_words' is not offered"),
+        ({"guided_decoding": {"json": "{}"}}, "structured output ('guided_decoding') is not offered yet"),
+    ],
+)
+def test_what_is_lacking(said: dict[str, Any], text: str) -> None:
+    with pytest.raises(Unsupported) as refused:
+        sampling.from_mapping(said)
+    assert refused.value.message.startswith(text)
+
+
+@pytest.mark.parametrize("said", [{"logit_bias": None}, {"bad_words": []}, {"detokenize": True}, {"best_of": 1}])
+def test_what_is_lacking_and_asks_for_nothing(said: dict[str, Any]) -> None:
+    assert sampling.from_mapping(said) == SamplingParameters()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", b"\xff"])
+def test_what_is_no_json_object(text: str | bytes) -> None:
+    with pytest.raises(NeriteError, match="'sampling_parameters'"):
+        sampling.from_json(text)
+
+
+def test_parameters_of_a_request_may_be_somebody_elses() -> None:
+    made = sampling.from_parameters({"max_tokens": 4, "tenant": "a", "traceparent": "00"})
+    assert made == SamplingParameters(max_tokens=4)
+    with pytest.raises(InvalidArgument, match="Did you mean temperature"):
+        sampling.from_parameters({"temprature": 1})
