@@ -190,6 +190,13 @@ def test_the_cache_is_the_context_where_it_is_smaller(directory: Path) -> None:
     engine.start()
     try:
         assert engine.capabilities().context_length == 8 * 32
+        # To the brim, past tokens by which the model says that it is done. Two of them have to take turns.
+        full = replace(FEW, max_tokens=None)
+        both = [asked(engine, full, id=id) for id in "ab"]
+        assert [len(heard.over().tokens()) for heard in both] == [8 * 32 - 4] * 2
+        assert both[0].reason is both[1].reason is FinishReason.LENGTH
+        assert END in both[0].tokens()
+        assert asked(engine, replace(full, ignore_eos=False)).over().tokens()[-1] == END
     finally:
         engine.stop()
 

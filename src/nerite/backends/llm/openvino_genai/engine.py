@@ -247,7 +247,6 @@ class OpenVinoGenAiEngine:
         """Return how many tokens have room in the cache. Nothing tells but the share of it that one block is."""
         config = framework.genai().GenerationConfig()
         config.max_new_tokens = 1
-        config.eos_token_id = -1
         handle = self._pipeline.add_request(self._sequences, openvino().Tensor(np.zeros((1, 1), np.int64)), config)
         self._sequences += 1
         while self._pipeline.has_non_finished_requests():

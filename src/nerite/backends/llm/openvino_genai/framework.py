@@ -42,14 +42,15 @@ def pipeline(options: Options) -> Any:
 def generation(sampling: SamplingParameters, index: int, room: int, ends: Collection[int]) -> Any:
     """Return how one of the sequences of a request is generated: ``room`` tokens at most, until one of ``ends``.
 
-    Stop strings are not in it: they are looked for in the text that is handed out. ``ignore_eos`` of the framework
-    ignores all stop tokens, so it is said by leaving the model's own out. Raises what the framework raises.
+    Stop strings are not in it: they are looked for in the text that is handed out. Nor are stop tokens where those
+    of the model are ignored: the framework then ignores all of them. Raises what the framework raises.
     """
     config = genai().GenerationConfig()
     config.max_new_tokens = min(sampling.max_tokens or room, room)
     config.min_new_tokens = min(sampling.min_tokens, config.max_new_tokens)
-    config.eos_token_id = -1
-    config.stop_token_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else ends)}
+    config.ignore_eos = sampling.ignore_eos
+    if not sampling.ignore_eos:
+        config.stop_token_ids = {*sampling.stop_token_ids, *ends}
     config.presence_penalty = sampling.presence_penalty
     config.frequency_penalty = sampling.frequency_penalty
     config.repetition_penalty = sampling.repetition_penalty

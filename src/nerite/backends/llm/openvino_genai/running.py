@@ -24,6 +24,10 @@ class RunningSequence:
             sampling.stop, include_stop=sampling.include_stop_str_in_output, min_tokens=sampling.min_tokens
         )
         self.skip_special = sampling.skip_special_tokens
+        self._stop = frozenset(sampling.stop_token_ids if sampling.ignore_eos else ())
+        """Tokens that end it, of which the pipeline does not know."""
+        self._least = sampling.min_tokens
+        self._count = 0
         self.tokens: list[int] = []
         """Those of this step."""
         self._index = index
@@ -48,8 +52,19 @@ class RunningSequence:
         elif self._handle.get_status().name != "RUNNING":
             # The pipeline says nothing more of a request that it will not do.
             raise Internal("the pipeline ignores a request that was admitted")
+        if self._stop:
+            self._look_for_stop()
         self.text.add(self.tokens)
         return bool(self.tokens) or self._reason is not None
+
+    def _look_for_stop(self) -> None:
+        for place, token in enumerate(self.tokens, 1):
+            self._count += 1
+            if token in self._stop and self._count > self._least:
+                self.tokens, self._logprobs = self.tokens[:place], self._logprobs[:place]
+                self._reason = FinishReason.STOP
+                self._handle.cancel()
+                return
 
     def delta(self, tokenizer: Any, decoded: str) -> Delta:
         """Return what is new, given the text of the tokens that ``text`` wants decoded."""
