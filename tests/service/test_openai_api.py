@@ -98,6 +98,21 @@ input [{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }]
 output [{ name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }]
 instance_group [{ kind: KIND_CPU }]
 """
+EMBED = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0]
+        vector = np.array([[len(text), 0, 3, 4]], np.float32)
+        tokens = pb_utils.Tensor("num_input_tokens", np.array([[len(text.split())]], np.uint32))
+        answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("embedding", vector), tokens]))
+    return answers
+"""
+VECTORS = SIMPLE.replace(
+    'output [{ name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }]',
+    'output [{ name: "embedding" data_type: TYPE_FP32 dims: [ 4 ] }, '
+    '{ name: "num_input_tokens" data_type: TYPE_UINT32 dims: [ 1 ] }]',
+)
 CALLS = 'I see. <tool_call>\n{"name": "look", "arguments": {"at": "a \\"star\\"", "often": [1, 2]}}\n</tool_call>'
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
@@ -132,6 +147,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     broken = '<tool_call> {"name": "look", "arguments": {...}} </tool_call>'
     engine(models, "sloppy", broken, parameter("TOOL_CALL_PARSER", "qwen"))
     add_header(python_model(models, "shout", SHOUT, SIMPLE), "\nimport json\n")
+    python_model(models, "vectors", EMBED, VECTORS)
     python_model(models, "numbers", "def execute(self, requests): pass", pbtxt())
     with serving(models, folder / "log", "--http-restricted-api=statistics:authorization=Bearer k") as running:
         yield running
@@ -144,7 +160,14 @@ def client(server: Serving) -> Iterator[openai.OpenAI]:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["arguments", "caller", "shout", "sloppy", "words"]
+    assert [model.id for model in client.models.list()] == [
+        "arguments",
+        "caller",
+        "shout",
+        "sloppy",
+        "vectors",
+        "words",
+    ]
     assert client.models.retrieve("words").object == "model"
     for name in ("numbers", "none"):
         with pytest.raises(openai.NotFoundError, match=f"Unknown model: {name}"):
@@ -338,6 +361,20 @@ def test_a_tool_that_must_be_called(client: openai.OpenAI) -> None:
     (call,) = done.choices[0].message.tool_calls or ()
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("look", '{"at": "sky"}')
+
+
+def test_embeddings(client: openai.OpenAI) -> None:
+    made = client.embeddings.create(model="vectors", input=["one", "one two"])
+    assert [each.embedding for each in made.data] == [[3, 0, 3, 4], [7, 0, 3, 4]]
+    assert (made.usage.prompt_tokens, made.usage.total_tokens) == (3, 3)
+    made = client.embeddings.create(model="vectors", input="four", encoding_format="float", dimensions=3)
+    assert made.data[0].embedding == pytest.approx([0.8, 0, 0.6])
+    for asked, param in (({"dimensions": 5}, "dimensions"), ({"input": []}, "input"), ({"input": [[1]]}, "input")):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.embeddings.create(**{"model": "vectors", "input": "x", **asked})  # type: ignore[arg-type]
+        assert refused.value.param == param
+    with pytest.raises(openai.BadRequestError, match="Model 'words' has no embeddings"):
+        client.embeddings.create(model="words", input="x")
 
 
 def test_keys(tmp_path: Path) -> None:

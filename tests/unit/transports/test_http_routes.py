@@ -48,6 +48,7 @@ VERSION = {"model": "m", "version": "3"}
         ("/v1/models/m", "openai_model", "GET", "metadata", {"model": "m"}),
         ("/v1/completions", "completions", "POST", "inference", {}),
         ("/v1/chat/completions", "chat_completions", "POST", "inference", {}),
+        ("/v1/embeddings", "embeddings", "POST", "inference", {}),
         # Names are taken as they are written.
         ("/v2/models/a%20b/infer", "infer", "POST", "inference", {"model": "a%20b", "version": ""}),
         ("/v2/models/infer/infer", "infer", "POST", "inference", {"model": "infer", "version": ""}),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nerite.transports.openai.tools import families
 from nerite.transports.openai.tools.call_reader import JsonReader
 from nerite.transports.openai.tools.guided import GuidedCall, GuidedCalls
-from nerite.transports.openai.tools.parser import Arguments, BrokenCall, Call, ToolParser, new_id
+from nerite.transports.openai.tools.parser import Arguments, BrokenCall, Call, ToolParser, joined, new_id
 
 ARGUMENTS = '{"where": "Rome, \\"Italy\\" {[", "days": [1, -2.5e3, true, null, {}], "deep": {"a": {"b": []}}}'
 SIMPLE = '{"a": 1}'
@@ -135,7 +135,13 @@ def test_arguments_leave_as_they_come() -> None:
     (begun, *rest) = parser.feed(': {"text": "lo')
     assert isinstance(begun, Call)
     assert "".join(each.text for each in rest if isinstance(each, Arguments)) == '{"text": "lo'
-    assert parser.feed("ng") == [Arguments("n"), Arguments("g")]
+    assert joined(parser.feed("ng")) == [Arguments("ng")]
+
+
+def test_what_is_joined() -> None:
+    call = Call("i", "f")
+    events = ["a", "b", call, Arguments("1"), Arguments("2"), "c", call]
+    assert joined(events) == ["ab", call, Arguments("12"), "c", call]
 
 
 @pytest.mark.parametrize(

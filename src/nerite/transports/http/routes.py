@@ -80,6 +80,7 @@ ENDPOINTS: Final = (
     _endpoint("openai_model", "GET", "metadata", "/v1/models/{model}"),
     _endpoint("completions", "POST", "inference", "/v1/completions"),
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
+    _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
 )
 _FIRST: Final = {"/v2/models/stats": "all_statistics"}
 

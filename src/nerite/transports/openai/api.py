@@ -14,13 +14,14 @@ from nerite.core.request import InferenceRequest, Parameter
 from nerite.transports.http import access, reply, routes
 from nerite.transports.http.target import Call, Target
 from nerite.transports.keys import Lock
-from nerite.transports.openai import chat_request, completion_request, sampling
+from nerite.transports.openai import chat_request, completion_request, embeddings, sampling
 from nerite.transports.openai.chat_models import ChatModels
 from nerite.transports.openai.completion_request import Wanted
 from nerite.transports.openai.errors import MISTAKE, ApiError, reply_of
 from nerite.transports.openai.exchange import Exchange, Stream
+from nerite.transports.openai.joint_work import JointWork
 from nerite.transports.openai.shapes import ChatShape, CompletionShape
-from nerite.transports.openai.text_model import TextModel
+from nerite.transports.openai.text_model import Asked, TextModel
 from nerite.transports.openai.text_models import TextModels
 from nerite.transports.openai.tools.parser import ToolParser
 
@@ -117,7 +118,7 @@ class OpenAi:
             stream.finished.echo = asked.prompts[stream.prompt] if asked.echo else ""
             streams.append(stream)
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
-        self._begin(exchange, made, model, wanted, asked.prompts, forwarded)
+        self._begin(exchange, made, _asked(model, wanted, asked.prompts, forwarded))
 
     def chat_completions(
         self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter]
@@ -130,43 +131,57 @@ class OpenAi:
         _check(model, wanted)
         chat = self._chats.of(running)
         prompt, images = chat.prompt(asked, images=model.takes_images)
-        chat.prepare(asked, wanted.sampling)
+        if model.takes_sampling:
+            chat.prepare(asked, wanted.sampling)
         made = f"chatcmpl-{secrets.token_hex(16)}"
         shape = ChatShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
         streams = [_stream(number, 0, wanted, chat.parser(asked)) for number in range(wanted.n)]
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
-        self._begin(exchange, made, model, wanted, [prompt], forwarded, images)
+        self._begin(exchange, made, _asked(model, wanted, [prompt], forwarded, images))
 
-    def _begin(
-        self,
-        exchange: Exchange,
-        name: str,
-        model: TextModel,
-        wanted: Wanted,
-        prompts: Sequence[str],
-        forwarded: Mapping[str, Parameter],
-        images: Sequence[str] = (),
-    ) -> None:
-        """Ask the model: ``n`` times for each prompt."""
+    def embeddings(self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter]) -> None:
+        """Turn texts into vectors."""
+        asked = embeddings.read(body)
+        model = TextModel(asked.model, self._models.find(asked.model, embeds=True).signature)
+        self._begin(
+            embeddings.Embedding(connection, asked),
+            f"embd-{secrets.token_hex(16)}",
+            [model.ask(text, {}, forwarded) for text in asked.texts],
+        )
+
+    def _begin(self, work: JointWork, name: str, asked: Sequence[Asked]) -> None:
+        """Ask the model all of it at once."""
         now = time.monotonic_ns()
-        requests: list[InferenceRequest] = []
-        for prompt in prompts:
-            for index in range(wanted.n):
-                settings = sampling.for_choice(wanted.sampling, index)
-                header, data = model.ask(
-                    prompt,
-                    settings,
-                    forwarded,
-                    stream=wanted.stream,
-                    logprobs=wanted.logprobs >= 0,
-                    images=images,
-                )
-                number = f"{name}-{len(requests)}" if wanted.n * len(prompts) > 1 else name
-                requests.append(InferenceRequest(header, data, exchange, now, number))
+        names = [name] if len(asked) == 1 else [f"{name}-{number}" for number in range(len(asked))]
+        requests = [
+            InferenceRequest(header, data, work, now, each) for (header, data), each in zip(asked, names, strict=True)
+        ]
         # Each has a header of its own to be checked; they all go to the same version.
         for request in requests:
             running = self._server.version_of(request)
-        exchange.begin(requests, running.submit)
+        work.begin(requests, running.submit)
+
+
+def _asked(
+    model: TextModel,
+    wanted: Wanted,
+    prompts: Sequence[str],
+    forwarded: Mapping[str, Parameter],
+    images: Sequence[str] = (),
+) -> list[Asked]:
+    """Return what a model is asked: ``n`` times the same for each prompt."""
+    return [
+        model.ask(
+            prompt,
+            sampling.for_choice(wanted.sampling, index),
+            forwarded,
+            stream=wanted.stream,
+            logprobs=wanted.logprobs >= 0,
+            images=images,
+        )
+        for prompt in prompts
+        for index in range(wanted.n)
+    ]
 
 
 def _stream(index: int, prompt: int, wanted: Wanted, parser: ToolParser | None = None) -> Stream:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from nerite.core.errors import NeriteError
-from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
-from nerite.transports import refusals
 from nerite.transports.http import reply
 from nerite.transports.http.reply import Reply
 from nerite.transports.openai import logprobs, text_model
-from nerite.transports.openai.errors import MISTAKE, ApiError, body_of, reply_of
+from nerite.transports.openai.errors import ApiError, body_of
+from nerite.transports.openai.joint_work import JointWork
 from nerite.transports.openai.shapes import Finished, Shape, Usage
-from nerite.transports.openai.tools.parser import BrokenCall, Event, ToolParser
+from nerite.transports.openai.tools.parser import BrokenCall, Event, ToolParser, joined
 
 if TYPE_CHECKING:
     from nerite.transports.http.connection import HttpConnection
 
-_log = logging.getLogger("nerite.http")
 _EVENTS: Final = "text/event-stream; charset=utf-8"
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -37,7 +34,6 @@ class Stream:
         "output_tokens",
         "parser",
         "prompt",
-        "request",
         "whole",
     )
 
@@ -47,7 +43,6 @@ class Stream:
         self.prompt = prompt
         self.parser = parser
         self.decoder = text_model.decoder()
-        self.request: InferenceRequest | None = None
         self.begun = self.done = False
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
@@ -55,13 +50,11 @@ class Stream:
         """Text that waits for the end, to be looked at as one."""
 
 
-class Exchange:
-    """The sink of the requests. To its connection it is what runs: paused and cancelled as one.
+class Exchange(JointWork):
+    """A completion on its way, each of its choices a request.
 
     The status is decided by the first that any of the requests answers; after that an error is an event.
     """
-
-    protocol = "HTTP"
 
     def __init__(
         self,
@@ -73,71 +66,15 @@ class Exchange:
         usage: bool = False,
     ) -> None:
         """``events``: send what comes as it comes. ``usage``: end with how many tokens it took."""
-        self._connection = connection
+        super().__init__(connection)
         self._shape = shape
         self._streams = streams
-        self._by_request: dict[int, Stream] = {}
         self._events = events
         self._usage = usage
         self._opened = False
-        self._closed = False
 
-    @property
-    def header(self) -> RequestHeader:
-        """What the requests ask for."""
-        assert self._streams[0].request is not None
-        return self._streams[0].request.header
-
-    @property
-    def id(self) -> str:
-        """The id of the first request."""
-        assert self._streams[0].request is not None
-        return self._streams[0].request.id
-
-    def begin(self, requests: Sequence[InferenceRequest], submit: Callable[[InferenceRequest], None]) -> None:
-        """Ask the model: a request for each stream."""
-        for stream, request in zip(self._streams, requests, strict=True):
-            stream.request = request
-            self._by_request[id(request)] = stream
-        self._connection.request = self
-        for request in requests:
-            if self._closed:  # one was refused at once
-                break
-            submit(request)
-
-    def cancel(self) -> None:
-        """Stop all that runs: nobody waits for it."""
-        self._closed = True
-        for stream in self._streams:
-            if stream.request is not None:
-                stream.request.cancel()
-
-    def pause(self, paused: bool) -> None:
-        """Have the model wait, or go on."""
-        for stream in self._streams:
-            if stream.request is not None:
-                stream.request.pause(paused)
-
-    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take a response; drop it if nobody waits for it any more."""
-        if self._closed or self._connection.request is not self:
-            return
-        try:
-            self._take(self._by_request[id(request)], response, final)
-        except NeriteError as error:
-            self._fail(request, error)
-        except Exception:  # a mistake of the model's or ours must not cost the client its answer
-            _log.exception(
-                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
-            )
-            self._fail(request, MISTAKE)
-        else:
-            if not final and not self._connection.writable:
-                request.pause(True)
-
-    def _take(self, stream: Stream, response: InferenceResponse, final: bool) -> None:
-        if response.error is not None:
-            raise response.error
+    def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
+        stream = self._streams[place]
         sent = [] if stream.begun or not self._events else self._first(stream)
         if not response.empty:
             sent += self._said(stream, response)
@@ -179,7 +116,7 @@ class Exchange:
             stream.whole += text
             text = stream.whole if last else ""
         try:
-            return parser.feed(text) + (parser.finish() if last else [])
+            return joined(parser.feed(text) + (parser.finish() if last else []))
         except BrokenCall as error:
             if not self._events:
                 return [text]
@@ -245,12 +182,9 @@ class Exchange:
             "total_tokens": sum(given) + sum(made),
         }
 
-    def _fail(self, request: InferenceRequest, error: NeriteError) -> None:
-        """Answer with an error, and stop the rest."""
-        refusals.note(request.id, error)
-        self.cancel()
+    def _answer_error(self, error: NeriteError) -> None:
         if not self._opened:
-            self._connection.send([reply_of(error).encode()])
+            super()._answer_error(error)
             return
         self._connection.send_chunk(self._event(body_of(error)) + _DONE)
         self._connection.close_reply()

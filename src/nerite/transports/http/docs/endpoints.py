@@ -60,6 +60,7 @@ ENDPOINTS: Final[Mapping[str, Told]] = {
     "chat_completions": Told(
         "Go on with a conversation, as in OpenAI's API", "ChatRequest", "Completion", (_JSON, _EVENTS)
     ),
+    "embeddings": Told("Turn texts into vectors, as in OpenAI's API", "EmbeddingRequest", "Embeddings"),
 }
 """By the names of ``routes.ENDPOINTS``."""
 

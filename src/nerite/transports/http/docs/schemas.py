@@ -153,6 +153,14 @@ COMMON: Final[dict[str, Schema]] = {
     "OpenAiModel": _object(id=_TEXT, object=_TEXT, created=_NUMBER, owned_by=_TEXT),
     "CompletionRequest": _object(model=_TEXT, prompt={"anyOf": [_TEXT, _list(_TEXT)]}, max_tokens=_NUMBER, stream=_FLAG)
     | {"required": ["model", "prompt"]},
+    "EmbeddingRequest": _object(
+        model=_TEXT,
+        input={"anyOf": [_TEXT, _list(_TEXT)]},
+        encoding_format={"enum": ["float", "base64"]},
+        dimensions=_NUMBER,
+    )
+    | {"required": ["model", "input"]},
+    "Embeddings": _object(object=_TEXT, model=_TEXT, data=_list({"type": "object"}), usage={"type": "object"}),
     "ChatRequest": _object(
         model=_TEXT,
         messages=_list(_object(role=_TEXT, content={}) | {"required": ["role"]}),

@@ -51,3 +51,17 @@ def held(text: str, marker: str) -> int:
         if marker.startswith(text[-size:]):
             return size
     return 0
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """Return the same with text next to text, and arguments next to arguments, in one piece."""
+    whole: list[Event] = []
+    for event in events:
+        last = whole[-1] if whole else None
+        if isinstance(event, str) and isinstance(last, str):
+            whole[-1] = last + event
+        elif isinstance(event, Arguments) and isinstance(last, Arguments):
+            whole[-1] = Arguments(last.text + event.text)
+        else:
+            whole.append(event)
+    return whole

@@ -1,0 +1,98 @@
+"""Several requests of a model that have one reply."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from nerite.core.errors import NeriteError
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse
+from nerite.transports import refusals
+from nerite.transports.openai.errors import MISTAKE, reply_of
+
+if TYPE_CHECKING:
+    from nerite.transports.http.connection import HttpConnection
+
+_log = logging.getLogger("nerite.http")
+
+
+class JointWork:
+    """The sink of the requests. To its connection it is what runs: paused and cancelled as one.
+
+    What it becomes is said in ``_take``; the first error of any of them is the answer.
+    """
+
+    protocol = "HTTP"
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+        self._requests: Sequence[InferenceRequest] = ()
+        self._places: dict[int, int] = {}
+        """Where each request stands, by its identity."""
+        self._closed = False
+        """Nobody waits for anything any more."""
+
+    @property
+    def header(self) -> RequestHeader:
+        """What the requests ask for."""
+        return self._requests[0].header
+
+    @property
+    def id(self) -> str:
+        """The id of the first request."""
+        return self._requests[0].id
+
+    def begin(self, requests: Sequence[InferenceRequest], submit: Callable[[InferenceRequest], None]) -> None:
+        """Ask the model."""
+        self._requests = requests
+        self._places = {id(request): place for place, request in enumerate(requests)}
+        self._connection.request = self
+        for request in requests:
+            if self._closed:  # one was refused at once
+                break
+            submit(request)
+
+    def cancel(self) -> None:
+        """Stop all that runs: nobody waits for it."""
+        self._closed = True
+        for request in self._requests:
+            request.cancel()
+
+    def pause(self, paused: bool) -> None:
+        """Have the model wait, or go on."""
+        for request in self._requests:
+            request.pause(paused)
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take a response; drop it if nobody waits for it any more."""
+        if self._closed or self._connection.request is not self:
+            return
+        try:
+            if response.error is not None:
+                raise response.error
+            self._take(self._places[id(request)], response, final)
+        except NeriteError as error:
+            self._fail(request, error)
+        except Exception:  # a mistake of the model's or ours must not cost the client its answer
+            _log.exception(
+                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
+            )
+            self._fail(request, MISTAKE)
+        else:
+            if not final and not self._connection.writable:
+                request.pause(True)
+
+    def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
+        """Take what a request is answered. Raises ``NeriteError`` for what is no answer."""
+        raise NotImplementedError
+
+    def _fail(self, request: InferenceRequest, error: NeriteError) -> None:
+        """Stop the rest, and answer with an error."""
+        refusals.note(request.id, error)
+        self.cancel()
+        self._answer_error(error)
+
+    def _answer_error(self, error: NeriteError) -> None:
+        self._connection.send([reply_of(error).encode()])

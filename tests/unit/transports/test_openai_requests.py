@@ -1,0 +1,313 @@
+"""Bodies of OpenAI's API: what they mean, and what is said of the first thing that is wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nerite.core import dtype as dtypes
+from nerite.core.errors import Internal, Restricted, Unavailable, Unsupported
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.signature import Input, Output, Signature
+from nerite.core.tensor import TensorSpec, decode_bytes, from_array
+from nerite.transports.openai import chat_request, completion_request, embeddings, logprobs, sampling, text_model
+from nerite.transports.openai.errors import ApiError, reply_of
+from nerite.transports.openai.fields import Fields
+from nerite.transports.openai.messages import Conversation
+from nerite.transports.openai.text_model import Delta, TextModel
+
+IMAGE = "data:image/png;base64," + base64.b64encode(b"picture").decode()
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+OTHER: dict[str, Any] = {"type": "function", "function": {"name": "listen"}}
+
+
+def body(**fields: Any) -> memoryview:
+    return memoryview(json.dumps(fields).encode())
+
+
+def completion(**fields: Any) -> completion_request.CompletionRequest:
+    return completion_request.read(body(**{"model": "m", "prompt": "p", **fields}))
+
+
+def chat(**fields: Any) -> chat_request.ChatRequest:
+    messages = [{"role": "user", "content": "hello"}]
+    return chat_request.read(body(**{"model": "m", "messages": messages, **fields}))
+
+
+def told(settings: sampling.Sampling) -> dict[str, Any]:
+    return {name: setting.value for name, setting in settings.items()}
+
+
+def test_a_completion() -> None:
+    asked = completion(n=2, stream=True, stream_options={"include_usage": True}, logprobs=0, seed=None, user="me")
+    assert (asked.prompts, asked.echo, asked.wanted.n, asked.wanted.usage, asked.wanted.logprobs) == (
+        ["p"],
+        False,
+        2,
+        True,
+        0,
+    )
+    assert told(asked.wanted.sampling) == {"max_tokens": 16, "logprobs": 0}
+    assert completion(prompt=["a", "b"]).prompts == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"prompt": ""}, "prompt", "prompt must be non-empty"),
+        ({"prompt": []}, "prompt", "prompt must be non-empty"),
+        ({"prompt": [1, 2]}, "prompt", "tokens are the model's business"),
+        ({"prompt": {"a": 1}}, "prompt", "expected a string or an array of strings, but got an object"),
+        ({"prompt": None}, "prompt", "Missing required parameter: 'prompt'"),
+        ({"model": 3}, "model", "expected a string, but got an integer"),
+        ({"n": 0}, "n", "an integer from 1 to 128"),
+        ({"n": True}, "n", "expected an integer, but got a boolean"),
+        ({"best_of": 2}, "best_of", "every choice is returned"),
+        ({"suffix": "x"}, "suffix", "suffix is not currently supported"),
+        ({"echo": True, "logprobs": 1}, "echo", "leave one of the two out"),
+        ({"stop": 3}, "stop", "a string or an array of strings"),
+        ({"stop": [""]}, "stop", "no empty string"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "the ids of tokens"),
+        ({"logit_bias": {"5": 1000}}, "logit_bias.5", "from -100 to 100"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "one of 'text'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "Missing"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "can only be used when `stream` is True"),
+        ({"stream": True, "stream_options": {"includ_usage": True}}, "stream_options.includ_usage", "Did you mean 'include_usage'"),
+        ({"max_token": 3}, "max_token", r"Unknown parameter: 'max_token'\. Did you mean 'max_tokens'"),
+        ({"zzzz": 3}, "zzzz", r"Unknown parameter: 'zzzz'\.$"),
+    ],
+)
+def test_completions_that_are_wrong(fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(ApiError, match=says) as refused:
+        completion(**fields)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'"text"'])
+def test_bodies_that_are_none(text: bytes) -> None:
+    with pytest.raises(ApiError, match="JSON"):
+        Fields.of_body(text)
+
+
+def test_what_the_engine_is_told() -> None:
+    schema = {"type": "object"}
+    asked = chat(
+        max_completion_tokens=5,
+        max_tokens=7,
+        stop=["a"],
+        temperature=1,
+        top_k=3,
+        lora_name="l",
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+    )
+    settings = told(asked.wanted.sampling)
+    assert json.loads(settings.pop("guided_decoding")) == {"json": schema}
+    assert settings == {"max_tokens": 5, "stop": ["a"], "temperature": 1.0, "top_k": 3, "lora_name": "l"}
+    assert told(chat().wanted.sampling) == {}
+
+
+def test_seeds_of_choices() -> None:
+    settings = completion(seed=7).wanted.sampling
+    assert [told(sampling.for_choice(settings, index))["seed"] for index in range(3)] == [7, 8, 9]
+
+
+def test_tools() -> None:
+    assert (chat(tools=[TOOL]).choice, chat(tools=[TOOL], tool_choice="none").tools) == ("auto", [])
+    asked = chat(tools=[TOOL, OTHER], tool_choice={"type": "function", "function": {"name": "listen"}})
+    assert (asked.choice, [tool.name for tool in asked.tools]) == ("named", ["listen"])
+    assert json.loads(told(asked.wanted.sampling)["guided_decoding"]) == {"json": {"type": "object"}}
+    asked = chat(tools=[TOOL, OTHER], tool_choice="required")
+    schema = json.loads(told(asked.wanted.sampling)["guided_decoding"])["json"]
+    assert [each["properties"]["name"]["const"] for each in schema["items"]["anyOf"]] == ["look", "listen"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tool_choice": "required"}, '"required" tool choice requires CreateChatCompletionRequest.tools'),
+        ({"tool_choice": {"function": {"name": "look"}}}, "Named tool choice requires"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "x"}}}, "the name of one of the tools"),
+        ({"tools": [TOOL], "tool_choice": "maybe"}, "Invalid value for 'tool_choice'"),
+        ({"tools": [TOOL, TOOL]}, "two tools with the name 'look'"),
+        ({"tools": [{"type": "function", "function": {}}]}, r"Missing required parameter: 'tools\[0\].function.name'"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "leaves no room for 'response_format'",
+        ),
+        ({"functions": []}, "write them as 'tools'"),
+        ({"modalities": ["text", "audio"]}, "models give text"),
+        ({"top_logprobs": 1}, "can only be used when `logprobs` is True"),
+    ],
+)
+def test_chats_that_are_wrong(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ApiError, match=says):
+        chat(**fields)
+
+
+def conversation(*messages: Any, images: bool = False) -> Conversation:
+    return Conversation(Fields({"messages": list(messages)}), images=images)
+
+
+def test_messages() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
+    found = conversation(
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "hi", "name": "Ada"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
+    )
+    assert found.messages == [
+        {"role": "system", "content": "a\nb"},
+        {"role": "user", "content": "hi", "name": "Ada"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "content": "1", "tool_call_id": "c"},
+    ]
+
+
+def test_images() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "What is it?"}]
+    found = conversation({"role": "user", "content": parts}, images=True)
+    assert found.images == [base64.b64encode(b"picture").decode()]
+    assert found.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"content": "x"}, r"Missing required parameter: 'messages\[0\].role'"),
+        ({"role": "robot", "content": "x"}, r"Invalid value for 'messages\[0\].role'"),
+        ({"role": "user"}, r"Missing required parameter: 'messages\[0\].content'"),
+        ({"role": "tool", "content": "x"}, r"messages\[0\].tool_call_id"),
+        ({"role": "user", "content": 3}, "a string or an array of parts"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "takes no parts of the type 'input_audio'"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}, "data:image"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x;base64,?"}}]}, "valid base64"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{"}}]},
+            "JSON in a string",
+        ),
+        ("text", r"Invalid type for 'messages\[0\]': expected an object"),
+    ],
+)
+def test_messages_that_are_wrong(message: Any, says: str) -> None:
+    with pytest.raises(ApiError, match=says):
+        conversation(message, images=True)
+
+
+def signature(*inputs: Input, batch: int = 0, outputs: tuple[str, ...] = ()) -> Signature:
+    prompt = Input("text_input", dtypes.BYTES, (1,))
+    given = [Output(name, dtypes.BYTES, (-1,)) for name in ("text_output", *outputs)]
+    return Signature("m", batch, [prompt, *inputs], given)
+
+
+ENGINE = signature(
+    Input("sampling_parameters", dtypes.BYTES, (1,), optional=True),
+    Input("stream", dtypes.BOOL, (1,), optional=True),
+    Input("return_finish_reason", dtypes.BOOL, (1,), optional=True),
+    Input("image", dtypes.BYTES, (-1,), optional=True),
+    batch=4,
+    outputs=("finish_reason", "logprobs"),
+)
+
+
+def test_what_a_text_model_is() -> None:
+    assert text_model.is_text(signature()) and text_model.is_text(ENGINE)
+    assert not text_model.is_text(signature(Input("other", dtypes.FP32, (1,))))
+    assert text_model.is_text(signature(Input("other", dtypes.FP32, (1,), optional=True)))
+    assert not text_model.is_text(Signature("m", 0, [Input("text_input", dtypes.BYTES, (2,))], []))
+    assert not text_model.is_embedding(signature())
+
+
+def test_the_inputs_of_an_engine() -> None:
+    settings = completion(stop="x", max_tokens=3).wanted.sampling
+    header, data = TextModel("m", ENGINE).ask("héllo", settings, {"h": "1"}, stream=True, images=["aa", "bb"])
+    ENGINE.bind(header)
+    found = {
+        spec.name: decode_bytes(raw, spec.elements).tolist() if spec.datatype is dtypes.BYTES else bytes(raw)
+        for spec, raw in zip(header.inputs, data, strict=True)
+    }
+    assert json.loads(found.pop("sampling_parameters")[0]) == {"stop": ["x"], "max_tokens": 3}
+    assert found == {
+        "text_input": ["héllo".encode()],
+        "image": [b"aa", b"bb"],
+        "stream": b"\x01",
+        "return_finish_reason": b"\x01",
+    }
+    assert header.parameters == {"h": "1"}
+
+
+def test_a_model_without_sampling_parameters() -> None:
+    model = TextModel("m", signature())
+    header, data = model.ask("p", completion(temperature=0.5).wanted.sampling, {})
+    assert (header.parameters, len(data)) == ({"max_tokens": 16, "temperature": 0.5}, 1)
+    for fields in ({"stop": "x"}, {"response_format": {"type": "json_object"}}):
+        with pytest.raises(ApiError, match="model 'm' has no input 'sampling_parameters'") as refused:
+            model.ask("p", completion(**fields).wanted.sampling, {})
+        assert refused.value.param == next(iter(fields))
+
+
+def response(**arrays: Any) -> InferenceResponse:
+    tensors = [from_array(name, np.asarray(array)) for name, array in arrays.items()]
+    return InferenceResponse(ResponseHeader("m", "1", [spec for spec, _ in tensors]), [data for _, data in tensors])
+
+
+def test_what_a_response_says() -> None:
+    text = np.array([b"a", b"b"], object)
+    counts = {"num_input_tokens": np.array([3], np.uint32), "num_output_tokens": np.array([1, 1], np.uint32)}
+    reason = np.array([b"length"], object)
+    assert text_model.read(response(text_output=text, finish_reason=reason, **counts)) == Delta(b"ab", "length", 3, 2)
+    assert text_model.read(response(finish_reason=np.array([b"None"], object))) == Delta()
+
+
+def test_log_probabilities() -> None:
+    said = [{"5": {"decoded_token": "b", "logprob": -2.0}, "1": {"decoded_token": "a", "logprob": -0.25}}]
+    tokens = logprobs.read(json.dumps(said))
+    assert logprobs.completion(tokens, 1, 4) == {
+        "tokens": ["b"],
+        "token_logprobs": [-2.0],
+        "top_logprobs": [{"a": -0.25}],
+        "text_offset": [4],
+    }
+    (entry,) = logprobs.chat(tokens, 2)["content"]
+    assert (entry["token"], [each["token"] for each in entry["top_logprobs"]]) == ("b", ["a", "b"])
+    assert logprobs.read("null") == []
+    for wrong in ("{", "[1]", "[{}]", '[{"5": {}}]'):
+        with pytest.raises(ValueError, match="the output 'logprobs'"):
+            logprobs.read(wrong)
+
+
+def test_vectors() -> None:
+    assert embeddings.encode(np.array([1.0], np.float32)) == base64.b64encode(b"\0\0\x80\x3f").decode()
+    assert embeddings.cut(np.array([3, 4, 9], np.float32), 2).tolist() == pytest.approx([0.6, 0.8])
+    assert embeddings.cut(np.zeros(3, np.float32), 2).tolist() == [0, 0]
+    with pytest.raises(ApiError, match="no more than the 3"):
+        embeddings.cut(np.zeros(3, np.float32), 4)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (ApiError("x", "n", "c", 404), 404, "invalid_request_error"),
+        (Restricted("x"), 401, "authentication_error"),
+        (Unsupported("x"), 400, "invalid_request_error"),
+        (Internal("half a \ud800"), 500, "server_error"),
+        (Unavailable("x", 3), 503, "server_error"),
+    ],
+)
+def test_errors(error: Any, status: int, kind: str) -> None:
+    reply = reply_of(error)
+    assert (reply.status, json.loads(reply.body)["error"]["type"]) == (status, kind)
+    assert (b"Retry-After: 3" in reply.headers) == (status == 503)
+
+
+def test_a_spec_of_text() -> None:
+    assert TensorSpec("text_input", dtypes.BYTES, (1, 1)) in TextModel("m", ENGINE).ask("p", {}, {}).header.inputs
