@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import numpy as np
@@ -153,6 +155,21 @@ def test_a_client_that_goes_cancels_all(bench: Bench) -> None:
     bench.peer.lose()
     assert all(each.cancelled for each in asked)
     asked[0].respond(said(b"a"))
+
+
+@pytest.mark.parametrize("path", ["/stream", "/whole", "/refused"])
+def test_what_is_over_is_gone(bench: Bench, path: str) -> None:
+    gc.disable()
+    try:
+        asked = bench.ask(path)
+        work = weakref.ref(asked[0].sink)
+        for each in asked:
+            each.respond(said(b"a"))
+        bench.handler.asked = bench.handler.submitted = asked = []
+        del each
+        assert work() is None, "without the collector"
+    finally:
+        gc.enable()
 
 
 def test_a_response_that_makes_no_sense(bench: Bench) -> None:

@@ -76,7 +76,7 @@ def test_a_completion() -> None:
         ({"response_format": {"type": "xml"}}, "response_format.type", "one of 'text'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "Missing"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "can only be used when `stream` is True"),
-        ({"stream": True, "stream_options": {"includ_usage": True}}, "stream_options.includ_usage", "Did you mean 'include_usage'"),
+        ({"stream": True, "stream_options": {"includ_usage": 1}}, "stream_options.includ_usage", "'include_usage'"),
         ({"max_token": 3}, "max_token", r"Unknown parameter: 'max_token'\. Did you mean 'max_tokens'"),
         ({"zzzz": 3}, "zzzz", r"Unknown parameter: 'zzzz'\.$"),
     ],

@@ -27,6 +27,10 @@ class JointWork:
     protocol = "HTTP"
 
     def __init__(self, connection: HttpConnection) -> None:
+        self.header = RequestHeader("", "", ())
+        """What the first request asks for."""
+        self.id = ""
+        """Its id."""
         self._connection = connection
         self._requests: Sequence[InferenceRequest] = ()
         self._places: dict[int, int] = {}
@@ -34,19 +38,10 @@ class JointWork:
         self._closed = False
         """Nobody waits for anything any more."""
 
-    @property
-    def header(self) -> RequestHeader:
-        """What the requests ask for."""
-        return self._requests[0].header
-
-    @property
-    def id(self) -> str:
-        """The id of the first request."""
-        return self._requests[0].id
-
     def begin(self, requests: Sequence[InferenceRequest], submit: Callable[[InferenceRequest], None]) -> None:
         """Ask the model."""
         self._requests = requests
+        self.header, self.id = requests[0].header, requests[0].id
         self._places = {id(request): place for place, request in enumerate(requests)}
         self._connection.request = self
         for request in requests:
@@ -67,11 +62,16 @@ class JointWork:
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Take a response; drop it if nobody waits for it any more."""
-        if self._closed or self._connection.request is not self:
+        if not self._closed and self._connection.request is self:
+            self._respond(request, response, final)
+        if self._closed:
+            self._requests = ()  # they know this, and what knows each other waits for the collector
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        if response.error is not None:  # not raised: what knows its own traceback waits for the collector, too
+            self._fail(request, response.error)
             return
         try:
-            if response.error is not None:
-                raise response.error
             self._take(self._places[id(request)], response, final)
         except NeriteError as error:
             self._fail(request, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from nerite.core.dtype import DataType
 from nerite.core.request import Parameter, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Input, Signature
-from nerite.core.tensor import Buffer, TensorSpec, join_bytes, to_array
+from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 from nerite.transports.openai.sampling import Sampling, not_offered
 
 PROMPT: Final = "text_input"
@@ -159,24 +159,44 @@ class Delta(NamedTuple):
 
 
 def read(response: InferenceResponse) -> Delta:
-    """Return what is in a response that is no error."""
-    found: dict[str, Any] = {}
+    """Return what is in a response that is no error. Runs for every token, so nothing becomes an array here.
+
+    Raises ``ValueError`` for numbers that are none.
+    """
+    text, reason, likely = b"", b"", b""
+    taken = given = None
     if response.header is not None:
         for spec, data in zip(response.header.outputs, response.data, strict=True):
-            found[spec.name] = to_array(spec, data).reshape(-1).tolist()
-    reason = _first(found, "finish_reason", b"").decode(errors="replace")
-    return Delta(
-        b"".join(found.get(TEXT, ())),
-        "" if reason == "None" else reason,  # as vLLM's backend writes that there is none yet
-        _first(found, "num_input_tokens", None),
-        sum(found["num_output_tokens"]) if "num_output_tokens" in found else None,
-        _first(found, "logprobs", b"").decode(errors="replace"),
-    )
+            name = spec.name
+            if name == TEXT:
+                text = b"".join(_strings(data))
+            elif name == "finish_reason":
+                reason = next(_strings(data), b"")
+            elif name == "num_input_tokens":
+                taken = next(_numbers(spec, data), None)
+            elif name == "num_output_tokens":
+                given = sum(_numbers(spec, data))
+            elif name == "logprobs":
+                likely = next(_strings(data), b"")
+    # "None" is how vLLM's backend writes that there is none yet.
+    told = "" if reason == b"None" else reason.decode(errors="replace")
+    return Delta(text, told, taken, given, likely.decode(errors="replace"))
 
 
-def _first(found: Mapping[str, list[Any]], name: str, default: Any) -> Any:
-    elements = found.get(name)
-    return elements[0] if elements else default
+def _strings(data: Buffer) -> Iterator[bytes]:
+    raw, at = bytes(data), 0
+    while at < len(raw):
+        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
+        yield raw[at + 4 : end]
+        at = end
+
+
+def _numbers(spec: TensorSpec, data: Buffer) -> Iterator[int]:
+    size = spec.datatype.size
+    if spec.datatype.numpy.kind not in "iu":
+        raise ValueError(f"the output '{spec.name}' is {spec.datatype.name}, and should be of integers")
+    for at in range(0, len(data), size):
+        yield int.from_bytes(data[at : at + size], "little")
 
 
 def decoder() -> codecs.IncrementalDecoder:
