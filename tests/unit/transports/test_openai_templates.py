@@ -142,6 +142,17 @@ def test_where_a_template_is(tmp_path: Path) -> None:
     assert "im_start" in template_files.find(tmp_path, "chatml").source
 
 
+def test_a_checkpoint_elsewhere(tmp_path: Path) -> None:
+    """As repositories of Triton's vLLM backend have it."""
+    version, checkpoint = tmp_path / "1", tmp_path / "checkpoint"
+    version.mkdir()
+    checkpoint.mkdir()
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": "one", "bos_token": "<b>"}))
+    for place, found in ((str(checkpoint), "one"), ("some/name", template_files.find(None, "").source)):
+        (version / "model.json").write_text(json.dumps({"model": place}))
+        assert template_files.find(version, "").source == found
+
+
 @pytest.mark.parametrize(
     ("parameter", "tokenizer", "says"),
     [

@@ -16,6 +16,7 @@ NAMES: Final = tuple(sorted(path.stem for path in _OURS.glob("*.jinja")))
 PLAIN: Final = "plain"
 _FILE: Final = "chat_template.jinja"
 _TOKENIZER: Final = "tokenizer_config.json"
+_ENGINE: Final = "model.json"
 _FOR_TOOLS: Final = "tool_use"
 """The name of a template for chats with tools, where a tokenizer has several."""
 
@@ -38,7 +39,8 @@ def find(version: Path | None, parameter: str) -> Found:
 
     ``version`` is the directory of its version, ``parameter`` a file's name in it, or one of ``NAMES``.
     """
-    tokenizer = _tokenizer(version)
+    folder = _checkpoint(version)
+    tokenizer = _tokenizer(folder)
     words = _words(tokenizer)
     if parameter:
         path = version / parameter if version is not None else None
@@ -54,14 +56,14 @@ def find(version: Path | None, parameter: str) -> Found:
             )
         source = _text(_OURS / f"{parameter}.jinja")
         return Found(source, source, f"built-in '{parameter}'", words, True)
-    if version is not None and (version / _FILE).is_file():
-        source = _text(version / _FILE)
-        return Found(source, source, str(version / _FILE), words, True)
+    if folder is not None and (folder / _FILE).is_file():
+        source = _text(folder / _FILE)
+        return Found(source, source, str(folder / _FILE), words, True)
     given = tokenizer.get("chat_template")
     if given:
         named = _named(given)
         source = named.get("default") or next(iter(named.values()))
-        return Found(source, named.get(_FOR_TOOLS, source), f"{version}/{_TOKENIZER}", words, True)
+        return Found(source, named.get(_FOR_TOOLS, source), f"{folder}/{_TOKENIZER}", words, True)
     source = _text(_OURS / f"{PLAIN}.jinja")
     return Found(source, source, f"built-in '{PLAIN}'", words, False)
 
@@ -70,15 +72,31 @@ def _inside(folder: Path | None, path: Path) -> bool:
     return folder is not None and path.resolve().is_relative_to(folder.resolve())
 
 
-def _tokenizer(version: Path | None) -> dict[str, Any]:
-    if version is None or not (version / _TOKENIZER).is_file():
+def _checkpoint(version: Path | None) -> Path | None:
+    """Return where a model's own files are: in the version directory, or where vLLM's ``model.json`` has them."""
+    if version is None or not (version / _ENGINE).is_file():
+        return version
+    engine = _object(version / _ENGINE)
+    for key in ("tokenizer", "model"):
+        place = engine.get(key)
+        if isinstance(place, str) and Path(place).is_dir():
+            return Path(place)
+    return version
+
+
+def _tokenizer(folder: Path | None) -> dict[str, Any]:
+    if folder is None or not (folder / _TOKENIZER).is_file():
         return {}
+    return _object(folder / _TOKENIZER)
+
+
+def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_text(version / _TOKENIZER))
+        found = json.loads(_text(path))
     except ValueError as error:
-        raise _wrong(f"{version / _TOKENIZER} is not JSON: {error}") from None
+        raise _wrong(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise _wrong(f"{version / _TOKENIZER} is not an object")
+        raise _wrong(f"{path} is not an object")
     return found
 
 
