@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from nerite.backends.openvino.framework import openvino
 
@@ -49,8 +47,12 @@ def _written() -> Path:
     return folder
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer() -> Any:
     """Bytes are tokens: the first two are special ones."""
+    # Here, for they take seconds, and whoever collects tests imports this file.
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<s>": 0, "</s>": END, **{character: number + 2 for number, character in enumerate(characters)}}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import queue
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -160,6 +162,17 @@ def test_a_connection_that_is_cut_makes_room(server: Serving) -> None:
     # One sequence has room in the batch.
     assert generate(server, "narrow", parameters=FEW)[0] == 200
     eventually(lambda: server.metrics().get('nv_inference_pending_request_count{model="narrow",version="1"}', 0) == 0)
+
+
+def test_an_engine_that_dies_fails_what_runs_and_comes_back(server: Serving) -> None:
+    stream = Stream(server, "narrow", parameters=ENDLESS)
+    assert "text_output" in stream.event()
+    os.kill(server.workers()["narrow_0"], signal.SIGKILL)
+    failed = [event["error"] for event in stream.rest() if "error" in event]
+    assert len(failed) == 1
+    assert "The worker died while it ran this request" in failed[0]
+    eventually(lambda: server.ready("narrow"))
+    assert generate(server, "narrow", parameters=FEW)[0] == 200
 
 
 def test_those_that_wait_for_room_are_served_in_turn(server: Serving) -> None:

@@ -120,6 +120,18 @@ def test_whoever_sends_waits_while_there_is_more_than_enough(bench: Bench) -> No
     assert bench.sent == [(1, OK, False), (0, OK, False)]
 
 
+def test_whoever_pauses_by_itself_is_told_and_does_not_wait(bench: Bench) -> None:
+    told: list[bool] = []
+    bench.requests[0].on_pause = lambda _request, paused: told.append(paused)
+    bench.say(messages.PAUSE)
+    bench.requests[0].respond(OK, False)
+    bench.say(messages.RESUME)
+    bench.batch.look()
+    bench.requests[0].respond(OK, True)
+    assert told == [True, False]
+    assert bench.sent == [(0, OK, False), (0, OK, True)]
+
+
 def test_nobody_waits_for_a_client_that_is_gone(bench: Bench) -> None:
     bench.say(messages.PAUSE)
     bench.say(messages.CANCEL)

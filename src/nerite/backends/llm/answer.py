@@ -43,8 +43,10 @@ class Answer:
         self._request = request
         self._call = call
         self._headers = headers
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._paused = False
+        self._over = False
+        """The last response was given."""
         self._sequences = [_Gathered() for _ in range(call.sampling.n)]
         self._cumulative = [0.0] * call.sampling.n
         self._unfinished = call.sampling.n
@@ -84,15 +86,18 @@ class Answer:
     def _hand_on(self) -> None:
         """Respond with what was gathered, if it is time."""
         final = not self._unfinished
-        if self._paused or not (final or self._call.stream):
-            return
         sequences = self._sequences
+        if self._paused or self._over or not (final or self._call.stream):
+            return
+        self._over = final
         if any(sequence.finish_reason is FinishReason.ABORT for sequence in sequences):
             self._request.respond(InferenceResponse.failed(Cancelled(CANCELLED)))
         elif final or any(sequence.tokens for sequence in sequences):
-            self._request.respond(self._response(), final)
+            response = self._response()
+            # Before it is sent: with that comes the news whether more are wanted.
             for sequence in sequences:
                 sequence.text, sequence.tokens, sequence.logprobs = [], 0, []
+            self._request.respond(response, final)
 
     def _response(self) -> InferenceResponse:
         sequences, extras = self._sequences, self._call.extras
