@@ -5,6 +5,7 @@ It speaks no language, and does all that an engine does: KV cache, batches, seed
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import shutil
@@ -36,6 +37,7 @@ def language_model(directory: Path, context: int = CONTEXT) -> Path:
 @functools.cache
 def _written() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="language-model-"))
+    atexit.register(shutil.rmtree, folder)
     # Half the precision would make the XML many times as long.
     ov.save_model(_network(), folder / "openvino_model.xml", compress_to_fp16=False)
     # Its import has all cores read what it adds to OpenVINO.

@@ -67,11 +67,6 @@ class LlmInstance:
         self._decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         self._numbers = itertools.count()
 
-    @property
-    def engine(self) -> Engine:
-        """What generates."""
-        return self._engine
-
     def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
         """Give the engine each request. What is refused is answered here, in the words of Triton's vLLM backend."""
         return [self._begun(request) for request in requests]
