@@ -12,7 +12,7 @@ from python_model_files import execute, model_on_disk
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python import PythonBackend
 from nerite.core.errors import Internal
-from triton_python_backend_utils import TritonModelException, get_model_dir
+from triton_python_backend_utils import TritonModelException, get_model_dir, model_directory
 
 SOURCE = """
 import numpy as np
@@ -36,7 +36,8 @@ class TritonPythonModel:
 
 
 @pytest.fixture(autouse=True)
-def _process_is_left_as_it_was() -> Iterator[None]:
+def _process_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(model_directory, "_open", [])  # other tests may have left models open
     path, modules = list(sys.path), set(sys.modules)
     yield
     assert sys.path == path
