@@ -22,8 +22,8 @@ check: $(VENV)/dev  ## lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: $(VENV)/dev  ## every test, a file at a time on each processor
-	$(BIN)/pytest --numprocesses auto --dist loadfile
+test: $(VENV)/dev  ## every test
+	$(BIN)/pytest
 
 bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload
 	$(BIN)/python benchmarks/run.py
