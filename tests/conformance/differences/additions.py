@@ -11,6 +11,11 @@ FULL = "503 [request id: third] Exceeds maximum queue size"
 """What only our headers say is not here."""
 DIFFERENCES = (
     Difference(
+        "OpenAI's API under /v1",
+        "Models of text answer on the same port. Triton has a server of its own for it, and nothing there here.",
+        {"http_routes/version 1 of the protocol": ("404", "404")},
+    ),
+    Difference(
         "Namespaces of the steps of an ensemble",
         "With `--model-namespacing` a step goes to the repository that its `model_namespace` names. Triton takes no "
         "notice of what is written there. Without it both take the model in the ensemble's own repository, or else the "

@@ -47,7 +47,8 @@ class TextStream:
         clear = len(decoded) - (0 if last else _halves(decoded))
         self._held += decoded[self._given : clear]
         self._given = max(clear, self._given)
-        if len(self.window) > _LONGEST:
+        # Not in the middle of a character, which would look otherwise without its beginning.
+        if len(self.window) > _LONGEST and not _halves(decoded):
             self.window = self.window[-_KEPT:]
             again = decode(self.window)
             self._given = len(again) - _halves(again)
