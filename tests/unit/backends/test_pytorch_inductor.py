@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 from onnx_models import request
-from torch_models import Opened, context, declared, entry, export_scaled
+from torch_models import Opened, context, declared, entry, export_scaled, python
 
 from nerite.backends.pytorch import PyTorchBackend
 from nerite.core.errors import Internal, InvalidArgument, Unavailable
@@ -110,7 +110,7 @@ def test_no_file_is_left_of_a_package(tmp_path: Path, package: Path) -> None:
     opened.close()
 
 
-def test_it_is_for_a_worker(tmp_path: Path, package: Path) -> None:
+def test_packages_and_code_are_for_workers(tmp_path: Path, package: Path) -> None:
     backend = PyTorchBackend()
     assert backend.isolates(context(placed(tmp_path, package), CONFIG))
     (tmp_path / "1" / "model.pt2").unlink()
@@ -118,6 +118,11 @@ def test_it_is_for_a_worker(tmp_path: Path, package: Path) -> None:
         backend.isolates(context(tmp_path, CONFIG))
     export_scaled(tmp_path)
     assert not backend.isolates(context(tmp_path, CONFIG))
+    (tmp_path / "1" / "model.pt2").unlink()
+    python(tmp_path, "class Net(nn.Module):\n    pass\n")
+    assert backend.isolates(context(tmp_path, CONFIG))
+    shared = {"parameters": {"ENABLE_WEIGHT_SHARING": {"string_value": "true"}}}
+    assert not backend.isolates(context(tmp_path, CONFIG | shared))
 
 
 def test_what_does_not_fit_a_package(tmp_path: Path, package: Path) -> None:

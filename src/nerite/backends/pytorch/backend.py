@@ -37,8 +37,14 @@ class PyTorchBackend:
     isolated = False
 
     def isolates(self, context: ModelContext) -> bool:
-        """Return whether a model is a compiled package: no process that has loaded one gets rid of it again."""
-        return artifact.find(context).kind is Kind.COMPILED
+        """Return whether a model is to have processes of its own.
+
+        No process that has loaded a compiled package gets rid of it again. Code in Python holds the lock that the
+        server needs for everybody, and may do what it likes to the process that it is in: only where its instances are
+        to share their weights, it is in the server's.
+        """
+        kind = artifact.find(context).kind
+        return kind is Kind.COMPILED or (kind is Kind.PYTHON and not plans.shares(context))
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
         """Return the configuration with batch size, scheduler, inputs and outputs from an exported program.

@@ -55,14 +55,13 @@ def make(context: ModelContext) -> Plan:
 
     Raises ``InvalidArgument`` for a parameter that makes no sense, and as ``artifact.find``.
     """
-    sharing = context.parameter("ENABLE_WEIGHT_SHARING")
     return Plan(
         artifact=find(context),
         inference_mode=flag(context, "INFERENCE_MODE", default=True),
         optimized=not flag(context, "DISABLE_OPTIMIZED_EXECUTION", default=False),
         cudnn=not flag(context, "DISABLE_CUDNN", default=False),
         clean_cache=flag(context, "ENABLE_CACHE_CLEANING", default=False),
-        share=flag(context, "ENABLE_WEIGHT_SHARING", default=False) if sharing else None,
+        share=shares(context),
         threads=_count(context, "INTRA_OP_THREAD_COUNT", "NUM_THREADS"),
         inter_op_threads=_count(context, "INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS"),
         switches=tuple((key, flag(context, key, default=True)) for key in _SWITCHES if context.parameter(key)),
@@ -71,6 +70,12 @@ def make(context: ModelContext) -> Plan:
         batching=batching(context.config),
         instances=instance_count(context.config),
     )
+
+
+def shares(context: ModelContext) -> bool | None:
+    """Return whether instances are to share their weights; None where the configuration does not say."""
+    key = "ENABLE_WEIGHT_SHARING"
+    return flag(context, key, default=False) if context.parameter(key) else None
 
 
 def threads(plan: Plan, instance: InstanceContext) -> int:
