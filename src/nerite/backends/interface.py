@@ -10,10 +10,12 @@ Our own backends and those that come in packages (``packages.py``) are written t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
+from nerite.core.engine_report import EngineReport
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -54,6 +56,35 @@ class ModelContext:
         return str(value["string_value"]) if value else default
 
 
+class Reporter(Protocol):
+    """Where an instance that goes on by itself with its requests, as an engine does, says how it is."""
+
+    def report(self, report: EngineReport) -> None:
+        """Tell the server. To be called before the responses that it tells of; on any thread."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Have what this thread reports and responds in a ``with`` block leave in one go at its end."""
+
+    def give_up(self, reason: str) -> None:
+        """Say that the instance cannot go on: it is made anew, in a new process."""
+
+
+class _Unheard:
+    def report(self, report: EngineReport) -> None:
+        """Say it to nobody."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Have everything leave as it comes."""
+        return nullcontext()
+
+    def give_up(self, reason: str) -> None:
+        """Stay as it is."""
+
+
+UNHEARD: Final[Reporter] = _Unheard()
+"""That of an instance in the server's own process, where nobody listens."""
+
+
 @dataclass(frozen=True)
 class InstanceContext:
     """Which instance of a model is made: its name, the device it should use, and where it runs."""
@@ -68,6 +99,7 @@ class InstanceContext:
     """The NUMA node that its memory is from; below 0 where it may be from any."""
     sharing: int = field(default=1, compare=False)
     """How many instances of the model run on these cores, this one among them."""
+    reporter: Reporter = field(default=UNHEARD, compare=False, repr=False)
 
 
 class Instance(Protocol):
@@ -129,4 +161,14 @@ class Discerning(Protocol):
         """Return ``isolated`` for one model. May look at its files, without the framework. Raises ``NeriteError``."""
 
 
-__all__ = ["INTERFACE", "Backend", "Discerning", "Instance", "InstanceContext", "Marks", "Model", "ModelContext"]
+__all__ = [
+    "INTERFACE",
+    "Backend",
+    "Discerning",
+    "Instance",
+    "InstanceContext",
+    "Marks",
+    "Model",
+    "ModelContext",
+    "Reporter",
+]

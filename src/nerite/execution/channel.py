@@ -87,6 +87,7 @@ class Channel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_result: OnResult | None = None
         self._on_part: Callable[[int, int, InferenceResponse, bool, Marks], None] | None = None
+        self._on_report: Callable[[int, memoryview], None] = _ignored
         self._on_end: Callable[[], None] | None = None
         self._desk: Desk | None = None
 
@@ -113,19 +114,22 @@ class Channel:
         loop: asyncio.AbstractEventLoop,
         on_result: OnResult,
         on_part: Callable[[int, int, InferenceResponse, bool, Marks], None],
+        on_report: Callable[[int, memoryview], None],
         on_end: Callable[[], None],
         desk: Desk,
     ) -> None:
         """Give the channel to the loop.
 
         ``on_result`` takes what a batch returned, and what became of it where others could follow. ``on_part`` takes
-        a single response to one of its requests, whether it is the last, and its times. ``on_end`` is called once,
-        when the worker's side is closed. ``desk`` takes the models' calls to other models.
+        a single response to one of its requests, whether it is the last, and its times. ``on_report`` takes what the
+        engine at a seat says of itself. ``on_end`` is called once, when the worker's side is closed. ``desk`` takes the
+        models' calls to other models.
         """
         self._desk = desk
         self._loop = loop
         self._on_result = on_result
         self._on_part = on_part
+        self._on_report = on_report
         self._on_end = on_end
         self._socket.setblocking(False)
         loop.add_reader(self._socket, self._readable)
@@ -209,6 +213,8 @@ class Channel:
             self._result(count, body, went_on=True)
         elif kind in (messages.PART, messages.LAST):
             self._part(count, body, kind == messages.LAST)
+        elif kind == messages.REPORT:
+            self._on_report(count, body)
         elif kind == messages.CALL:
             self._call(body)
         elif kind == messages.GIVE_UP and self._desk is not None:
@@ -326,3 +332,7 @@ class Channel:
             if each in self._known_guests:
                 self._known_guests.remove(each)
                 self._send(messages.json_frame(messages.FORGET, each))
+
+
+def _ignored(_seat: int, _body: memoryview) -> None:
+    """Take no note of a report: nobody is there yet whom it could concern."""

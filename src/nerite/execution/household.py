@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Internal, NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.response import InferenceResponse
-from nerite.execution import messages
+from nerite.execution import engine_reports, messages
 from nerite.execution.arena import Arena
 from nerite.execution.call_desk import CallDesk
 from nerite.execution.channel import Channel
@@ -52,6 +53,9 @@ class Member(Runner, Protocol):
 
     def response(self, number: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
         """Take one of several responses to a request of a batch."""
+
+    def reported(self, report: EngineReport) -> None:
+        """Take what the engine says that the instance has."""
 
     def batch_of(self, number: int) -> Batch | None:
         """Return the requests of a batch that the worker has."""
@@ -161,6 +165,11 @@ class Household:
 
         self._channel.request(messages.CLOSE, {"seat": seat, "last": last}, answered)
 
+    def kill(self, reason: str) -> None:
+        """End the process, which does not go on by itself. Everybody moves into a new one."""
+        if self._process is not None:
+            self._process.kill(reason)
+
     def evict(self, seat: int) -> None:
         """Have an instance live here no more, at once. Nobody waits until its model is finalized, or is told of it."""
         member = self._members.pop(seat)
@@ -183,6 +192,11 @@ class Household:
         member = self._members.get(number & messages.SEAT)
         if member is not None:
             member.response(number, index, response, final, marks)
+
+    def _reported(self, seat: int, body: memoryview) -> None:
+        member = self._members.get(seat)
+        if member is not None:
+            member.reported(engine_reports.read(body, member.batch_of))
 
     def _batch_of(self, number: int) -> Batch | None:
         member = self._members.get(number & messages.SEAT)
@@ -234,7 +248,7 @@ class Household:
         desk = CallDesk(self._around.door, channel, self._batch_of)
         self._process, self._channel, self._desk = process, channel, desk
         self._ways = Ways(self._around.door, channel, self._seat_of)
-        channel.attach(self._loop, self._result, self._response, self._ended, desk)
+        channel.attach(self._loop, self._result, self._response, self._reported, self._ended, desk)
         if not self._members:  # all who waited for it have left
             self._end()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nerite.backends.interface import Instance
+from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
-from nerite.execution.runner import Done, Part, Runner
+from nerite.execution.runner import Done, OnReport, Part, Runner
 
 
 class InsideRunner:
@@ -21,6 +22,9 @@ class InsideRunner:
         self.restarts = 0
         self.done: Done
         self.part: Part
+        self.report: EngineReport | None = None
+        """None: what an engine in this process says is not heard."""
+        self.on_report: OnReport
         self.on_usable: Callable[[Runner], None]
         self._instance = instance
 

@@ -11,6 +11,7 @@ data is aligned. Rare messages carry JSON. The frequent ones are packed:
     LAST      the same; no other follows
     CALL      call, tokens returned, for which batch it is made and how, then the record of a request to another model
     ANSWER    call, tokens returned, then the record of one response to it
+    REPORT    how an engine is, and what its last step has brought to which request: see ``engine_reports``
 
 ``records`` says what a record is. RESULT answers each request of its batch, or says that its responses come one by one
 (PART, LAST): some may have come before, and they may go on coming while other batches run. A model's calls have numbers
@@ -56,6 +57,7 @@ GIVE_UP: Final = 23  # nobody waits for the answers to a call
 TAKEN: Final = 24  # so many answers to a call have found a reader
 ASK: Final = 25  # JSON: something that a model wants done, or to know, of other models
 RESULT_ON: Final = 26
+REPORT: Final = 27  # the count is the seat of the engine
 # Either way.
 REQUEST_HEADER: Final = 32  # JSON: the header that the next key for a request stands for
 RESPONSE_HEADER: Final = 36  # JSON: the same for a response

@@ -40,10 +40,12 @@ class WorkerProcess:
         """Minus the signal, as ``subprocess`` has it; None while it lives."""
         self.on_exit: Callable[[], None] | None = None
         """Called once, on the loop's thread, when ``exit_status`` is known."""
+        self._reason = ""
 
-    def kill(self) -> None:
-        """End it now."""
+    def kill(self, reason: str = "") -> None:
+        """End it now. ``reason``, if it was not asked to go, is part of how it ended."""
         if self.exit_status is None:
+            self._reason = reason
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -60,6 +62,8 @@ class WorkerProcess:
     def ending(self) -> str:
         """How it ended, for people."""
         status = self.exit_status
+        if self._reason:
+            return f"{self._reason}, and it was killed"
         if status is None:
             return "its channel broke"
         if status >= 0:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from nerite.core.at_hand import ids_at_hand
 from nerite.core.marks import Marks
@@ -31,11 +32,27 @@ class Outbox:
         self._sending = threading.RLock()
         """Held by whoever packs and sends. Whoever holds it may yet log a line, or give up a call, where an object of
         the model's goes and says so."""
+        self._gatherers: set[int] = set()
+        """Threads whose messages wait until they have said everything."""
+        self._gathered: list[bytes] = []
 
     def send(self, message: bytes) -> None:
         """Send a message that is ready."""
         with self._sending:
-            self._channel.sendall(message)
+            self._emit(message)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Have what this thread sends in the block leave in one go at its end, or with what another thread sends."""
+        thread = threading.get_ident()
+        with self._sending:
+            self._gatherers.add(thread)
+        try:
+            yield
+        finally:
+            with self._sending:
+                self._gatherers.discard(thread)
+                self._flush()
 
     def result(
         self,
@@ -63,8 +80,8 @@ class Outbox:
             tokens = self.borrower.take_released()
             message = messages.batch_message(kind, batch, count, tokens, marks, parts)
             if introductions:
-                self._channel.sendall(b"".join(introductions))
-            self._channel.sendall(message)
+                self._emit(b"".join(introductions))
+            self._emit(message)
 
     def part(self, batch: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
         """Send one response to one request of a batch, and note the end of its ``marks``."""
@@ -76,7 +93,7 @@ class Outbox:
             tokens = self.borrower.take_released()
             marks.end()
             message = messages.batch_message(kind, batch, index, tokens, marks, parts)
-            self._channel.sendall(b"".join((*introductions, message)))
+            self._emit(b"".join((*introductions, message)))
 
     def call(self, number: int, caller: bytes, header: RequestHeader, name: str, data: Sequence[Buffer]) -> None:
         """Send a request to another model."""
@@ -87,12 +104,12 @@ class Outbox:
             packer.record(packer.entry(header, introductions), name, data, parts)
             tokens = self.borrower.take_released()
             message = messages.batch_message(messages.CALL, number, 1, tokens, None, parts)
-            self._channel.sendall(b"".join((*introductions, message)) if introductions else message)
+            self._emit(b"".join((*introductions, message)) if introductions else message)
 
     def return_tokens(self) -> None:
         """Tell what is done with of the server's memory, without waiting for a message to go along with."""
         with self._sending:
-            self._channel.sendall(messages.tokens_frame(self.borrower.take_released()))
+            self._emit(messages.tokens_frame(self.borrower.take_released()))
 
     def log(self, level: str, text: str, file: str, line: int) -> None:
         """Send a log line to the server, which writes it with the instance's name and the ids of the requests."""
@@ -104,4 +121,18 @@ class Outbox:
         # Whoever allocates holds ``_sending``. In this order, because the server's loop must not wait for a descriptor
         # that is still to be sent.
         socket.send_fds(self._descriptors, [b"."], [segment.descriptor])
-        self._channel.sendall(messages.segment_frame(self._arena.segments.index(segment), segment.size))
+        self._emit(messages.segment_frame(self._arena.segments.index(segment), segment.size))
+
+    def _emit(self, message: bytes) -> None:
+        """Send a message, after all that was packed before it. Whoever calls holds ``_sending``."""
+        if not self._gatherers:
+            self._channel.sendall(message)
+            return
+        self._gathered.append(message)
+        if threading.get_ident() not in self._gatherers:
+            self._flush()
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if gathered:
+            self._channel.sendall(b"".join(gathered))

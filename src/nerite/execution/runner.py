@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
+from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -24,6 +25,11 @@ while other batches run, after the runner is closed.
 ``Marks`` has the start of the execution, when the computing of this response began (as ``inputs_ready_ns``), and when
 it was computed and sent. It is None for the error of a worker that died.
 """
+OnReport: TypeAlias = Callable[["Runner", EngineReport | None], None]
+"""Called on the loop's thread with what an engine says of itself, before the responses that it tells of.
+
+None: the engine is gone, and what it had will be answered with an error.
+"""
 
 
 class Runner(Protocol):
@@ -34,6 +40,8 @@ class Runner(Protocol):
     ``usable`` is False while it cannot take a batch, though nothing runs in it (a worker that restarts);
     ``on_usable`` is called whenever that changes, and when an attempt to restart it failed. ``failure`` says why the
     last such attempt failed, and is None if it did not. ``restarts`` counts those that succeeded.
+
+    ``report`` is the last one of its engine, None where there is none, or no engine that reports.
     """
 
     name: str
@@ -43,6 +51,8 @@ class Runner(Protocol):
     restarts: int
     done: Done
     part: Part
+    report: EngineReport | None
+    on_report: OnReport
     on_usable: Callable[[Runner], None]
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 from nerite.cache.gate import Gate, Queue
 from nerite.cache.interface import ResponseCache
 from nerite.config.model_config import ModelConfig
+from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -18,7 +19,7 @@ from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.readiness import ask_all
-from nerite.execution.runner import Runner
+from nerite.execution.runner import OnReport, Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.scheduler import Scheduler
 from nerite.observability.statistics import VersionStatistics
@@ -74,7 +75,9 @@ class RunningVersion:
         """Instances that are not closed yet: some may be leaving."""
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
+        self._listeners: list[OnReport] = []
         for plan, runner in runners.items():
+            self._hear(runner)
             if plan.passive:
                 runner.on_usable = _ignored
         self._scheduler = scheduler
@@ -159,6 +162,13 @@ class RunningVersion:
         self._queue = self._gate = Gate(cache, self._scheduler, self.statistics, self.signature.outputs)
         self._entry = self._submit = self._queue.submit
 
+    def listen(self, listener: OnReport) -> None:
+        """Have ``listener`` called with what the engines of the instances report, and at once with the last of each."""
+        self._listeners.append(listener)
+        for runner in self.runners:
+            if runner.report is not None:
+                listener(runner, runner.report)
+
     def renew_origin(self, origin_of: Callable[[RunningVersion], str]) -> None:
         """Have the cache, if there is one before this, ask where answers come from now."""
         if self._gate is not None:
@@ -173,6 +183,16 @@ class RunningVersion:
         if self._trim_timer is None:
             self._trim_timer = self._loop.call_later(_TRIM_AFTER, self._trim)
         return self._arena.allocate(size)
+
+    def _hear(self, runner: Runner) -> None:
+        """Listen to what an instance reports. It may have said something before."""
+        runner.on_report = self._reported
+        if runner.report is not None:
+            self._reported(runner, runner.report)
+
+    def _reported(self, runner: Runner, report: EngineReport | None) -> None:
+        for listener in self._listeners:
+            listener(runner, report)
 
     def ask_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask every instance that takes requests whether it can serve; all must."""
@@ -195,6 +215,7 @@ class RunningVersion:
             raise Unavailable(f"model '{self.name}' is being unloaded")
         for plan, runner in zip(new, made, strict=True):
             self._instances[plan] = runner
+            self._hear(runner)
             if plan.passive:
                 runner.on_usable = _ignored
             else:
@@ -231,6 +252,8 @@ class RunningVersion:
     def _close_one(self, runner: Runner) -> None:
         def closed() -> None:
             self._open.discard(runner)
+            if runner.report is not None:
+                self._reported(runner, None)
             self._check_closed()
 
         runner.close(closed)

@@ -34,6 +34,7 @@ from nerite.execution.resident import Resident
 from nerite.execution.stretch import WorkerStretch
 from nerite.execution.vigil import Vigil
 from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
+from nerite.execution.worker_reporter import WorkerReporter
 from nerite.observability.printed import PrintedLines
 
 _CONTROL = frozenset(
@@ -197,7 +198,8 @@ class Worker:
             return registry.backend_of(context).complete(context)
         if kind == messages.LOAD:
             self._inbox.vigil = Vigil(value["stay_awake"])
-            resident.open(read_context(value), InstanceContext(**value["instance"]))
+            reporter = WorkerReporter(resident.seat, self.outbox)
+            resident.open(read_context(value), InstanceContext(**value["instance"], reporter=reporter))
             self.calls.allowed.add(resident.seat)
             return True
         if kind == messages.IS_READY:

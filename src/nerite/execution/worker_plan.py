@@ -44,7 +44,8 @@ class WorkerPlan:
 
     def order(self, seat: int) -> dict[str, Any]:
         """Return what a worker is told to open the model, and to make the instance, at this seat."""
-        instance = asdict(self.instance)
+        # The worker has a reporter of its own.
+        instance = {name: value for name, value in asdict(self.instance).items() if name != "reporter"}
         stay_awake = self.around.stay_awake
         return write_context(self.backend, self.context, instance=instance, stay_awake=stay_awake, seat=seat)
 

@@ -6,10 +6,12 @@ the model is not ready until the instance has moved into a new process.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
 from nerite.core.at_hand import ids_of
+from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -17,9 +19,10 @@ from nerite.core.response import EMPTY, InferenceResponse
 from nerite.execution import messages
 from nerite.execution.household import Household
 from nerite.execution.messages import Along
-from nerite.execution.runner import Batch, Done, Part, Runner
+from nerite.execution.runner import Batch, Done, OnReport, Part, Runner
 from nerite.execution.ways import Way
 from nerite.execution.worker_plan import WorkerPlan
+from nerite.scheduling.step_watch import StepWatch
 
 _log = logging.getLogger("nerite.execution")
 
@@ -39,6 +42,8 @@ class WorkerRunner:
         self.usable = False
         self.done: Done
         self.part: Part
+        self.report: EngineReport | None = None
+        self.on_report: OnReport = _ignored
         self.on_usable: Callable[[Runner], None] = lambda _runner: None
         self.restarts = 0
         self.failure: NeriteError | None = None
@@ -55,6 +60,9 @@ class WorkerRunner:
         """Which requests of each of them have not had the last."""
         self._early: set[int] = set()
         """Which requests of the batch that runs have had it."""
+        self._watch = StepWatch()
+        """On the engine, if it has one."""
+        self._looking: asyncio.TimerHandle | None = None
 
     async def move_in(self) -> None:
         """Have the model loaded. Raises ``NeriteError``; nothing is left behind then."""
@@ -76,6 +84,9 @@ class WorkerRunner:
         ways = household.ways
         way = self._way = None if ways is None else ways.of(batch)
         household.channel.execute(number, batch, 0 if way is None else way.number)
+        if self.report is not None:
+            self._watch.handed(batch, self.plan.around.loop.time())
+            self._watch_over()
 
     def cancel(self, request: InferenceRequest) -> None:
         """Tell the worker, if it has the request, and cancel what the model asks of others for nobody."""
@@ -120,6 +131,7 @@ class WorkerRunner:
 
     def close(self, closed: Callable[[], None]) -> None:
         """Have the model finalized; with the last one that lives there the process ends."""
+        self._watch.gone()
         self._household.leave(self._seat, closed)
 
     # As a member
@@ -134,6 +146,8 @@ class WorkerRunner:
         if along is not None:
             responses = self._gone_on(batch, responses, along)
             marks.followed = bool(along.runs)
+        if self.report is not None:
+            self._watch.answered(request for request, it in zip(batch, responses, strict=True) if it is not None)
         if None in responses:
             due = {index for index, response in enumerate(responses) if response is None} - self._early
             if due:
@@ -148,7 +162,14 @@ class WorkerRunner:
             return
         self.part(batch[index], response, final, marks)
         if final:
+            self._watch.answered((batch[index],))
             self._had_last(number, index)
+
+    def reported(self, report: EngineReport) -> None:
+        """Take what the engine says of itself."""
+        self.report = report
+        self._watch.reported(report, self.plan.around.loop.time())
+        self.on_report(self, report)
 
     def batch_of(self, number: int) -> Batch | None:
         """Return the requests of a batch that the worker has."""
@@ -168,6 +189,10 @@ class WorkerRunner:
             ending,
             extra={"request_id": ids_of([*(batch or ()), *unanswered])},
         )
+        if self.report is not None:
+            self.report = None
+            self._watch.gone()
+            self.on_report(self, None)
         self.on_usable(self)
         error = Internal(
             f"Stub process '{self.name}' is not healthy. The worker died while it ran this request: {ending}."
@@ -192,6 +217,20 @@ class WorkerRunner:
         self.on_usable(self)
 
     # Its own
+
+    def _watch_over(self) -> None:
+        """Look again when the engine will hang, if it will be silent until then."""
+        at = self._watch.hangs_at
+        if at is not None and self._looking is None:
+            self._looking = self.plan.around.loop.call_at(at, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        at = self._watch.hangs_at
+        if at is not None and at <= self.plan.around.loop.time():
+            self._household.kill(f"its engine has finished no step for {self._watch.patience} s")
+        else:
+            self._watch_over()
 
     def _had_last(self, number: int, index: int) -> None:
         """Note that a request has had its last response; forget its batch, if that has run and no other is due."""
@@ -241,3 +280,7 @@ class WorkerRunner:
         while number in self._open:
             number += messages.SEATS
         return number
+
+
+def _ignored(_runner: Runner, _report: EngineReport | None) -> None:
+    """Take no note of a report. There is a last one all the same."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,11 +16,11 @@ import pytest
 from llm_models import END, language_model
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.llm import LlmBackend
-from nerite.backends.llm.engine import Delta, FinishReason, GenerationRequest, Grammar
+from nerite.backends.llm.engine import Delta, EngineStats, FinishReason, GenerationRequest, Grammar
 from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, options
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.sampling import SamplingParameters
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, Unavailable, Unsupported
 
 FEW = SamplingParameters(max_tokens=8, temperature=0, ignore_eos=True)
 LONG = replace(FEW, max_tokens=3000)
@@ -36,7 +37,7 @@ class Heard:
         self._over: queue.SimpleQueue[NeriteError | None] = queue.SimpleQueue()
         self._unfinished = sequences
 
-    def admitted(self, prompt_tokens: int) -> None:
+    def admitted(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
         self.prompt_tokens = prompt_tokens
 
     def advanced(self, deltas: Any) -> None:
@@ -78,9 +79,40 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(directory: Path) -> Iterator[OpenVinoGenAiEngine]:
     made = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=1024, context_length=CONTEXT))
-    made.start()
+    made.start(ignored, ignored)
     yield made
     made.stop()
+
+
+def ignored(_told: object) -> None:
+    pass
+
+
+class Steps:
+    """What an engine tells of its steps. While ``held``, each waits to be looked at."""
+
+    def __init__(self) -> None:
+        self.told: list[EngineStats] = []
+        self._turn = threading.Semaphore(0)
+        self._seen: queue.SimpleQueue[EngineStats] = queue.SimpleQueue()
+        self.held = False
+
+    def __call__(self, stats: EngineStats) -> None:
+        self.told.append(stats)
+        if self.held:
+            self._seen.put(stats)
+            assert self._turn.acquire(timeout=20)
+
+    def next(self) -> EngineStats:
+        """Return how it is after the step that is held now; the next may begin with ``go_on``."""
+        return self._seen.get(timeout=20)
+
+    def go_on(self) -> None:
+        self._turn.release()
+
+    def release(self) -> None:
+        self.held = False
+        self.go_on()
 
 
 def asked(
@@ -148,7 +180,8 @@ def test_many_run_at_once_and_leave_nothing(engine: OpenVinoGenAiEngine) -> None
     eventually(lambda: engine.stats().running == 8)
     busy = engine.stats()
     assert busy.waiting == 0
-    assert busy.cache_usage > 0
+    assert (busy.total_blocks, busy.block_size) == (1024, 32)
+    assert busy.free_blocks <= 1024 - 8
     # One that comes joins them, and is done before they are.
     assert asked(engine, id="late").over().tokens() == alone
     assert engine.stats().running == 8
@@ -156,19 +189,53 @@ def test_many_run_at_once_and_leave_nothing(engine: OpenVinoGenAiEngine) -> None
         engine.abort(str(number))
     assert {heard.over().reason for heard in many} == {FinishReason.ABORT}
     after = engine.stats()
-    assert (after.running, after.waiting, after.cache_usage, after.failures) == (0, 0, 0, 0)
+    assert (after.running, after.waiting, after.failures) == (0, 0, 0)
+    eventually(lambda: engine.stats().free_blocks == 1024)
     assert after.prompt_tokens - before.prompt_tokens == 9 * 4
+
+
+def test_what_it_tells_of_each_step(directory: Path) -> None:
+    steps = Steps()
+    engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=256))
+    engine.start(steps, ignored)
+    try:
+        (idle,) = steps.told
+        assert (idle.running, idle.waiting, idle.total_blocks, idle.free_blocks) == (0, 0, 256, 256)
+        steps.held = True
+        long = asked(engine, LONG, prompt="x" * 200, id="long")
+        short = asked(engine, LONG, id="short")
+        for _ in range(3):
+            busy = steps.next()
+            steps.go_on()
+        assert (busy.running, busy.prompt_tokens) == (2, 204)
+        assert busy.free_blocks == 256 - 8
+        # The step that follows lets go of what is not wanted any more; the pipeline counts before it steps.
+        steps.next()
+        engine.abort("long")
+        steps.go_on()
+        assert steps.next().running == 1
+        assert long.over().reason is FinishReason.ABORT
+        steps.go_on()
+        assert steps.next().free_blocks == 255
+        engine.abort("short")
+        steps.release()
+        short.over()
+        eventually(lambda: steps.told[-1].free_blocks == 256)
+        assert (steps.told[-1].running, steps.told[-1].waiting) == (0, 0)
+    finally:
+        steps.release()
+        engine.stop()
 
 
 def test_a_deadline(engine: OpenVinoGenAiEngine) -> None:
     late = asked(engine, LONG, deadline_ns=time.monotonic_ns() + 20_000_000)
-    with pytest.raises(Unavailable, match="the deadline of the request has passed"):
+    with pytest.raises(TooLate, match="the deadline of the request has passed"):
         late.over()
 
 
 def test_more_than_the_batch_holds_wait(directory: Path) -> None:
     engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=256, most_sequences=2))
-    engine.start()
+    engine.start(ignored, ignored)
     try:
         running = [asked(engine, LONG, id=id).begun() for id in ("a", "b")]
         waiting = asked(engine, id="c")
@@ -187,7 +254,7 @@ def test_more_than_the_batch_holds_wait(directory: Path) -> None:
 
 def test_the_cache_is_the_context_where_it_is_smaller(directory: Path) -> None:
     engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=8, context_length=CONTEXT))
-    engine.start()
+    engine.start(ignored, ignored)
     try:
         assert engine.capabilities().context_length == 8 * 32
         # To the brim, past tokens by which the model says that it is done. Two of them have to take turns.
@@ -221,7 +288,7 @@ def test_what_is_refused(engine: OpenVinoGenAiEngine, said: dict[str, Any], kind
 
 def test_a_step_that_fails_fails_what_runs_and_nothing_after_it(directory: Path) -> None:
     engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=256))
-    engine.start()
+    engine.start(ignored, ignored)
     try:
         expected = asked(engine).over().tokens()
         engine._sequences = 7

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import NOBODY, InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.execution.runner import Batch, Done, Part, Runner
+from nerite.execution.runner import Batch, Done, OnReport, Part, Runner
 
 _starts = itertools.count()
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
@@ -26,6 +27,8 @@ class FakeRunner:
         self.restarts = 0
         self.done: Done
         self.part: Part
+        self.report: EngineReport | None = None
+        self.on_report: OnReport
         self.told: list[tuple[str, InferenceRequest]] = []
         self.on_usable: Callable[[Runner], None]
         self.batch: Batch | None = None

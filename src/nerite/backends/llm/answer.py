@@ -37,7 +37,7 @@ class _Gathered:
 
 
 class Answer:
-    """Takes what becomes of a request, as its listener, and responds to it."""
+    """Takes what becomes of a request, and responds to it."""
 
     def __init__(self, request: InferenceRequest, call: Call, headers: Headers) -> None:
         self._request = request

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from nerite.backends import values
 from nerite.backends.interface import InstanceContext, Marks, ModelContext
 from nerite.backends.llm import call, ports
 from nerite.backends.llm.answer import Answer, Headers
 from nerite.backends.llm.engine import Engine, GenerationRequest
 from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, options
+from nerite.backends.llm.step import Follower, Step
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+
+STEP_TIMEOUT: Final = "STEP_TIMEOUT_SECONDS"
+_STEP_SECONDS: Final = "120"
 
 
 class LlmBackend:
@@ -49,8 +54,9 @@ class LlmModel:
     def instance(self, context: InstanceContext) -> LlmInstance:
         """Make an instance, and load its engine. Raises ``NeriteError``."""
         engine = OpenVinoGenAiEngine(options.read(self._context, context))
-        engine.start()
-        return LlmInstance(self._context, context.name, engine)
+        step = Step(context.reporter, _patience(self._context))
+        engine.start(step.over, context.reporter.give_up)
+        return LlmInstance(self._context, context.name, engine, step)
 
     def close(self) -> None:
         """Do nothing: engines end with their instances."""
@@ -59,9 +65,10 @@ class LlmModel:
 class LlmInstance:
     """An engine at work. ``execute`` hands it requests and returns at once; answers follow from the engine's thread."""
 
-    def __init__(self, model: ModelContext, name: str, engine: Engine) -> None:
+    def __init__(self, model: ModelContext, name: str, engine: Engine, step: Step) -> None:
         self._name = name
         self._engine = engine
+        self._step = step
         config = model.config
         self._headers = Headers(model.name, str(model.version), [output["name"] for output in config["output"]])
         self._decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
@@ -72,8 +79,8 @@ class LlmInstance:
         return [self._begun(request) for request in requests]
 
     def is_ready(self) -> bool:
-        """Return whether the engine takes requests."""
-        return self._engine.is_healthy()
+        """Return whether the engine can begin with a request at once."""
+        return self._engine.is_ready()
 
     def close(self) -> None:
         """Stop the engine. What still runs is answered."""
@@ -101,6 +108,17 @@ class LlmInstance:
         request.on_pause = answer.paused
         request.on_cancel = lambda _request: self._engine.abort(number)
         lora = asked.sampling.lora_name
-        self._engine.add(GenerationRequest(number, asked.prompt, asked.sampling, lora=lora), answer)
+        follower = Follower(request, answer, asked.sampling.n, self._step)
+        self._engine.add(GenerationRequest(number, asked.prompt, asked.sampling, lora=lora), follower)
         if request.is_cancelled():  # before the engine had it
             self._engine.abort(number)
+
+
+def _patience(model: ModelContext) -> int:
+    """Return how many seconds a step may take before the engine counts as hanging; 0: any time."""
+    seconds = values.parameter(model, STEP_TIMEOUT, _STEP_SECONDS, values.integer, "seconds, or 0 for any time")
+    if seconds < 0:
+        raise InvalidArgument(
+            f"parameter '{STEP_TIMEOUT}' of model '{model.name}' is {seconds}; it has to be 0 or more"
+        )
+    return seconds

@@ -7,10 +7,10 @@ by name what it cannot do, in ``add``, and never leaves it out in silence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.core.errors import NeriteError, Unsupported
@@ -81,8 +81,11 @@ class Delta:
 class Listener(Protocol):
     """Whoever waits for what becomes of a request. Called by the engine's thread; must not block and not raise."""
 
-    def admitted(self, prompt_tokens: int) -> None:
-        """Take how many tokens the prompt has. Called first, within ``add``."""
+    def admitted(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
+        """Take how many tokens the prompt has, and how many of them were computed before, if that is known.
+
+        Called first, when the engine begins with the request; not at all if it comes to nothing.
+        """
 
     def advanced(self, deltas: Sequence[Delta]) -> None:
         """Take what one step has brought. The request is over when each of its sequences has a finish reason."""
@@ -116,21 +119,43 @@ class EngineStats:
     running: int
     """Sequences in the batch."""
     waiting: int
-    """Requests that no step has taken up yet."""
-    cache_usage: float
-    """Share of the KV cache that sequences hold, 0 to 1."""
+    """Sequences that are not in it."""
+    total_blocks: int
+    free_blocks: int
+    """Of the KV cache; those that may be used again are free."""
+    block_size: int
+    """Tokens that a block holds."""
+    context_length: int
+    """As ``Capabilities`` have it."""
     prompt_tokens: int
     generated_tokens: int
     """Since the engine started, those of sequences that were cut short, too."""
     failures: int
     """Times that a step failed, and the engine began anew."""
+    # None where the engine does not tell.
+    prefix_queries: int | None = None
+    """Tokens of prompts that were looked for in the cache, since the engine started."""
+    prefix_hits: int | None = None
+    preemptions: int | None = None
+    drafted: int | None = None
+    """Tokens that were guessed ahead."""
+    accepted: int | None = None
+
+
+Stepped: TypeAlias = Callable[[EngineStats], None]
+"""Called when the engine is ready, and by its thread after each step, once all listeners have heard of it."""
+GivenUp: TypeAlias = Callable[[str], None]
+"""Called with the reason when the engine has failed and cannot begin anew, after all listeners have heard of it."""
 
 
 class Engine(Protocol):
     """An engine with a model. All methods may be called from any thread."""
 
-    def start(self) -> None:
-        """Load the model. Raises ``NeriteError``."""
+    def start(self, stepped: Stepped, given_up: GivenUp) -> None:
+        """Load the model. ``stepped`` is told how it is from now on. Raises ``NeriteError``.
+
+        ``given_up`` is told if it ever comes to an end by itself.
+        """
 
     def add(self, request: GenerationRequest, listener: Listener) -> None:
         """Take a request up; the listener is told what becomes of it.
@@ -149,6 +174,9 @@ class Engine(Protocol):
 
     def is_healthy(self) -> bool:
         """Return whether it takes requests."""
+
+    def is_ready(self) -> bool:
+        """Return whether it can begin with a request at once: not while it begins anew after a failure."""
 
     def stop(self) -> None:
         """Abort what runs and give everything back."""

@@ -21,14 +21,16 @@ from nerite.backends.llm.engine import (
     Delta,
     EngineStats,
     GenerationRequest,
+    GivenUp,
     Listener,
+    Stepped,
     refuse_what_is_lacking,
 )
 from nerite.backends.llm.openvino_genai import framework
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.openvino_genai.running import Running, decoded
 from nerite.backends.openvino.framework import openvino, translated
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, Unavailable
 
 _log = logging.getLogger("nerite.backends.llm")
 
@@ -54,24 +56,30 @@ class OpenVinoGenAiEngine:
         self._running: dict[str, Running] = {}
         self._sequences = 0
         """The number of the next sequence: two of one number would break the pipeline."""
-        self._usage = (0, 0.0)
-        """Sequences in the last step, and the share of the cache that was in use then."""
+        self._stepped: Stepped
+        self._given_up: GivenUp
+        self._blocks = 0
+        """Of the KV cache."""
+        self._usage = (0, 0)
+        """Sequences in the last step, and the blocks that were in use then."""
         self._prompt_tokens = self._generated_tokens = self._failures = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def start(self) -> None:
+    def start(self, stepped: Stepped, given_up: GivenUp) -> None:
         """Load the model, and generate a token with it. Raises ``NeriteError``."""
+        self._stepped, self._given_up = stepped, given_up
         try:
             self._pipeline = framework.pipeline(self._options)
             self._tokenizer = self._pipeline.get_tokenizer()
             own = self._pipeline.get_config()
             ends = {own.eos_token_id, self._tokenizer.get_eos_token_id(), *own.stop_token_ids}
             self._ends = frozenset(end for end in ends if end >= 0)
-            capacity = self._capacity()
+            self._blocks = self._capacity()
         except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
             raise translated(error, "loading model") from error
-        length = self._options.context_length
+        length, capacity = self._options.context_length, self._blocks * _BLOCK
         self._able = Capabilities(NAME, min(length or capacity, capacity), self._options.most_sequences)
+        stepped(self.stats())
         self._thread.start()
 
     def add(self, request: GenerationRequest, listener: Listener) -> None:
@@ -100,7 +108,6 @@ class OpenVinoGenAiEngine:
             ]
         except RuntimeError as error:
             raise InvalidArgument(translated(error, "reading sampling parameters").message) from error
-        listener.admitted(length)
         with self._wake:
             if not self.is_healthy():
                 raise Unavailable("the engine does not run")
@@ -114,13 +121,17 @@ class OpenVinoGenAiEngine:
             self._wake.notify()
 
     def stats(self) -> EngineStats:
-        """Return how it is now. The pipeline's own numbers stand still when it does."""
+        """Return how it is now."""
         sequences = sum(len(each.open) for each in list(self._running.values()))
-        running, usage = self._usage if sequences else (0, 0.0)
+        scheduled, used = self._usage
+        running = min(scheduled, sequences)
         return EngineStats(
             running,
-            sum(len(each.configs) for each in list(self._coming)) + max(sequences - running, 0),
-            usage,
+            sum(len(each.configs) for each in list(self._coming)) + sequences - running,
+            self._blocks,
+            self._blocks - used,
+            _BLOCK,
+            self._able.context_length,
             self._prompt_tokens,
             self._generated_tokens,
             self._failures,
@@ -133,6 +144,10 @@ class OpenVinoGenAiEngine:
     def is_healthy(self) -> bool:
         """Return whether the thread is there to take requests up."""
         return self._thread.is_alive() and not self._stopping
+
+    def is_ready(self) -> bool:
+        """Return whether there is a pipeline."""
+        return self.is_healthy() and self._pipeline is not None
 
     def stop(self) -> None:
         """Abort what runs, and let go of the model."""
@@ -163,6 +178,7 @@ class OpenVinoGenAiEngine:
                 self._cut(aborts)
                 self._pipeline.step()
                 self._deliver()
+                self._stepped(self.stats())
             except Exception as error:  # Whatever it is, what is in the pipeline is lost.
                 if not self._begin_anew(error):
                     return
@@ -192,12 +208,10 @@ class OpenVinoGenAiEngine:
         for running in list(self._running.values()):
             if 0 < running.request.deadline_ns <= now:
                 del self._running[running.id]
-                running.fail(Unavailable("the deadline of the request has passed while it ran"))
+                running.fail(TooLate("the deadline of the request has passed while it ran"))
 
     def _deliver(self) -> None:
         """Hand on what the step has brought."""
-        metrics = self._pipeline.get_metrics()
-        self._usage = (metrics.scheduled_requests, metrics.cache_usage / 100)
         fresh = [sequence for running in self._running.values() for sequence in list(running.open) if sequence.read()]
         texts = decoded(self._tokenizer, fresh)
         deltas: dict[Running, list[Delta]] = {}
@@ -208,24 +222,31 @@ class OpenVinoGenAiEngine:
             if not running.open:
                 del self._running[running.id]
             running.listener.advanced(new)
+        self._usage = self._used() if self._unfinished() else (0, 0)
+
+    def _used(self) -> tuple[int, int]:
+        """Return the sequences of the last step, and the blocks that it used. At rest these numbers stand still."""
+        metrics = self._pipeline.get_metrics()
+        return metrics.scheduled_requests, round(metrics.cache_usage / 100 * self._blocks)
 
     def _begin_anew(self, error: Exception) -> bool:
         """Fail what ran, and make another pipeline; return whether that was possible."""
         reason = translated(error, "a step of the engine").message
         _log.error("'%s': %s; the engine begins anew", self._options.name, reason)
         self._failures += 1
+        self._usage = (0, 0)
         self._fail_all(Internal(f"The engine failed while it ran this request: {reason}"))
         self._pipeline = None
         try:
             self._pipeline = framework.pipeline(self._options)
         except Exception as failure:  # It is not healthy from now on.
             why = translated(failure, "loading model").message
-            _log.error("'%s': the engine cannot begin anew: %s", self._options.name, why)
             with self._wake:
                 self._stopping = True
                 self._running |= {running.id: running for running in self._coming}
                 self._coming.clear()
             self._fail_all(Unavailable(f"The engine has failed and cannot begin anew: {why}"))
+            self._given_up(f"'{self._options.name}': the engine cannot begin anew: {why}")
             return False
         return True
 
@@ -234,17 +255,20 @@ class OpenVinoGenAiEngine:
         self._running.clear()
         for running in failed:
             running.fail(error)
+        self._stepped(self.stats())
 
     def _finish(self) -> None:
         """End what runs, and step on until the pipeline has let go of it."""
         for running in self._running.values():
             running.abort()
         self._running.clear()
+        self._usage = (0, 0)
+        self._stepped(self.stats())
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
 
     def _capacity(self) -> int:
-        """Return how many tokens have room in the cache. Nothing tells but the share of it that one block is."""
+        """Return how many blocks the cache has. Nothing tells but the share of it that one block is."""
         config = framework.genai().GenerationConfig()
         config.max_new_tokens = 1
         handle = self._pipeline.add_request(self._sequences, openvino().Tensor(np.zeros((1, 1), np.int64)), config)
@@ -253,4 +277,4 @@ class OpenVinoGenAiEngine:
             self._pipeline.step()
         share = self._pipeline.get_metrics().max_cache_usage
         del handle
-        return round(100 / share) * _BLOCK if share else _BLOCK
+        return round(100 / share) if share else 1

@@ -37,7 +37,7 @@ _PROPERTIES: Final = (
     "KV_CACHE_PRECISION",
 )
 """Parameters that are handed on to OpenVINO as they are."""
-_ELSEWHERE: Final = ("EXECUTION_MODE", "EXECUTION_ENV_PATH", "WORKER")
+_ELSEWHERE: Final = ("EXECUTION_MODE", "EXECUTION_ENV_PATH", "STEP_TIMEOUT_SECONDS", "WORKER")
 _CLOSE: Final = 0.8
 
 

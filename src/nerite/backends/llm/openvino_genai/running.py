@@ -108,9 +108,10 @@ class Running:
         self._tokens = tokens
 
     def begin(self, pipeline: Any, numbers: Iterable[int]) -> None:
-        """Give the sequences to the pipeline, under these numbers."""
+        """Give the sequences to the pipeline, under these numbers, and say so."""
         for index, (number, config) in enumerate(zip(numbers, self.configs, strict=True)):
             self.open.append(RunningSequence(self, index, pipeline.add_request(number, self._tokens, config)))
+        self.listener.admitted(self.prompt_tokens)
 
     def abort(self) -> None:
         """End the sequences that are not finished, and say so."""

@@ -1,0 +1,113 @@
+"""What leaves after a step: the report before the responses that it tells of, all of it together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from doubles import Caller, request
+from nerite.backends.llm.answer import Answer, Headers
+from nerite.backends.llm.call import Call
+from nerite.backends.llm.engine import Delta, EngineStats, FinishReason
+from nerite.backends.llm.sampling import SamplingParameters
+from nerite.backends.llm.step import Follower, Step
+from nerite.core.engine_report import Ended, EngineReport, Progress
+from nerite.core.errors import Internal, NeriteError, TooLate
+from nerite.core.request import InferenceRequest
+
+STATS = EngineStats(2, 1, 64, 60, 32, 500, 10, 20, 0, preemptions=5)
+
+
+class Bench:
+    """Requests on their way through an engine, and what leaves: reports, and who was answered."""
+
+    def __init__(self) -> None:
+        self.left: list[Any] = []
+        self._together = False
+        self.step = Step(self, 30)
+
+    def report(self, report: EngineReport) -> None:
+        assert self._together
+        self.left.append(report)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self._together = True
+        yield
+        self._together = False
+
+    def respond(self, request: InferenceRequest, _response: object, final: bool) -> None:
+        assert self._together
+        self.left.append((request, final))
+
+    def follower(self, n: int = 1) -> tuple[InferenceRequest, Follower]:
+        asked = request(sink=self)
+        call = Call("once", SamplingParameters(n=n), True, "", frozenset())
+        return asked, Follower(asked, Answer(asked, call, Headers("m", "1", ["text_output"])), n, self.step)
+
+    def progress(self) -> list[Progress]:
+        report = self.left.pop(0)
+        assert isinstance(report, EngineReport)
+        return list(report.progress)
+
+
+def delta(tokens: int, reason: FinishReason | None = None, index: int = 0) -> Delta:
+    return Delta(index, [7] * tokens, "x" * tokens, finish_reason=reason)
+
+
+def test_nothing_leaves_before_the_step_is_over() -> None:
+    bench = Bench()
+    asked, follower = bench.follower()
+    follower.admitted(4, 3)
+    follower.advanced([delta(1)])
+    assert bench.left == []
+    bench.step.over(STATS)
+    report, answered = bench.left
+    assert report[:12] == (2, 1, 64, 60, 32, 500, 30, None, None, 5, None, None)
+    assert answered == (asked, False)
+    begun, came = report.progress
+    assert begun.request is came.request is asked
+    assert begun.begun[1:] == (4, 3, 1)
+    assert (came.tokens, came.begun, came.ended) == (1, None, None)
+
+
+def test_a_request_is_over_with_its_last_sequence() -> None:
+    bench = Bench()
+    asked, follower = bench.follower(2)
+    follower.advanced([delta(1, FinishReason.STOP), delta(2, None, 1)])
+    bench.step.over(STATS)
+    assert bench.progress() == [Progress(asked, 3)]
+    follower.advanced([delta(1, FinishReason.LENGTH, 1)])
+    bench.step.over(STATS)
+    bench.left.pop(0)
+    assert bench.progress() == [Progress(asked, 1, None, Ended.LENGTH)]
+    assert bench.left == [(asked, True)]
+    bench.left.clear()
+    bench.step.over(STATS)
+    assert bench.progress() == []
+
+
+@pytest.mark.parametrize(("error", "ended"), [(Internal("broken"), Ended.FAILED), (TooLate("over"), Ended.TOO_LATE)])
+def test_what_fails(error: NeriteError, ended: Ended) -> None:
+    bench = Bench()
+    asked, follower = bench.follower()
+    follower.failed(error)
+    bench.step.over(STATS)
+    assert bench.progress() == [Progress(asked, ended=ended)]
+    assert bench.left == [(asked, True)]
+
+
+def test_what_is_cut() -> None:
+    bench = Bench()
+    caller = Caller()
+    asked, follower = bench.follower()
+    asked.sink = caller
+    follower.advanced([delta(0, FinishReason.ABORT)])
+    bench.step.over(STATS)
+    assert bench.progress() == [Progress(asked, ended=Ended.CANCELLED)]
+    ((_, response, final),) = caller.answers
+    assert final
+    assert response.error is not None
