@@ -14,6 +14,7 @@ from nerite import __version__
 from nerite.cache.interface import ResponseCache
 from nerite.config.options import ServerOptions
 from nerite.core.child_request import ChildRequest
+from nerite.core.engine_report import EngineReport
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.core.request import InferenceRequest, PlacedRequest, ReplySink, RequestHeader, SharedPlace
 from nerite.core.response import InferenceResponse
@@ -273,7 +274,7 @@ class InferenceServer:
     def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
         """Return the statistics of a model's ready versions; of all models if ``model`` is empty."""
         if not model:
-            running = [version for record in self._manager.records for version in _ascending(record)]
+            running = self._everywhere
         else:
             running = self._running(model)
             if not running:
@@ -306,10 +307,16 @@ class InferenceServer:
                 running.load_seconds,
                 running.restarts,
                 running.cached,
+                running.tokens,
             )
             for record in self._manager.records
             for running in _ascending(record)
         ]
+
+    def engine_reports(self, model: str) -> list[EngineReport]:
+        """Return how the engines of a model are, or of all models if ``model`` is empty: none where there are none."""
+        running = self._running(model) if model else self._everywhere
+        return [report for version in running if version.tokens for report in version.tokens.latest]
 
     def cache_metrics(self) -> list[Family]:
         """Return the metrics of the response cache, if there is one."""
@@ -320,6 +327,11 @@ class InferenceServer:
         if model and not self._running(model):
             raise InvalidArgument(f"Request for unknown model : {model}")
         return self.tracing.settings
+
+    @property
+    def _everywhere(self) -> list[RunningVersion]:
+        """All versions that run."""
+        return [running for record in self._manager.records for running in _ascending(record)]
 
     def _running(self, model: str) -> list[RunningVersion]:
         """Return the versions that run of what a name means, ascending: none where it means nothing."""
@@ -387,12 +399,7 @@ class InferenceServer:
     @property
     def in_flight(self) -> list[tuple[str, str, int]]:
         """Model, version and number of requests for each version that holds any."""
-        return [
-            (running.name, running.label, running.in_flight)
-            for record in self._manager.records
-            for running in _ascending(record)
-            if running.in_flight
-        ]
+        return [(running.name, running.label, running.in_flight) for running in self._everywhere if running.in_flight]
 
 
 def _ascending(record: ModelRecord) -> list[RunningVersion]:

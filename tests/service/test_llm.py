@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
+from prometheus_client.parser import text_string_to_metric_families
 
 from llm_models import CONTEXT, language_model
 from serving import Serving, eventually, serving
@@ -173,6 +174,38 @@ def test_an_engine_that_dies_fails_what_runs_and_comes_back(server: Serving) -> 
     assert "The worker died while it ran this request" in failed[0]
     eventually(lambda: server.ready("narrow"))
     assert generate(server, "narrow", parameters=FEW)[0] == 200
+
+
+def test_the_metrics_of_a_language_model(server: Serving) -> None:
+    def told(name: str) -> float:
+        return server.metrics().get(f'{name}{{model="single",version="1"}}', 0)
+
+    before = {name: told(name) for name in ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")}
+    assert generate(server, "single", parameters={**FEW, "n": 2, "temperature": 1})[0] == 200
+    assert told("vllm:prompt_tokens_total") - before["vllm:prompt_tokens_total"] == 4
+    assert told("vllm:generation_tokens_total") - before["vllm:generation_tokens_total"] == 2 * FEW["max_tokens"]
+    assert told("vllm:time_to_first_token_seconds_count") == told("vllm:e2e_request_latency_seconds_count") > 0
+    assert told("vllm:time_per_output_token_seconds_count") > told("vllm:time_to_first_token_seconds_count")
+    assert 0 < told("vllm:time_to_first_token_seconds_sum") < told("vllm:e2e_request_latency_seconds_sum")
+    page = server.ask("GET", "/metrics", service="Metrics")[2].decode()
+    families = {family.name: family.type for family in text_string_to_metric_families(page)}
+    assert families["vllm:request_params_n"] == "histogram"
+    assert families["vllm:prompt_tokens"] == "counter"
+
+
+@pytest.mark.parametrize("path", ["/v2/models/single/generate", "/v1/completions"])
+def test_the_load_is_told_to_those_who_ask(server: Serving, path: str) -> None:
+    asked = {"text_input": "once", "model": "single", "prompt": "once", "max_tokens": 4}
+    body = {name: value for name, value in asked.items() if (name in ("model", "prompt")) == path.startswith("/v1")}
+    assert "endpoint-load-metrics" not in server.ask("POST", path, body)[1]
+    status, headers, _ = server.ask("POST", path, body, endpoint_load_metrics_format="json")
+    kind, _, told = headers["endpoint-load-metrics"].partition(" ")
+    figures = json.loads(told)["named_metrics"]
+    assert (status, kind, figures.keys()) == (200, "JSON", {"kv_cache_utilization", "max_token_capacity"})
+    assert 0 <= figures["kv_cache_utilization"] < 1 < figures["max_token_capacity"]
+    _, headers, _ = server.ask("POST", path, body, endpoint_load_metrics_format="text")
+    assert headers["endpoint-load-metrics"].startswith("TEXT named_metrics.kv_cache_utilization=0.")
+    assert "endpoint-load-metrics" not in server.ask("POST", path, body, endpoint_load_metrics_format="xml")[1]
 
 
 def test_those_that_wait_for_room_are_served_in_turn(server: Serving) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from nerite.execution.runner import OnReport, Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.scheduler import Scheduler
 from nerite.observability.statistics import VersionStatistics
+from nerite.observability.token_statistics import TokenStatistics
 from nerite.observability.tracing import Tracing
 from nerite.scheduling.sequence import SequenceRequest
 
@@ -61,6 +63,8 @@ class RunningVersion:
         """No other version that this process loads has the same."""
         self.content = ""
         """A hash of what it was made from, once it is worked out."""
+        self.tokens: TokenStatistics | None = None
+        """What its engines have told; None before the first of them says anything."""
         self.traced = False
         self.worker = ""
         """The worker that it shares with other models, where a request can go on from one to the other; or nothing."""
@@ -191,6 +195,9 @@ class RunningVersion:
             self._reported(runner, runner.report)
 
     def _reported(self, runner: Runner, report: EngineReport | None) -> None:
+        if self.tokens is None:
+            self.tokens = TokenStatistics(0 if report is None else report.context_length)
+        self.tokens.reported(runner, report, time.monotonic_ns())
         for listener in self._listeners:
             listener(runner, report)
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from nerite.observability.distribution import Distribution
 
 _WORDS: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+
+
+Value: TypeAlias = float | Distribution
+"""That of a histogram is a distribution."""
 
 
 class Family(NamedTuple):
@@ -15,7 +21,7 @@ class Family(NamedTuple):
     name: str
     help: str
     type: str
-    samples: list[tuple[Mapping[str, str], float]]
+    samples: Sequence[tuple[Mapping[str, str], Value]]
 
 
 def render(families: Iterable[Family]) -> bytes:
@@ -26,8 +32,25 @@ def render(families: Iterable[Family]) -> bytes:
         lines.append(f"# TYPE {family.name} {family.type}")
         for labels, value in family.samples:
             inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-            lines.append(f"{family.name}{{{inner}}} {_number(value)}" if inner else f"{family.name} {_number(value)}")
+            if isinstance(value, Distribution):
+                lines += _distributed(family.name, inner, value)
+            else:
+                lines.append(_line(family.name, inner, value))
     return ("\n".join(lines) + "\n").encode()
+
+
+def _distributed(name: str, labels: str, value: Distribution) -> Iterator[str]:
+    before = f"{labels}," if labels else ""
+    count = 0
+    for bound, more in zip((*value.bounds, math.inf), value.counts, strict=True):
+        count += more
+        yield _line(f"{name}_bucket", f'{before}le="{_number(bound)}"', count)
+    yield _line(f"{name}_sum", labels, value.total)
+    yield _line(f"{name}_count", labels, count)
+
+
+def _line(name: str, labels: str, value: float) -> str:
+    return f"{name}{{{labels}}} {_number(value)}" if labels else f"{name} {_number(value)}"
 
 
 def _escaped(text: str) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from nerite.observability import token_metrics
 from nerite.observability.exposition import Family
 from nerite.observability.statistics import VersionStatistics
+from nerite.observability.token_statistics import TokenStatistics
 
 
 class Version(NamedTuple):
@@ -24,6 +26,8 @@ class Version(NamedTuple):
     """How often a worker was started in the place of one that died."""
     cached: bool
     """The model is one whose answers may come from the cache, whether the server has one or not."""
+    tokens: TokenStatistics | None = None
+    """What its engines tell, if it has any."""
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
@@ -127,7 +131,9 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
         "counter",
         [(labels, item.restarts) for labels, item in all_versions],
     )
-    return [success, failure, *counted, pending, load, restarts]
+    generated = [(labels, item.tokens) for labels, item in all_versions if item.tokens is not None]
+    of_tokens = token_metrics.families(generated, counters=counters)
+    return [success, failure, *counted, pending, load, restarts, *of_tokens]
 
 
 def _labels(version: Version) -> dict[str, str]:

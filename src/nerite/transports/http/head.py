@@ -6,6 +6,7 @@ parse. What is cached is an immutable description; everything derived from the h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -29,6 +30,7 @@ class RequestHead:
         "fields",
         "headers",
         "keep_alive",
+        "load",
         "method",
         "path",
         "reply_lines",
@@ -53,8 +55,10 @@ class RequestHead:
         """The router's memo."""
         self.reply_lines = b""
         """Header lines that every reply has besides its own, as the router found; no line end behind them."""
+        self.load: Callable[[], bytes] | None = None
+        """Makes one more header line for each reply, if the client asked for it; as the router found."""
         self.special = False
-        """Replies are not sent as they are: they get ``reply_lines``, or the method is HEAD and they lose the body."""
+        """Replies are not sent as they are: they get other lines, or the method is HEAD and they lose the body."""
 
 
 class _Parser:

@@ -77,6 +77,8 @@ def addressed(first: bytes, to: RequestHead, *, last: bool) -> bytes:
         first = with_header(first, b"Connection: close")
     if to.reply_lines:
         first = with_header(first, to.reply_lines)
+    if to.load is not None and (line := to.load()):
+        first = with_header(first, line)
     return first
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, Parameter
-from nerite.transports.http import access, compression, reply, routes, uploads
+from nerite.transports.http import access, compression, load_report, reply, routes, uploads
 from nerite.transports.http.administration import Administration
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.dialect import HTTP, Dialect
@@ -58,6 +59,7 @@ class Router:
     def target(self, head: RequestHead) -> Target:
         """Return what a head asks for on the HTTP port."""
         if head.path.startswith(PREFIX):
+            self._tell_load(head, "")
             return self._openai.target(head)
         return self.at(head.path, head)
 
@@ -82,6 +84,7 @@ class Router:
             return self.inference(head, route.arguments["model"], route.arguments["version"], dialect)
         refusal = self.locked(endpoint.category, head)
         if endpoint.name in ("generate", "generate_stream"):
+            self._tell_load(head, route.arguments["model"])
             return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
         if endpoint.name in ("docs", "openapi"):
             return Target(refusal=refusal, call=getattr(self._documentation, endpoint.name))
@@ -91,6 +94,11 @@ class Router:
             refusal=refusal,
             call=lambda connection, _head, body: call(connection, body, **route.arguments),
         )
+
+    def _tell_load(self, head: RequestHead, model: str) -> None:
+        """Have replies tell the load of a model's engines, or of all, if the client asks for that."""
+        head.load = load_report.of(head, partial(self._server.engine_reports, model))
+        head.special = head.special or head.load is not None
 
     def locked(self, category: str, head: RequestHead) -> Reply | None:
         """Return the refusal of a request without the key that its category needs."""

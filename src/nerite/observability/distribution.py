@@ -1,0 +1,34 @@
+"""Histograms: how many values lie up to each bound. Counting is a search in a short list; the sums are the reader's."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+class Distribution:
+    """Of one quantity."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """``bounds`` ascend; what is above the last has a place of its own."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """By the first bound that a value does not exceed."""
+        self.total = 0.0
+
+    def note(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+def one_two_five(most: int) -> list[float]:
+    """Return 1, 2, 5, 10, 20, 50, and so on up to ``most``."""
+    bounds: list[float] = []
+    decade = 1
+    while decade <= most:
+        bounds += [step * decade for step in (1, 2, 5) if step * decade <= most]
+        decade *= 10
+    return bounds
