@@ -1,0 +1,260 @@
+"""Engines that die, hang or are left: who is told, what comes back, and that nothing is held or counted wrongly."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+
+from llm_models import CONTEXT, language_model
+from nerite.wire.grpc_service import ModelInferRequest, ModelStreamInferResponse
+from serving import Serving, eventually, serving
+
+CUTS = int(os.environ.get("NERITE_TEST_CUTS", "250"))
+"""Streams that are cut."""
+DEATH = "The worker died while it ran this request: "
+STEP_TIMEOUT = 2
+CHAT = f"""
+backend: "llm"
+parameters [
+  {{ key: "MAX_NUM_SEQS" value {{ string_value: "16" }} }},
+  {{ key: "STEP_TIMEOUT_SECONDS" value {{ string_value: "{STEP_TIMEOUT}" }} }}
+]
+"""
+SINGLE = CHAT + "model_transaction_policy { decoupled: false }\n"
+ENDLESS = {"max_tokens": CONTEXT - 10, "temperature": 0, "ignore_eos": True}
+FEW = {**ENDLESS, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("engines")
+    models = folder / "models"
+    for name, config in (("chat", CHAT), ("single", SINGLE)):
+        (models / name).mkdir(parents=True)
+        language_model(models / name / "1")
+        (models / name / "config.pbtxt").write_text(config)
+    with serving(models, folder / "log") as running:
+        yield running
+    assert "Traceback" not in running.text
+
+
+class Metrics:
+    """The figures of language models, of all of them together."""
+
+    def __init__(self, server: Serving) -> None:
+        self._samples = server.metrics()
+
+    def __call__(self, name: str, **labels: str) -> float:
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            value
+            for sample, value in self._samples.items()
+            if sample.partition("{")[0] == name and all(each in sample for each in wanted)
+        )
+
+
+def at_rest(server: Serving) -> bool:
+    """Whether nothing runs, waits or holds memory, as the metrics have it."""
+    told = Metrics(server)
+    gauges = (
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "nerite_llm_requests",
+        "vllm:kv_cache_usage_perc",
+    )
+    assert told("nerite_llm_kv_blocks", state="free") > 0
+    return not told("nerite_llm_kv_blocks", state="used") and not any(map(told, gauges))
+
+
+def ended(server: Serving, **labels: str) -> float:
+    return Metrics(server)("vllm:request_success_total", **labels)
+
+
+class Api(NamedTuple):
+    """A way to ask over HTTP."""
+
+    path: str
+    body: Callable[[Any], Any]
+    """With these sampling parameters."""
+    status: int
+    """Of a request whose engine goes: what streams has its status, and generate has no other, as with Triton."""
+
+
+PROMPT = "once"
+TENSOR = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROMPT]}
+OVER_HTTP = (
+    Api("/v2/models/chat/generate", lambda said: {"text_input": PROMPT, "parameters": said}, 400),
+    Api(
+        "/v2/models/chat/generate_stream", lambda said: {"text_input": PROMPT, "stream": True, "parameters": said}, 200
+    ),
+    Api("/v2/models/single/infer", lambda said: {"inputs": [TENSOR], "parameters": said}, 500),
+    Api("/v1/completions", lambda said: {"model": "chat", "prompt": PROMPT, **said}, 500),
+    Api("/v1/completions", lambda said: {"model": "chat", "prompt": PROMPT, "stream": True, **said}, 200),
+)
+GENERATE, _, INFER, *_ = OVER_HTTP
+
+
+def ask(server: Serving, api: Api, said: Any = FEW) -> tuple[int, str]:
+    """Return the status and all that comes."""
+    connection = http.client.HTTPConnection(server.http, timeout=40)
+    try:
+        connection.request("POST", api.path, json.dumps(api.body(said)))
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def grpc_request(said: Any) -> Any:
+    request = ModelInferRequest(model_name="chat")
+    values = (
+        ("text_input", "BYTES", PROMPT.encode()),
+        ("sampling_parameters", "BYTES", json.dumps(said).encode()),
+        ("stream", "BOOL", None),
+    )
+    for name, datatype, value in values:
+        request.inputs.add(name=name, datatype=datatype, shape=[1])
+        raw = b"\1" if value is None else len(value).to_bytes(4, "little") + value
+        request.raw_input_contents.append(raw)
+    return request
+
+
+@contextlib.contextmanager
+def streams(server: Serving) -> Iterator[Callable[[Any], Any]]:
+    """Give what begins a gRPC stream with one request."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        begin = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=ModelInferRequest.SerializeToString,
+            response_deserializer=ModelStreamInferResponse.FromString,
+        )
+        yield lambda request: begin(iter([request]), timeout=40)
+
+
+def under_load(server: Serving, disturb: Callable[[], None], cause: str) -> None:
+    """Run a request on each API, disturb the engines, and see that each is told why, and that the models come back."""
+    before = ended(server, finished_reason="error")
+    with streams(server) as begin, ThreadPoolExecutor(len(OVER_HTTP)) as callers:
+        stream = begin(grpc_request(ENDLESS))
+        answers = [callers.submit(ask, server, api, ENDLESS) for api in OVER_HTTP]
+        eventually(lambda: Metrics(server)("nerite_llm_requests") == len(answers) + 1)
+        eventually(lambda: Metrics(server)("vllm:num_requests_running") == len(answers) + 1)
+        disturb()
+        told = [answer.result() for answer in answers]
+        told.append((0, "".join(answer.error_message for answer in stream)))
+    assert [status for status, _ in told] == [*(api.status for api in OVER_HTTP), 0]
+    assert [text.count(DEATH + cause) for _, text in told] == [1] * len(told)
+    assert ended(server, finished_reason="error") - before == len(told)
+    eventually(lambda: server.ready("chat") and server.ready("single"))
+    assert at_rest(server)
+    assert {ask(server, GENERATE)[0], ask(server, INFER)[0]} == {200}
+
+
+def test_an_engine_that_is_killed_under_load(server: Serving) -> None:
+    def kill() -> None:
+        workers = server.workers()
+        for name in ("chat_0", "single_0"):
+            os.kill(workers[name], signal.SIGKILL)
+        eventually(lambda: not server.ready("chat"))
+
+    under_load(server, kill, "it was ended by SIGKILL")
+
+
+def test_an_engine_that_hangs_under_load(server: Serving) -> None:
+    def stop() -> None:
+        workers = server.workers()
+        for name in ("chat_0", "single_0"):
+            os.kill(workers[name], signal.SIGSTOP)
+
+    under_load(server, stop, f"its engine has finished no step for {STEP_TIMEOUT} s, and it was killed")
+
+
+def test_an_engine_that_rests_does_not_hang(server: Serving) -> None:
+    pid = server.workers()["chat_0"]
+    assert ask(server, GENERATE)[0] == 200
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(STEP_TIMEOUT + 0.5)
+    os.kill(pid, signal.SIGCONT)
+    assert ask(server, GENERATE)[0] == 200
+    assert server.workers()["chat_0"] == pid
+
+
+@pytest.mark.parametrize(
+    ("said", "prompt", "text"),
+    [
+        (FEW, "x" * CONTEXT, f"the prompt has {CONTEXT} tokens, and the model a context of {CONTEXT}"),
+        (FEW, "", "the prompt is empty"),
+        ({**FEW, "logit_bias": {"5": 1e30}}, "once", "logit_bias"),
+        ({**FEW, "structured_outputs": {"json": "{"}}, "once", "structured"),
+        ({**FEW, "top_p": -1}, "once", "top_p"),
+    ],
+)
+def test_poison_harms_nobody_else(server: Serving, said: Any, prompt: str, text: str) -> None:
+    body = {"text_input": prompt, "sampling_parameters": json.dumps(said)}
+    with streams(server) as begin:
+        neighbour = begin(grpc_request(ENDLESS))
+        next(neighbour)
+        status, _, answer = server.ask("POST", "/v2/models/chat/generate", body)
+        assert (status, text in answer.decode()) == (400, True)
+        for _ in range(20):
+            assert not next(neighbour).error_message
+        neighbour.cancel()
+    eventually(lambda: at_rest(server))
+
+
+def test_streams_that_are_cut_at_any_moment_leave_nothing(server: Serving) -> None:
+    """Every token that was generated is counted once, and is one of a request that is over."""
+    before = Metrics(server)
+    chance = random.Random(7)
+    apis = (*OVER_HTTP, None)
+    plans = [(chance.choice(apis), chance.randrange(1, 200), chance.random() ** 2 / 2) for _ in range(CUTS)]
+    with streams(server) as begin, ThreadPoolExecutor(24) as callers:
+        list(callers.map(lambda plan: cut(server, begin, *plan), plans))
+    # The last ones may be still on their way in, and are behind nobody who comes now.
+    for api in (GENERATE, INFER):
+        assert ask(server, api)[0] == 200
+    eventually(lambda: at_rest(server), 30)
+    after = Metrics(server)
+
+    def more(name: str, **labels: str) -> float:
+        return after(name, **labels) - before(name, **labels)
+
+    tokens = more("vllm:generation_tokens_total")
+    assert tokens == more("vllm:request_generation_tokens_sum") > 0
+    assert more("vllm:prompt_tokens_total") == more("vllm:request_prompt_tokens_sum")
+    over = more("vllm:request_success_total") - 2
+    cut_off = more("vllm:request_success_total", finished_reason="abort")
+    assert 0 < cut_off < over <= CUTS
+    assert over == cut_off + more("vllm:request_success_total", finished_reason="length") - 2
+    assert 0 < more("nerite_llm_wasted_tokens_total", reason="abort") < tokens
+
+
+def cut(server: Serving, begin: Callable[[Any], Any], api: Api | None, most: int, patience: float) -> None:
+    """Begin a request, over gRPC if not by an API, read for a while what comes, and go without a word."""
+    said = {**FEW, "max_tokens": most}
+    if api is None:
+        call = begin(grpc_request(said))
+        time.sleep(patience)
+        call.cancel()
+        return
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        raw = json.dumps(api.body(said)).encode()
+        client.sendall(f"POST {api.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        client.settimeout(0.001)
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            with contextlib.suppress(TimeoutError):
+                client.recv(4096)
