@@ -23,6 +23,7 @@ from nerite.core.tensor import ALIGNMENT, Buffer
 from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.readiness import ask_all
+from nerite.execution.reception import Reception
 from nerite.execution.running_version import RunningVersion
 from nerite.observability import report
 from nerite.observability.exposition import Family
@@ -64,11 +65,13 @@ class InferenceServer:
         manager_of: Callable[[Door, Callable[[], None]], ModelManager],
         guests: GuestMemory,
         cache: ResponseCache | None = None,
+        reception: Reception | None = None,
     ) -> None:
         """``manager_of`` makes the model manager, given this door and what to call when models come and go."""
         self._options = options
         self._epoch = object()
         self._cache = cache
+        self._reception = reception
         self.regions = Regions(guests, allowed=options.device.allow_client_shared_memory)
         """The shared memory that clients have registered."""
         self.tracing = Tracing(options.trace, self._trace_running)
@@ -321,6 +324,14 @@ class InferenceServer:
     def cache_metrics(self) -> list[Family]:
         """Return the metrics of the response cache, if there is one."""
         return self._cache.families() if self._cache is not None else []
+
+    def quota(self) -> dict[str, Any]:
+        """Return what tenants have used of which model, and what they have left."""
+        return self._reception.quota() if self._reception is not None else {}
+
+    def admission_metrics(self) -> list[Family]:
+        """Return the metrics of letting requests in; none where nobody has to be let in."""
+        return self._reception.families() if self._reception is not None else []
 
     def trace_settings(self, model: str) -> TraceSettings:
         """Return what is traced. Raises Triton's refusal of a model that does not run; an empty name is for all."""

@@ -24,11 +24,14 @@ from nerite.cache.interface import ResponseCache
 from nerite.cache.opening import open_cache
 from nerite.config.options import ServerOptions
 from nerite.core.errors import NeriteError
+from nerite.execution import standing_policy
 from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.host_policy import HostPolicies
 from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
+from nerite.execution.reception import Reception
+from nerite.execution.standing_policy import StandingPolicy
 from nerite.execution.surroundings import Surroundings
 from nerite.execution.vigil import limit_of
 from nerite.observability import gpus
@@ -45,6 +48,7 @@ from nerite.repository.source import LocalRepository, Repository
 from nerite.scheduling.rate_limiter import RateLimiter
 from nerite.server import InferenceServer
 from nerite.transports import keys
+from nerite.transports.callers import Callers
 from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
 from nerite.transports.clouds.sagemaker_models import SagemakerModels
 from nerite.transports.clouds.vertex import VertexRouter, default_model
@@ -110,6 +114,8 @@ class ServerProcess:
         self._key_files: dict[str, KeyFile] = {}
         self._locks: dict[str, Lock] = {}
         """Of what speaks HTTP."""
+        self._policy: StandingPolicy | None = None
+        self._reception: Reception
         self._gauges: GpuGauges | None = None
         self._stop_asked = asyncio.Event()
 
@@ -118,6 +124,7 @@ class ServerProcess:
         try:
             self._repositories = self._open_repositories()
             cache = await self._open_cache()
+            self._policy = _read_policy(self._options.policy_file)
         except NeriteError as error:
             log.error(error.message)
             return 1
@@ -131,6 +138,7 @@ class ServerProcess:
         library = gpus.open_library()
         found = gpus.of_this_machine(library, os.environ, device.min_compute_capability)
         placement = Placement(library, found, device.min_compute_capability, device.load_gpu_limits)
+        reception = self._reception = Reception(None if self._policy is None else self._policy.policy, loop)
         self._gauges = gauges_of(library, found, self._options.metrics, os.environ)
         loading = asyncio.Semaphore(max(self._options.repository.load_threads, 1))
 
@@ -148,13 +156,14 @@ class ServerProcess:
                 HostPolicies(device.host_policies),
                 None if device.rate_limit == "off" else RateLimiter(device.rate_limit_resources),
                 recorded_request.read,
+                reception,
             )
             settings_of = self._options.settings_of
             repository = self._options.repository
             maker = VersionMaker(repository, settings_of, Launcher(around), self._loader, loading, cache, placement)
             return ModelManager(repository, self._repositories, maker, self._loader, on_change)
 
-        server = InferenceServer(self._options, manager, guests, cache)
+        server = InferenceServer(self._options, manager, guests, cache, reception)
         try:
             start = loop.create_task(self._start(server))
             stop = loop.create_task(self._stop_asked.wait())
@@ -292,7 +301,12 @@ class ServerProcess:
             locks=self._locks,
             forward_pattern=forward_pattern,
             half_precision=http.json_half_precision,
+            callers=self._callers,
         )
+
+    @property
+    def _callers(self) -> Callers | None:
+        return None if self._policy is None else Callers(lambda: self._reception.policy)
 
     def _listener(self, name: str, handler: Handler, max_body: int) -> HttpListener:
         # Scrapes come every few seconds, and tell nothing.
@@ -317,6 +331,7 @@ class ServerProcess:
             locks=keys.locks(options.restricted, self._key_files),
             forward_pattern=options.header_forward_pattern,
             compression=options.response_compression,
+            callers=self._callers,
         )
         listener = GrpcListener(service, options.keepalive, access_log=self._options.log.access)
         self._listeners.append(listener)
@@ -339,6 +354,8 @@ class ServerProcess:
             yield Poller(server.manager, self._options.repository.poll_secs).run()
         if self._key_files:
             yield self._watch_keys()
+        if self._policy is not None:
+            yield standing_policy.watch(self._policy, self._policy_changed)
 
     async def _watch_keys(self) -> None:
         """Look at the files with keys every now and then, and have new keys count from the next request on."""
@@ -349,6 +366,14 @@ class ServerProcess:
                     (log.warning if file.problem else log.info)(file.news())
                     for listener in self._listeners:
                         listener.forget()
+
+    def _policy_changed(self) -> None:
+        """Have what is new in the policy file count from the next request on."""
+        assert self._policy is not None
+        (log.warning if self._policy.problem else log.info)(self._policy.news())
+        self._reception.follow(self._policy.policy)
+        for listener in self._listeners:
+            listener.forget()
 
     async def _stop(self, server: InferenceServer) -> None:
         """Stop accepting, wait for what is in flight, and say what it is that is waited for."""
@@ -376,6 +401,11 @@ class ServerProcess:
                     log.info(f"Model '{model}' (version {version}) has {count} in-flight inferences")
             await asyncio.sleep(min(0.02, left))
         server.stop_accepting()
+
+
+def _read_policy(path: str) -> StandingPolicy | None:
+    """Return the policy in a file, if there is one. Raises ``NeriteError`` with what is wrong with it."""
+    return StandingPolicy(path, standing_policy.look(path)) if path else None
 
 
 async def _give_up_others() -> None:

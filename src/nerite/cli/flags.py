@@ -291,6 +291,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("queue-burst-seconds", "Nerite", _SECONDS,
          "For how long a queue may grow beyond --max-queue-seconds before that means that more come than the model "
          "can do.", "queue.burst_seconds"),
+    Flag("policy-file", "Nerite", TEXT,
+         "TOML file with who may use how much of which model (docs/admission.md). It is looked at again and again.",
+         "policy_file", default_text="everybody may, until queues are full"),
     Flag("http-json-half-precision", "Nerite", BOOLEAN,
          "Take and give FP16 and BF16 as JSON numbers. Triton refuses them.", "http.json_half_precision"),
     Flag("http-upload-timeout", "Nerite", _UPLOAD_TIMEOUT,

@@ -18,6 +18,7 @@ COMMANDS = {
     "show": "show a model: what it takes and gives, its files, commands that ask it",
     "check": "find what is wrong in model repositories, without serving them",
     "client": "ask a running server: models, inference, load and unload, statistics",
+    "quota": "show what tenants have used of which model, and what they have left",
     "environments": "list the environments that were made for models, and remove old ones",
     "version": "print the version",
 }

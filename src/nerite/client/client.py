@@ -153,6 +153,11 @@ class Client:
         path = f"{_path(model, version)}/stats" if model else "/v2/models/stats"
         return [ModelStatistics.read(entry) for entry in self._json("GET", path)["model_stats"]]
 
+    def quota(self) -> dict[str, Any]:
+        """Return what tenants have used of which model, and what they have left. Of Nerite's servers alone."""
+        document: dict[str, Any] = self._json("GET", "/v2/quota")
+        return document
+
     def _holds(self, path: str) -> bool:
         try:
             return self._connection.ask("GET", path).status == 200

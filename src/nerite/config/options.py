@@ -322,6 +322,8 @@ class ServerOptions:
     log: LogOptions = LogOptions()
     repository: RepositoryOptions = RepositoryOptions()
     queue: QueueOptions = QueueOptions()
+    policy_file: str = ""
+    """Who is let in. Empty: everybody."""
     http: HttpOptions = field(default_factory=HttpOptions)
     grpc: GrpcOptions = field(default_factory=GrpcOptions)
     metrics: MetricsOptions = MetricsOptions()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from nerite.core.tensor import Buffer, TensorSpec
 
 if TYPE_CHECKING:
+    from nerite.core.caller import Caller
     from nerite.core.errors import NeriteError
     from nerite.core.response import InferenceResponse
 
@@ -74,6 +75,7 @@ class RequestHeader:
         "batch_size",
         "binary_by_default",
         "call",
+        "caller",
         "classifies",
         "empty_final",
         "inputs",
@@ -113,6 +115,7 @@ class RequestHeader:
         base64_by_default: bool = False,
         empty_final: bool = False,
         shared: bool = False,
+        caller: Caller | None = None,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -140,6 +143,8 @@ class RequestHeader:
         """gRPC streams: send the last response of a decoupled model even if it says only that it is the last."""
         self.shared = shared or any(output.place for output in outputs)
         """Some tensors are in shared memory: ``shared`` says so of inputs."""
+        self.caller = caller
+        """Who asks, for whoever lets requests in; None where nobody wants to know."""
         self.route: Any = None
         self.call: Any = None
         self.replies: dict[Any, Any] = {}
@@ -169,6 +174,7 @@ class RequestHeader:
             self.base64_by_default,
             self.empty_final,
             self.shared,
+            self.caller,
         )
 
 

@@ -118,6 +118,7 @@ class Launcher:
         )
         if rations is None and config.sequence_batching is None and not (running.decoupled or running.cached):
             running.worker = households.shared_by(context)
+        running.let_in_by(self._around.reception)
         running.load_seconds = time.monotonic() - began
         return running
 
@@ -138,7 +139,7 @@ class Launcher:
         scheduler = Ensemble(
             graph, self._around.door, statistics, self._around.loop, admission, decoupled=decoupled, most_inflight=limit
         )
-        return RunningVersion(
+        running = RunningVersion(
             name,
             version,
             config,
@@ -151,6 +152,8 @@ class Launcher:
             arena,
             self._around.loop,
         )
+        running.let_in_by(self._around.reception)
+        return running
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
         """Give a running version the instances that ``config`` asks for. Raises as ``launch``; it is as before then."""

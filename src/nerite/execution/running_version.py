@@ -20,6 +20,7 @@ from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.readiness import ask_all
+from nerite.execution.reception import Reception
 from nerite.execution.runner import OnReport, Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.scheduler import Scheduler
@@ -161,9 +162,16 @@ class RunningVersion:
         self.tell_witnesses()
         self._submit = submit
 
+    def let_in_by(self, reception: Reception) -> None:
+        """Have requests let in before they come to the queue, if that is called for. Called before ``put_before``."""
+        turnstile = reception.turnstile(self.name, self._queue, self._entry, self.statistics)
+        if turnstile is not None:
+            self._queue = turnstile
+            self._entry = self._submit = turnstile.submit
+
     def put_before(self, cache: ResponseCache) -> None:
         """Answer from a cache what was answered before. Called before there are requests."""
-        self._queue = self._gate = Gate(cache, self._scheduler, self.statistics, self.signature.outputs)
+        self._queue = self._gate = Gate(cache, self._queue, self.statistics, self.signature.outputs)
         self._entry = self._submit = self._queue.submit
 
     def listen(self, listener: OnReport) -> None:

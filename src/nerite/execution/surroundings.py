@@ -16,6 +16,7 @@ from nerite.execution.errands import Errands
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.host_policy import HostPolicies
 from nerite.execution.nursery import Nursery
+from nerite.execution.reception import Reception
 from nerite.execution.recorded_requests import ReadRequest
 from nerite.execution.sentry import Sentry
 from nerite.scheduling.rate_limiter import RateLimiter
@@ -47,6 +48,7 @@ class Surroundings:
     """For all models, if executions are limited."""
     read_request: ReadRequest
     """Reads a recorded request."""
+    reception: Reception
 
     def blocking(self, work: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
         """Have the loader do something that blocks."""

@@ -14,6 +14,7 @@ from nerite.core.errors import Internal, Restricted, Unavailable, Unsupported
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Input, Output, Signature
 from nerite.core.tensor import TensorSpec, decode_bytes, from_array
+from nerite.transports.callers import Sender
 from nerite.transports.openai import chat_request, completion_request, embeddings, logprobs, sampling, text_model
 from nerite.transports.openai.errors import ApiError, reply_of
 from nerite.transports.openai.fields import Fields
@@ -229,7 +230,7 @@ def test_what_a_text_model_is() -> None:
 
 def test_the_inputs_of_an_engine() -> None:
     settings = completion(stop="x", max_tokens=3).wanted.sampling
-    header, data = TextModel("m", ENGINE).ask("héllo", settings, {"h": "1"}, stream=True, images=["aa", "bb"])
+    header, data = TextModel("m", ENGINE).ask("héllo", settings, Sender({"h": "1"}), stream=True, images=["aa", "bb"])
     ENGINE.bind(header)
     found = {
         spec.name: decode_bytes(raw, spec.elements).tolist() if spec.datatype is dtypes.BYTES else bytes(raw)
@@ -247,11 +248,11 @@ def test_the_inputs_of_an_engine() -> None:
 
 def test_a_model_without_sampling_parameters() -> None:
     model = TextModel("m", signature())
-    header, data = model.ask("p", completion(temperature=0.5).wanted.sampling, {})
+    header, data = model.ask("p", completion(temperature=0.5).wanted.sampling, Sender({}))
     assert (header.parameters, len(data)) == ({"max_tokens": 16, "temperature": 0.5}, 1)
     for fields in ({"stop": "x"}, {"response_format": {"type": "json_object"}}):
         with pytest.raises(ApiError, match="model 'm' has no input 'sampling_parameters'") as refused:
-            model.ask("p", completion(**fields).wanted.sampling, {})
+            model.ask("p", completion(**fields).wanted.sampling, Sender({}))
         assert refused.value.param == next(iter(fields))
 
 
@@ -310,4 +311,6 @@ def test_errors(error: Any, status: int, kind: str) -> None:
 
 
 def test_a_spec_of_text() -> None:
-    assert TensorSpec("text_input", dtypes.BYTES, (1, 1)) in TextModel("m", ENGINE).ask("p", {}, {}).header.inputs
+    assert (
+        TensorSpec("text_input", dtypes.BYTES, (1, 1)) in TextModel("m", ENGINE).ask("p", {}, Sender({})).header.inputs
+    )

@@ -100,7 +100,7 @@ class Account:
     def refusal(self, needs: dict[Limit, int], now: int) -> Refusal | None:
         """Return why a request that takes ``needs`` may not come; of several reasons the one that lasts longest."""
         tenant = self.tenant
-        if tenant.concurrency and self.under_way >= tenant.concurrency:
+        if Limit.CONCURRENCY in needs and 0 < tenant.concurrency <= self.under_way:
             return Refusal(
                 limit=Limit.CONCURRENCY,
                 fault=Fault.QUOTA,
@@ -132,11 +132,15 @@ class Account:
         )
 
     def charge(self, needs: dict[Limit, int], now: int) -> None:
-        """Take what a request needs, and count it as under way."""
-        self.under_way += 1
+        """Take what a request needs."""
+        self.under_way += needs.get(Limit.CONCURRENCY, 0)
         for limit, count in needs.items():
             if (bucket := self._buckets.get(limit)) is not None:
                 bucket.take(count, now)
+
+    def leave(self, needs: dict[Limit, int]) -> None:
+        """Note that a request that was charged for ``needs`` is over."""
+        self.under_way -= needs.get(Limit.CONCURRENCY, 0)
 
     def settle(self, limit: Limit, unused: int, now: int) -> None:
         """Give back what was charged and not used; below 0: owe what was used and not charged."""

@@ -73,10 +73,12 @@ class Ending(Enum):
 class Gate:
     """In front of one model."""
 
-    def __init__(self, model: str, accounts: Accounts, now: int, *, tokens: bool = True) -> None:
-        """``tokens``: the model is an LLM."""
-        self._model = model
-        self._tokens = tokens
+    def __init__(
+        self, model: str, accounts: Accounts, now: int, *, tokens: bool = True, usage: Usage | None = None
+    ) -> None:
+        """``tokens``: the model is an LLM. ``usage``: the counts to go on with."""
+        self.model = model
+        self.tokens = tokens
         self._accounts = accounts
         self._limits = accounts.policy.limits_of(model, tokens)
         self._queue = FairQueue()
@@ -93,7 +95,7 @@ class Gate:
         self._ready_since = now
         self._draining = False
         self.running = 0
-        self.usage = Usage()
+        self.usage = usage or Usage()
 
     @property
     def waiting(self) -> int:
@@ -165,7 +167,7 @@ class Gate:
         self._generating += 1
         self._pace.note_prefill(ticket.read_with, now - ticket.admitted_at, now)
         self._pace.note_running(self._generating, now)
-        if self._tokens:
+        if self.tokens:
             self._pace.note_work(ticket.input_size, now)
             self._headroom.hold(ticket.holding, self._headroom.blocks(ticket.input_size))
             ticket.holding.shared = cached // self._headroom.block_size if self._headroom.block_size else 0
@@ -205,7 +207,7 @@ class Gate:
         self._headroom.release(ticket.holding)
         use = self.usage.of(ticket.tenant, ticket.level.name)
         use.finish(ending.value, ticket.generated)
-        if self._tokens:
+        if self.tokens:
             done = ticket.generated + (ticket.input_size if ticket.started_at is not None else 0)
             if ending is Ending.COMPLETE:
                 self._forecast.note(ticket.tenant, ticket.generated)
@@ -240,7 +242,7 @@ class Gate:
     def follow(self) -> None:
         """Go on by the policy that the accounts have now. Who was let in stays."""
         policy = self._accounts.policy
-        self._limits = policy.limits_of(self._model, self._tokens)
+        self._limits = policy.limits_of(self.model, self.tokens)
         self._headroom.change(self._limits.overcommit)
         self._queue.follow(policy)
 
@@ -274,7 +276,7 @@ class Gate:
             return refusal
         if not account.retries.allows(ticket.retry):
             return account.retry_refusal()
-        if self._tokens:
+        if self.tokens:
             ticket.expected = self._forecast.expected(ticket.tenant, ticket.most)
             # An estimate may be far off. It is no reason to never let somebody in.
             burst = account.burst(Limit.OUTPUT_RATE)
@@ -282,7 +284,8 @@ class Gate:
             ticket.charged = {Limit.INPUT_RATE: ticket.input_size, Limit.OUTPUT_RATE: ahead}
         else:
             ticket.charged = {Limit.BYTE_RATE: ticket.input_size}
-        ticket.charged[Limit.REQUEST_RATE] = 1
+        if not ticket.caused:
+            ticket.charged |= {Limit.REQUEST_RATE: 1, Limit.CONCURRENCY: 1}
         ticket.cost = float(max(ticket.input_size + ticket.expected, 1))
         return account.refusal(ticket.charged, now)
 
@@ -330,7 +333,7 @@ class Gate:
             return True
         if self._limits.max_running and self.running >= self._limits.max_running:
             return False
-        return not self._tokens or self._headroom.fits(self._blocks(ticket))
+        return not self.tokens or self._headroom.fits(self._blocks(ticket))
 
     def _blocks(self, ticket: Ticket) -> int:
         """Return how many blocks a request will hardly exceed; at the most all that there are."""
@@ -343,7 +346,7 @@ class Gate:
         self.running += 1
         self._reading += ticket.input_size
         ticket.read_with = self._reading
-        if self._tokens:
+        if self.tokens:
             ticket.holding = self._headroom.promise(self._blocks(ticket))
         use = self.usage.of(ticket.tenant, ticket.level.name)
         use.admitted += 1
@@ -383,7 +386,7 @@ class Gate:
 
     def _settle(self, ticket: Ticket, now: int) -> None:
         """Have the tenant pay for what was used, no more and no less."""
-        ticket.account.under_way -= 1
+        ticket.account.leave(ticket.charged)
         ticket.account.settle(Limit.OUTPUT_RATE, ticket.charged.get(Limit.OUTPUT_RATE, 0) - ticket.generated, now)
 
     def _give_back(self, ticket: Ticket, now: int) -> None:
@@ -398,12 +401,12 @@ class Gate:
 
     @property
     def _of(self) -> str:
-        return f"model '{self._model}'"
+        return f"model '{self.model}'"
 
     def _full(self, *, by_size: bool, now: int) -> Refusal:
         queue, limits = self._queue, self._limits
         work = self._pace.work(queue.cost, now)
         if not by_size:
             return reasons.full(Limit.QUEUE_LENGTH, self._of, limits.queue_length, queue.count, work)
-        limit = Limit.QUEUE_TOKENS if self._tokens else Limit.QUEUE_BYTES
+        limit = Limit.QUEUE_TOKENS if self.tokens else Limit.QUEUE_BYTES
         return reasons.full(limit, self._of, limits.queue_size, int(queue.cost), work)

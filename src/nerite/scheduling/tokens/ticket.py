@@ -29,6 +29,7 @@ class Ticket:
         "account",
         "admitted_at",
         "bound",
+        "caused",
         "charged",
         "cost",
         "deadline",
@@ -57,6 +58,7 @@ class Ticket:
         wanted_class: str = "",
         deadline: int | None = None,
         retry: bool = False,
+        caused: bool = False,
     ) -> None:
         self.tenant = tenant
         """The name that the policy gives to whoever sent it."""
@@ -70,6 +72,8 @@ class Ticket:
         """When its answer must be complete. None: never."""
         self.retry = retry
         """It says that it was asked before."""
+        self.caused = caused
+        """Another request needs it, which was let in: it counts for no request of its own, whatever else it takes."""
 
         self.level = PriorityClass()
         self.state = State.NEW

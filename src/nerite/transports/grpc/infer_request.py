@@ -10,6 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from nerite.core import dtype as dtypes
+from nerite.core.caller import Caller
 from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader, SharedPlace
@@ -87,10 +88,14 @@ class Known:
 
 
 class InferReader:
-    """Reads the requests of every connection with the same forwarded metadata. Keeps plans by the bytes they were."""
+    """Reads the requests of every connection with the same forwarded metadata and the same caller.
 
-    def __init__(self, forwarded: Mapping[str, Parameter]) -> None:
+    Keeps plans by the bytes they were.
+    """
+
+    def __init__(self, forwarded: Mapping[str, Parameter], caller: Caller | None = None) -> None:
         self._forwarded = forwarded
+        self._caller = caller
         self._plans: dict[bytes, Plan] = {}
         self._headers: dict[tuple[object, ...], RequestHeader] = {}
         self._known: dict[int, list[Known]] = {}
@@ -178,6 +183,7 @@ class InferReader:
             specs,
             [_output(output) for output in message.outputs],
             parameters={**custom, **self._forwarded},
+            caller=self._caller,
             shared=any("shared_memory_region" in tensor.parameters for tensor in message.inputs),
             **fields,
         )

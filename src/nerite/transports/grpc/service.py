@@ -15,12 +15,14 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from nerite.config.options import CompressionLevel
+from nerite.core.caller import Caller
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.http2 import Headers
 from nerite.transports import refusals
+from nerite.transports.callers import Callers
 from nerite.transports.grpc import infer_response, infer_wire, status
 from nerite.transports.grpc.connection import Call
 from nerite.transports.grpc.infer_request import InferReader
@@ -54,11 +56,14 @@ class GrpcService:
         locks: Mapping[str, Lock],
         forward_pattern: re.Pattern[str] | None = None,
         compression: CompressionLevel = "none",
+        callers: Callers | None = None,
     ) -> None:
+        """Without ``callers`` nobody wants to know who asks."""
         self._server = server
         self._locks = locks
         self._forward = forward_pattern
         self._level = _LEVELS.get(compression, 0)
+        self._callers = callers
         self._readers: dict[tuple[object, ...], InferReader] = {}
         self._administration = Administration(server)
         self._methods = methods()
@@ -90,16 +95,16 @@ class GrpcService:
             )
         if path in (_INFER, _STREAM):
             try:
-                forwarded = self._forwarded(headers)
+                forwarded, caller = self._forwarded(headers), self._caller(headers)
             except NeriteError as error:
                 return _Refused(status.of_error(error))
             # Headers remember where they lead to, which is not the same for both.
-            key = (path, *sorted(forwarded.items()))
+            key = (path, caller, *sorted(forwarded.items()))
             reader = self._readers.get(key)
             if reader is None:
                 if len(self._readers) >= 256:
                     self._readers.clear()
-                reader = self._readers[key] = InferReader(forwarded)
+                reader = self._readers[key] = InferReader(forwarded, caller)
             inference = _Inference(self._server, reader, encoding, self._reply_encoding(headers), self._level)
             if path == _STREAM:
                 inference.stream = StreamInference(
@@ -108,6 +113,18 @@ class GrpcService:
             return inference
         method = self._methods[path]
         return _Administrative(method.request, self._administration.handler(path), encoding)
+
+    def _caller(self, headers: Headers) -> Caller | None:
+        """Return who asks, where that matters. Raises ``InvalidArgument``."""
+        if self._callers is None:
+            return None
+
+        def get(name: str) -> str | None:
+            value = headers.get(name.encode())
+            return None if value is None else value.decode("latin-1")
+
+        timeout = headers.get(b"grpc-timeout")
+        return self._callers.of(get, None if timeout is None else status.timeout_seconds(timeout))
 
     def _forwarded(self, headers: Headers) -> dict[str, Parameter]:
         """Return the metadata that is passed on to the model as parameters."""

@@ -68,6 +68,10 @@ class Administration:
         """Tell the statistics of all models."""
         connection.send([reply.json_reply({"model_stats": self._server.statistics("", "")}).encode()])
 
+    def quota(self, connection: HttpConnection, body: memoryview) -> None:
+        """Tell what tenants have used, and what they have left."""
+        connection.send([reply.json_reply(self._server.quota()).encode()])
+
     def index(self, connection: HttpConnection, body: memoryview, repository: str) -> None:
         """List the models of the repositories."""
         ready = _object(body).get("ready", False)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import orjson
 
+from nerite.core.caller import Caller
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, Parameter, RequestHeader
 from nerite.core.response import InferenceResponse
@@ -22,7 +23,13 @@ _NESTED: Final = "parameters"
 class Form:
     """What a body says: fill it in once with ``read``."""
 
-    def __init__(self, signature: Signature, forwarded: Mapping[str, Parameter], half: bool = False) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        forwarded: Mapping[str, Parameter],
+        half: bool = False,
+        caller: Caller | None = None,
+    ) -> None:
         """``half``: FP16 and BF16 are taken."""
         self._inputs = signature.inputs
         self._batched = signature.max_batch_size > 0
@@ -30,6 +37,7 @@ class Form:
         self._parameters: dict[str, Parameter] = {}
         self._forwarded = forwarded
         self._half = half
+        self._caller = caller
         self._base64 = False
         self.data: list[Buffer] = []
         """The tensors, in the order of the header's inputs."""
@@ -60,7 +68,12 @@ class Form:
         """Return the header of the request that the form makes."""
         parameters = {**self._parameters, **self._forwarded}
         return RequestHeader(
-            model, version, list(self._specs.values()), parameters=parameters, base64_by_default=self._base64
+            model,
+            version,
+            list(self._specs.values()),
+            parameters=parameters,
+            base64_by_default=self._base64,
+            caller=self._caller,
         )
 
     def _take_all(self, keyword: str, nested: Mapping[str, Any]) -> None:

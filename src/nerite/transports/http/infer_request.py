@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from nerite.core.caller import Caller
 from nerite.core.errors import Internal, InvalidArgument
 from nerite.core.request import Parameter, RequestHeader, SharedPlace, labelled
 from nerite.core.signature import Signature
@@ -25,7 +26,7 @@ _ID = b'"id"'
 
 
 class Reader:
-    """Makes plans for one head: the model, the version and the forwarded headers are fixed."""
+    """Makes plans for one head: the model, the version, the forwarded headers and who asks are fixed."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Reader:
         forwarded: Mapping[str, Parameter],
         max_size: int,
         half: bool = False,
+        caller: Caller | None = None,
     ) -> None:
         """``half``: FP16 and BF16 are taken in the JSON."""
         self.model_name = model_name
@@ -41,6 +43,7 @@ class Reader:
         self._forwarded = forwarded
         self._max_size = max_size
         self._half = half
+        self._caller = caller
         self._plans: dict[bytes, Plan] = {}
         self._headers: dict[tuple[object, ...], RequestHeader] = {}
 
@@ -86,6 +89,7 @@ class Reader:
                 specs,
                 parameters=dict(self._forwarded),
                 binary_by_default=binary,
+                caller=self._caller,
             )
         )
 
@@ -113,6 +117,7 @@ class Reader:
             infer_document.read_outputs(document),
             parameters={**custom, **self._forwarded},
             shared=any(isinstance(place, SharedPlace) for place in places),
+            caller=self._caller,
             **fields,
         )
         return Plan(self._intern(header), request_id, places, size)

@@ -60,6 +60,7 @@ class MetricsService:
         """Return the page."""
         families = metrics.families(self._server.metrics(), counters=self._options.counter_latencies)
         families += self._server.cache_metrics()
+        families += self._server.admission_metrics()
         if self._gpus is not None:
             families += self._gpus.families()
         if self._options.cpu:

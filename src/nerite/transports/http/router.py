@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, Parameter
+from nerite.transports.callers import Callers, Sender
 from nerite.transports.http import access, compression, load_report, reply, routes, uploads
 from nerite.transports.http.administration import Administration
 from nerite.transports.http.connection import HttpConnection
@@ -41,20 +42,22 @@ class Router:
         locks: Mapping[str, Lock],
         forward_pattern: re.Pattern[str] | None = None,
         half_precision: bool = False,
+        callers: Callers | None = None,
     ) -> None:
         """``locks`` has what stands before a category of endpoints, for those that need a key.
 
-        ``half_precision``: FP16 and BF16 may stand in JSON.
+        ``half_precision``: FP16 and BF16 may stand in JSON. Without ``callers`` nobody wants to know who asks.
         """
         self._server = server
         self._max_input_size = max_input_size
         self._locks = locks
         self._forward = forward_pattern
         self._half = half_precision
+        self._callers = callers
         self._uploads = Uploads(server, max_input_size, half_precision)
         self._administration = Administration(server)
         self._documentation = Documentation(server, locks)
-        self._openai = OpenAi(server, locks=locks, max_input_size=max_input_size, forwarded=self._forwarded)
+        self._openai = OpenAi(server, locks=locks, max_input_size=max_input_size, sender_of=self._sender)
 
     def target(self, head: RequestHead) -> Target:
         """Return what a head asks for on the HTTP port."""
@@ -111,24 +114,24 @@ class Router:
         if dialect.compresses:
             encoding = head.headers.get("content-encoding", "identity")
             accepts = compression.accepted(head.headers.get("accept-encoding", ""))
-        forwarded: dict[str, Parameter] = {}
+        sender = Sender({})
         json_size = -1
         try:
-            forwarded = self._forwarded(head)
+            sender = self._sender(head)
             json_size = dialect.json_size(head)
             compression.check(encoding)
         except NeriteError as error:
             # Clients that ask for too much are told what there is.
             offered = b"" if compression.known(encoding) else b"Accept-Encoding: gzip, deflate\r\n"
             refusal = refusal or dialect.refusal(error, dialect.early_type)._replace(headers=offered)
-        reader = Reader(model, version, forwarded, self._max_input_size, self._half)
+        reader = self._reader(sender, model, version)
         if encoding == "identity":
             encoding = ""
         return Target(None, refusal, reader, json_size, encoding, accepts, None, dialect, self._half)
 
     def _upload(self, head: RequestHead, refusal: Reply | None, model: str, version: str) -> Target:
         try:
-            reader = Reader(model, version, self._forwarded(head), self._max_input_size, self._half)
+            reader = self._reader(self._sender(head), model, version)
             _check_plain(head)
         except NeriteError as error:
             return Target(refusal=refusal or reply.error_reply(error))
@@ -142,13 +145,13 @@ class Router:
 
     def _generation(self, head: RequestHead, events: bool, refusal: Reply | None, model: str, version: str) -> Target:
         try:
-            forwarded = self._forwarded(head)
+            sender = self._sender(head)
             _check_plain(head)
         except NeriteError as error:
             return Target(refusal=refusal or reply.error_reply(error))
 
         def generate(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
-            form = Form(self._server.find(model, version, "").signature, forwarded, self._half)
+            form = Form(self._server.find(model, version, "").signature, sender.forwarded, self._half, sender.caller)
             form.read(bytes(body))
             sink = Generation(connection, events=events, half=self._half)
             request = InferenceRequest(form.header(model, version), form.data, sink, time.monotonic_ns(), form.id)
@@ -157,6 +160,14 @@ class Router:
             running.submit(request)
 
         return Target(refusal=refusal, call=generate)
+
+    def _reader(self, sender: Sender, model: str, version: str) -> Reader:
+        return Reader(model, version, sender.forwarded, self._max_input_size, self._half, sender.caller)
+
+    def _sender(self, head: RequestHead) -> Sender:
+        """Return what a head says of who sent it. Raises ``InvalidArgument``."""
+        caller = None if self._callers is None else self._callers.of(head.headers.get)
+        return Sender(self._forwarded(head), caller)
 
     def _forwarded(self, head: RequestHead) -> dict[str, Parameter]:
         """Return the headers that are passed on to the model as parameters."""

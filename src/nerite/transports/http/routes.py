@@ -65,6 +65,7 @@ ENDPOINTS: Final = (
     _endpoint("config", "GET", "model-config", _MODEL + _VERSION + "/config"),
     _endpoint("statistics", "GET", "statistics", _MODEL + _VERSION + "/stats"),
     _endpoint("all_statistics", "GET", "statistics", "/v2/models/stats"),
+    _endpoint("quota", "GET", "statistics", "/v2/quota"),
     _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/{model}/load"),
     _endpoint("logging", "GET POST", "logging", "/v2/logging"),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from nerite.core.errors import InvalidArgument, NeriteError, Restricted
-from nerite.core.request import InferenceRequest, Parameter
+from nerite.core.request import InferenceRequest
+from nerite.transports.callers import Sender
 from nerite.transports.http import access, reply, routes
 from nerite.transports.http.target import Call, Target
 from nerite.transports.keys import Lock
@@ -43,13 +44,13 @@ class OpenAi:
         *,
         locks: Mapping[str, Lock],
         max_input_size: int,
-        forwarded: Callable[[RequestHead], dict[str, Parameter]],
+        sender_of: Callable[[RequestHead], Sender],
     ) -> None:
-        """``forwarded`` has the headers that are passed on to models as parameters."""
+        """``sender_of`` has what a head says beside what is asked."""
         self._server = server
         self._locks = locks
         self._max_input_size = max_input_size
-        self._forwarded = forwarded
+        self._sender_of = sender_of
         self._models = TextModels(server)
         self._chats = ChatModels(server)
 
@@ -79,13 +80,13 @@ class OpenAi:
             raise ApiError(f"The body of {size} bytes exceeds {limit}.", None, "content_too_large", 413)
         if head.headers.get("content-encoding", "identity") != "identity":
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
-        forwarded = self._forwarded(head)
+        sender = self._sender_of(head)
         answer = getattr(self, endpoint.name)
         arguments = {name: unquote(value) for name, value in route.arguments.items()}
 
         def call(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
             try:
-                answer(connection, body, forwarded, **arguments)
+                answer(connection, body, sender, **arguments)
             except NeriteError as error:
                 connection.send([reply_of(error).encode()])
             except Exception:  # a mistake of ours must not cost the client its answer
@@ -94,17 +95,15 @@ class OpenAi:
 
         return call
 
-    def openai_models(self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter]) -> None:
+    def openai_models(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """List the models."""
         connection.send([reply.json_reply({"object": "list", "data": self._models.listed()}).encode()])
 
-    def openai_model(
-        self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter], model: str
-    ) -> None:
+    def openai_model(self, connection: HttpConnection, body: memoryview, sender: Sender, model: str) -> None:
         """Tell of a model."""
         connection.send([reply.json_reply(self._models.told(model)).encode()])
 
-    def completions(self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter]) -> None:
+    def completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Go on with a text."""
         asked = completion_request.read(body)
         wanted = asked.wanted
@@ -118,11 +117,9 @@ class OpenAi:
             stream.finished.echo = asked.prompts[stream.prompt] if asked.echo else ""
             streams.append(stream)
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
-        self._begin(exchange, made, _asked(model, wanted, asked.prompts, forwarded))
+        self._begin(exchange, made, _asked(model, wanted, asked.prompts, sender))
 
-    def chat_completions(
-        self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter]
-    ) -> None:
+    def chat_completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Go on with a conversation."""
         asked = chat_request.read(body)
         wanted = asked.wanted
@@ -137,16 +134,16 @@ class OpenAi:
         shape = ChatShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
         streams = [_stream(number, 0, wanted, chat.parser(asked)) for number in range(wanted.n)]
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
-        self._begin(exchange, made, _asked(model, wanted, [prompt], forwarded, images))
+        self._begin(exchange, made, _asked(model, wanted, [prompt], sender, images))
 
-    def embeddings(self, connection: HttpConnection, body: memoryview, forwarded: Mapping[str, Parameter]) -> None:
+    def embeddings(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Turn texts into vectors."""
         asked = embeddings.read(body)
         model = TextModel(asked.model, self._models.find(asked.model, embeds=True).signature)
         self._begin(
             embeddings.Embedding(connection, asked),
             f"embd-{secrets.token_hex(16)}",
-            [model.ask(text, {}, forwarded) for text in asked.texts],
+            [model.ask(text, {}, sender) for text in asked.texts],
         )
 
     def _begin(self, work: JointWork, name: str, asked: Sequence[Asked]) -> None:
@@ -166,7 +163,7 @@ def _asked(
     model: TextModel,
     wanted: Wanted,
     prompts: Sequence[str],
-    forwarded: Mapping[str, Parameter],
+    sender: Sender,
     images: Sequence[str] = (),
 ) -> list[Asked]:
     """Return what a model is asked: ``n`` times the same for each prompt."""
@@ -174,7 +171,7 @@ def _asked(
         model.ask(
             prompt,
             sampling.for_choice(wanted.sampling, index),
-            forwarded,
+            sender,
             stream=wanted.stream,
             logprobs=wanted.logprobs >= 0,
             images=images,

@@ -10,6 +10,7 @@ from nerite.core.errors import Internal, NeriteError, Restricted, Unsupported
 from nerite.transports.http.reply import Reply
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES: Final = {401: "invalid_auth", 429: "rate_limit_exceeded"}
 MISTAKE: Final = Internal("internal error, see the server's log")
 """What is said of a mistake of ours."""
 
@@ -46,8 +47,8 @@ def body_of(error: NeriteError) -> bytes:
     param = api_code = None
     if isinstance(error, ApiError):
         param, api_code = error.param, error.api_code
-    elif status == 401:
-        api_code = "invalid_auth"
+    else:
+        api_code = _CODES.get(status)
     # What a model raises may have half a character in it.
     message = error.message.encode(errors="replace").decode()
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": api_code}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from nerite.core.request import Parameter, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
+from nerite.transports.callers import Sender
 from nerite.transports.openai.sampling import Sampling, not_offered
 
 PROMPT: Final = "text_input"
@@ -95,7 +96,7 @@ class TextModel:
         self,
         prompt: str,
         sampling: Sampling,
-        forwarded: Mapping[str, Parameter],
+        sender: Sender,
         *,
         stream: bool = False,
         logprobs: bool = False,
@@ -104,7 +105,7 @@ class TextModel:
         """Return the request that a prompt is. Raises ``ApiError`` for what the model cannot be told."""
         specs: list[TensorSpec] = []
         data: list[Buffer] = []
-        parameters: dict[str, Parameter] = dict(forwarded)
+        parameters: dict[str, Parameter] = dict(sender.forwarded)
 
         def add(name: str, elements: Sequence[Any]) -> None:
             declared = self._signature.inputs.get(name)
@@ -130,7 +131,7 @@ class TextModel:
                 add(f"return_{name}", [True])
         if logprobs:
             add("return_logprobs", [True])
-        return Asked(RequestHeader(self.name, "", specs, parameters=parameters), data)
+        return Asked(RequestHeader(self.name, "", specs, parameters=parameters, caller=sender.caller), data)
 
     def _parameters(self, sampling: Sampling) -> dict[str, Parameter]:
         """Return settings as parameters of the request, which a model may read; they have to be simple for that."""

@@ -43,6 +43,7 @@ ENDPOINTS: Final[Mapping[str, Told]] = {
     "config": Told("Return the configuration of a model", gives="ModelConfig"),
     "statistics": Told("Return the statistics of a model", gives="Statistics"),
     "all_statistics": Told("Return the statistics of all models", gives="Statistics"),
+    "quota": Told("Return what tenants have used of which model, and what they have left", gives="Quota"),
     "index": Told("List the models of the repositories, and their states", "IndexRequest", "Index"),
     "load": Told("Load a model, or load it again", "LoadRequest"),
     "unload": Told("Unload a model", "UnloadRequest"),

@@ -192,6 +192,9 @@ COMMON: Final[dict[str, Schema]] = {
     ),
     "ModelConfig": {"type": "object", "description": "config.pbtxt as JSON, complete."},
     "Statistics": _object(model_stats=_list({"type": "object"})),
+    "Quota": _object(
+        tenants=_list({"type": "object"}), models=_list({"type": "object"}), use=_list({"type": "object"})
+    ),
     "IndexRequest": _object(ready=_FLAG),
     "Index": _list(_object(name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT, content_hash=_TEXT)),
     "LoadRequest": _object(parameters={"type": "object", "additionalProperties": _TEXT}),

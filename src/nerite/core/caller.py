@@ -1,0 +1,18 @@
+"""Who asks, as far as that matters to whoever lets requests in: their model never sees it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Caller(NamedTuple):
+    """What the head of a request says of who sent it. There is one only where a policy is in force."""
+
+    tenant: str
+    """By the name that the policy has for them."""
+    wanted_class: str = ""
+    """Empty: that of the tenant."""
+    patience_ns: int = 0
+    """From the request's arrival on; after that nobody waits for the answer. 0: for ever."""
+    retry: bool = False
+    """It was asked before."""

@@ -1,0 +1,80 @@
+"""Where requests are let in, for all models of a server: the accounts of tenants, and the gates that charge them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+from nerite.cache.gate import Queue
+from nerite.core.request import InferenceRequest
+from nerite.execution import quota
+from nerite.execution.quota import UsageKey
+from nerite.execution.turnstile import Turnstile
+from nerite.observability.exposition import Family
+from nerite.observability.statistics import VersionStatistics
+from nerite.scheduling.tokens.account import Accounts, Standing
+from nerite.scheduling.tokens.gate import Gate
+from nerite.scheduling.tokens.policy import EVERYBODY, Policy
+from nerite.scheduling.tokens.usage import Usage
+
+_now = time.monotonic_ns
+
+
+class Reception:
+    """One for the server. For the loop's thread only."""
+
+    def __init__(self, policy: Policy | None, loop: asyncio.AbstractEventLoop) -> None:
+        """Without a ``policy`` nobody has to be let in."""
+        self._in_force = policy is not None
+        self._accounts = Accounts(policy or Policy())
+        self._loop = loop
+        self._usages: dict[UsageKey, Usage] = {}
+        """By model, for as long as the server runs: what was used stays used when a model is loaded again."""
+        self._turnstiles: WeakSet[Turnstile] = WeakSet()
+
+    @property
+    def policy(self) -> Policy:
+        """What is in force."""
+        return self._accounts.policy
+
+    def turnstile(
+        self,
+        model: str,
+        queue: Queue,
+        enter: Callable[[InferenceRequest], None],
+        statistics: VersionStatistics,
+    ) -> Turnstile | None:
+        """Return what lets requests in to a version of a model; None where nobody has to be let in."""
+        if not self._in_force:
+            return None
+        usage = self._usages.setdefault(UsageKey(model, tokens=False), Usage())
+        gate = Gate(model, self._accounts, _now(), tokens=False, usage=usage)
+        turnstile = Turnstile(gate, queue, enter, statistics, self._loop)
+        self._turnstiles.add(turnstile)
+        return turnstile
+
+    def follow(self, policy: Policy) -> None:
+        """Go on by another policy. Who was let in stays, and what was used stays used."""
+        self._accounts.follow(policy, _now())
+        for turnstile in self._turnstiles:
+            turnstile.gate.follow()
+            turnstile.look_soon()
+
+    def quota(self) -> dict[str, Any]:
+        """Return what tenants have used, and what they have left, as JSON."""
+        return quota.document(self._standings(), self._gates(), self._usages)
+
+    def families(self) -> list[Family]:
+        """Return the same as metrics; none where nobody has to be let in."""
+        return quota.families(self._standings(), self._gates(), self._usages) if self._in_force else []
+
+    def _standings(self) -> list[Standing]:
+        now = _now()
+        names = [*self.policy.tenants, EVERYBODY] if self._in_force else []
+        return [self._accounts.of(name, now).standing(now) for name in names]
+
+    def _gates(self) -> list[Gate]:
+        return [turnstile.gate for turnstile in self._turnstiles]

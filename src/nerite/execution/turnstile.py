@@ -1,0 +1,210 @@
+"""Before the queue of a model version: requests are let in, wait, or are refused, as a gate decides.
+
+What it decides is done here: requests are kept, timers are set, clients that go are told of. Once a request is let in,
+its answer passes by on its way back, so that the gate hears how it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from nerite.cache.gate import Queue
+from nerite.core.caller import Caller
+from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, TooLarge, TooLate
+from nerite.core.request import InferenceRequest, ReplySink
+from nerite.core.response import InferenceResponse
+from nerite.core.witness import Relay
+from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.scheduling.tokens.gate import Admit, Ending, Gate, Refuse, Refused
+from nerite.scheduling.tokens.policy import EVERYBODY
+from nerite.scheduling.tokens.ticket import Ticket
+
+_now = time.monotonic_ns
+_NOBODY = Caller(EVERYBODY)
+
+
+class Turnstile:
+    """A queue with a gate before it. For the loop's thread only."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        queue: Queue,
+        enter: Callable[[InferenceRequest], None],
+        statistics: VersionStatistics,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """``enter`` takes a request that is let in, and brings it into the ``queue``."""
+        self.gate = gate
+        self._queue = queue
+        self._enter = enter
+        self._statistics = statistics
+        self._loop = loop
+        self._requests: dict[Ticket, InferenceRequest] = {}
+        """Those that wait here."""
+        self._tickets: dict[InferenceRequest, Ticket] = {}
+        """The same, the other way."""
+        self._looking = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._on_drained: list[Callable[[], None]] = []
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait, here or for an instance."""
+        return self._queue.pending + len(self._requests)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait, run, or have not had their last response."""
+        return self._queue.in_flight + len(self._requests)
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Let a request in, now or later, or refuse it. What another request needs to go on is always let in."""
+        if request.caused:
+            self._enter(request)
+            return
+        now = _now()
+        ticket = _ticket(request)
+        decision = self.gate.offer(ticket, now)
+        if isinstance(decision, Admit):
+            self._let_in(ticket, request)
+        elif isinstance(decision, Refuse):
+            self._refuse(request, decision.refusal.as_error())
+        else:
+            self._requests[ticket] = request
+            self._tickets[request] = ticket
+            request.on_cancel = self._cancelled
+            self._refuse_all(decision.displaced)
+            self._arm()
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call once nothing waits or runs any more: at once, if so now. No more requests come."""
+        if self._requests:
+            self._on_drained.append(call)
+        else:
+            self._queue.when_drained(call)
+
+    def abandon(self, error: NeriteError) -> None:
+        """Answer everything that waits with ``error``. What runs, runs on."""
+        for request in [self._forget(each.ticket) for each in self.gate.drain(_now())]:
+            self._statistics.failed(Outcome.OTHER, request.arrived_ns)
+            request.respond(InferenceResponse.failed(error))
+        self._queue.abandon(error)
+        self._check_drained()
+
+    def look_soon(self) -> None:
+        """Look in the next turn of the loop whether somebody may be let in."""
+        if not self._looking and self._requests:
+            self._looking = True
+            self._loop.call_soon(self._look)
+
+    def passed(self, ticket: Ticket, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take note of an answer to a request that was let in, which has left."""
+        now = _now()
+        if response.error is None:
+            self.gate.started(ticket, now)
+        if final:
+            self.gate.finished(ticket, _ending(request, response.error), now)
+            self.look_soon()
+
+    def _look(self) -> None:
+        self._looking = False
+        due = self.gate.due(_now())
+        # All of them, before the first hears of it: a client that is answered may cancel others.
+        admitted = [(ticket, self._forget(ticket)) for ticket in due.admitted]
+        self._refuse_all(due.refused)
+        for ticket, request in admitted:
+            self._let_in(ticket, request)
+        self._arm()
+        self._check_drained()
+
+    def _let_in(self, ticket: Ticket, request: InferenceRequest) -> None:
+        request.sink = Passage(self, ticket, request.sink)
+        self._enter(request)
+
+    def _forget(self, ticket: Ticket) -> InferenceRequest:
+        request = self._requests.pop(ticket)
+        del self._tickets[request]
+        request.on_cancel = None
+        return request
+
+    def _refuse_all(self, refused: Iterable[Refused]) -> None:
+        for request, refusal in [(self._forget(each.ticket), each.refusal) for each in refused]:
+            self._refuse(request, refusal.as_error())
+
+    def _refuse(self, request: InferenceRequest, error: NeriteError) -> None:
+        if not isinstance(error, InvalidArgument | TooLarge):  # what is the caller's own mistake counts nowhere
+            self._statistics.failed(Outcome.REJECTED, request.arrived_ns)
+        request.respond(InferenceResponse.failed(error))
+
+    def _cancelled(self, request: InferenceRequest) -> None:
+        ticket = self._tickets[request]
+        self.gate.withdraw(ticket, _now())
+        self._forget(ticket)
+        self._statistics.failed(Outcome.CANCELED, request.arrived_ns)
+        request.respond(InferenceResponse.failed(Cancelled("")))
+        self.look_soon()  # it may have stood before others that fit
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self._on_drained and not self._requests:
+            waiting, self._on_drained = self._on_drained, []
+            for call in waiting:
+                self._queue.when_drained(call)
+
+    def _arm(self) -> None:
+        """Set the timer to when the gate wants to be asked again."""
+        at = self.gate.next_time()
+        if self._timer is not None:
+            if at == self._timer_at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer_at = at
+            # The loop counts milliseconds. Rounded down, and asked again until it is due, the timer is exact.
+            self._timer = self._loop.call_later(max(0, at - _now()) // 1_000_000 / 1000, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._look()
+
+
+class Passage(Relay):
+    """Takes the place of a request's sink, so that the turnstile sees the answers."""
+
+    __slots__ = ("_ticket", "_turnstile")
+
+    def __init__(self, turnstile: Turnstile, ticket: Ticket, sink: ReplySink) -> None:
+        super().__init__(sink)
+        self._turnstile = turnstile
+        self._ticket = ticket
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Pass a response on, and tell of it."""
+        self._sink.respond(request, response, final)
+        self._turnstile.passed(self._ticket, request, response, final)
+
+
+def _ticket(request: InferenceRequest) -> Ticket:
+    header = request.header
+    caller = header.caller or _NOBODY
+    limits = [limit for limit in (caller.patience_ns, header.timeout_us * 1000) if limit]
+    return Ticket(
+        caller.tenant,
+        sum(map(len, request.data)),
+        wanted_class=caller.wanted_class,
+        deadline=request.arrived_ns + min(limits) if limits else None,
+        retry=caller.retry,
+    )
+
+
+def _ending(request: InferenceRequest, error: NeriteError | None) -> Ending:
+    if request.cancelled or isinstance(error, Cancelled):
+        return Ending.CANCELLED
+    if error is None:
+        return Ending.COMPLETE
+    return Ending.DEADLINE if isinstance(error, TooLate) else Ending.FAILED

@@ -1,0 +1,83 @@
+"""From headers to callers: which of the tenants of the policy asks, how much it matters, and how long they wait.
+
+The same names over HTTP and as metadata over gRPC. They are ones that are sent already where there are any: by proxies
+(Envoy), by OpenAI's SDKs, and by gRPC clients that repeat a call.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from nerite.core.caller import Caller
+from nerite.core.errors import InvalidArgument
+from nerite.core.request import Parameter
+from nerite.scheduling.tokens.policy import Policy
+
+CLASS: Final = "x-nerite-class"
+TIMEOUTS: Final = ("x-nerite-timeout-ms", "x-envoy-expected-rq-timeout-ms")
+KEYS: Final = ("authorization", "x-api-key")
+RETRIES: Final = {"x-stainless-retry-count": 0, "grpc-previous-rpc-attempts": 0, "x-envoy-attempt-count": 1}
+"""Each with the number that the first attempt has."""
+_BEARER: Final = re.compile(r"bearer +", re.IGNORECASE)
+_FEW: Final = 2
+"""Digits of a time limit that count. What is worked out from headers is kept, and limits differ by microseconds."""
+
+Get = Callable[[str], str | None]
+"""Returns the value of a header by its name in lower case."""
+
+
+class Sender(NamedTuple):
+    """All that the head of an inference says beside what is asked."""
+
+    forwarded: Mapping[str, Parameter]
+    """Headers that are passed on to the model as parameters."""
+    caller: Caller | None = None
+
+
+class Callers:
+    """Says who asks. One for the server, where a policy is in force."""
+
+    def __init__(self, policy: Callable[[], Policy]) -> None:
+        """``policy`` is the one in force. When that changes, what was worked out from headers has to be forgotten."""
+        self._policy = policy
+
+    def of(self, get: Get, timeout: float | None = None) -> Caller:
+        """Return who sends these headers, and waits for ``timeout`` seconds. Raises ``InvalidArgument``."""
+        policy = self._policy()
+        tenant = policy.tenant_of(_key(get), get(policy.header) or "" if policy.header else "")
+        limits = [1000 * timeout] if timeout is not None else []
+        limits += [_number(name, value) for name in TIMEOUTS if (value := get(name)) is not None]
+        patience = _rounded(min(limits)) if limits else 0
+        return Caller(tenant.name, get(CLASS) or "", patience, _is_retry(get))
+
+
+def _key(get: Get) -> str:
+    """Return the key that comes with a request; as a bearer's, or as it is."""
+    for name in KEYS:
+        if value := get(name):
+            return _BEARER.sub("", value, count=1)
+    return ""
+
+
+def _is_retry(get: Get) -> bool:
+    return any(value.isdecimal() and int(value) > RETRIES[name] for name in RETRIES if (value := get(name)))
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InvalidArgument(f"header '{name}' is '{value}'; it must be a number of milliseconds above 0")
+    return number
+
+
+def _rounded(milliseconds: float) -> int:
+    """Return nanoseconds with few digits, never less than was said."""
+    nanoseconds = max(math.ceil(milliseconds * 1e6), 1)
+    step: int = 10 ** max(len(str(nanoseconds)) - _FEW, 0)
+    return -(-nanoseconds // step) * step

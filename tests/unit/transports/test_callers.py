@@ -1,0 +1,73 @@
+"""Who asks, by the headers that come."""
+
+from __future__ import annotations
+
+import pytest
+
+from nerite.core.caller import Caller
+from nerite.core.errors import InvalidArgument
+from nerite.scheduling.tokens.policy_file import parse
+from nerite.transports.callers import Callers
+
+POLICY = parse(
+    """
+header = "X-Tenant"
+[tenants.acme]
+keys = ["secret"]
+header_values = ["acme"]
+[tenants.other]
+header_values = ["other"]
+"""
+)
+
+
+def caller(timeout: float | None = None, **headers: str) -> Caller:
+    found = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Callers(lambda: POLICY).of(found.get, timeout)
+
+
+def test_tenants() -> None:
+    assert caller() == Caller("default")
+    for key in ("Bearer secret", "bearer  secret", "secret"):
+        assert caller(authorization=key).tenant == "acme"
+    assert caller(x_api_key="secret").tenant == "acme"
+    assert caller(x_tenant="other").tenant == "other"
+    assert caller(authorization="Bearer secret", x_tenant="other").tenant == "acme", "a key says more"
+    assert caller(authorization="Bearer wrong", x_tenant="other").tenant == "other"
+    assert caller(authorization="Bearer acme").tenant == "default"
+
+
+def test_classes_and_retries() -> None:
+    assert caller(x_nerite_class="batch").wanted_class == "batch"
+    for name in ("x_stainless_retry_count", "grpc_previous_rpc_attempts"):
+        assert caller(**{name: "1"}).retry
+        for none in ("0", "", "x", "-1"):
+            assert not caller(**{name: none}).retry
+    assert caller(x_envoy_attempt_count="2").retry
+    assert not caller(x_envoy_attempt_count="1").retry, "that is the first"
+
+
+@pytest.mark.parametrize(
+    ("timeout", "headers", "patience"),
+    [
+        (5.0, {}, 5_000_000_000),
+        (4.9991234, {}, 5_000_000_000),
+        (4.91, {}, 5_000_000_000),
+        (0.0123456, {}, 13_000_000),
+        (3e-9, {}, 3),
+        (0.0, {}, 1),
+        (None, {"x_nerite_timeout_ms": "250"}, 250_000_000),
+        (None, {"x_envoy_expected_rq_timeout_ms": "15000"}, 15_000_000_000),
+        (9.0, {"x_nerite_timeout_ms": "0.5"}, 500_000),
+        (None, {}, 0),
+    ],
+)
+def test_patience(timeout: float | None, headers: dict[str, str], patience: int) -> None:
+    """Two digits count, and nobody is thought to be less patient than they say."""
+    assert caller(timeout, **headers).patience_ns == patience
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-5", "nan", "inf", ""])
+def test_no_patience(value: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"x-nerite-timeout-ms.*milliseconds above 0"):
+        caller(x_nerite_timeout_ms=value)
