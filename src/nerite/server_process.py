@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import uvloop
 
 from nerite import welcome
-from nerite.backends.python import requirements
+from nerite.backends.python import installer
 from nerite.cache.interface import ResponseCache
 from nerite.cache.opening import open_cache
 from nerite.config.options import ServerOptions
@@ -193,7 +193,7 @@ class ServerProcess:
                 self._gauges.close()
             nursery.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
-            requirements.stop()
+            installer.stop()
 
     def _open_repositories(self) -> list[Repository]:
         """Return the places that the flags name. Raises ``NeriteError`` for one that cannot be right."""

@@ -53,7 +53,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def test_every_block_is_known_here() -> None:
-    known = ("requirements.txt\n", 'requirements.txt" }', "python3 -m venv", '/env" }', "--unused-for")
+    known = (
+        "requirements.txt\n",
+        'requirements.txt" }',
+        "python3 -m venv",
+        '/env" }',
+        "--unused-for",
+        "engines install",
+    )
     assert len(PAGE.blocks) == len(known)
     for part in known:
         PAGE.block(part)
@@ -68,7 +75,7 @@ def test_models_with_one_list_have_one_environment(place: Place) -> None:
 
 def test_a_package_that_cannot_be_had(place: Place) -> None:
     reasons = {entry["name"]: entry.get("reason", "") for entry in place.server.json("POST", "/v2/repository/index")}
-    assert "no environment can be made of '" in reasons["wrong"]
+    assert "wrong/requirements.txt' cannot be made" in reasons["wrong"]
     assert "nobody-has-this" in reasons["wrong"]
 
 

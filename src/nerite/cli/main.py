@@ -19,6 +19,7 @@ COMMANDS = {
     "check": "find what is wrong in model repositories, without serving them",
     "client": "ask a running server: models, inference, load and unload, statistics",
     "quota": "show what tenants have used of which model, and what they have left",
+    "engines": "list the engines for language models, and install them",
     "environments": "list the environments that were made for models, and remove old ones",
     "version": "print the version",
 }

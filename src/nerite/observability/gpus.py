@@ -104,16 +104,21 @@ def open_library() -> GpuLibrary:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        if _DRIVER.exists():
+        if driver_is_loaded():
             _log.warning("there is a driver for NVIDIA GPUs, and none is used: pip install 'nerite[gpu]'")
         return GpuLibrary(None)
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        if _DRIVER.exists():
+        if driver_is_loaded():
             _log.warning("there is a driver for NVIDIA GPUs, and none is used: NVML says '%s'", error)
         return GpuLibrary(None)
     return GpuLibrary(nvml)
+
+
+def driver_is_loaded() -> bool:
+    """Return whether there is a driver for NVIDIA GPUs."""
+    return _DRIVER.exists()
 
 
 def visible_indices(uuids: Sequence[str], visible: str | None) -> list[int]:

@@ -13,7 +13,7 @@ from python_model_files import model_on_disk
 
 import wheels
 from nerite.backends.interface import ModelContext
-from nerite.backends.python import environment_store, requirements
+from nerite.backends.python import environment_store, installer
 from nerite.backends.python.environment import find_interpreter
 from nerite.core.errors import InvalidArgument, Unavailable
 
@@ -71,7 +71,7 @@ def test_packages_of_a_list(
 ) -> None:
     """numpy, which the worker needs, comes with them."""
     if not uv:
-        monkeypatch.setattr(requirements, "_uv", lambda: None)
+        monkeypatch.setattr(installer, "_uv", lambda: None)
     caplog.set_level(logging.INFO)
     context = model_with(tmp_path, "requirements.txt", LIST.format(wheels=index, version="1.0"))
     assert greeting(context) == "hello 1.0"
@@ -122,14 +122,14 @@ def test_a_project(index: Path, tmp_path: Path) -> None:
 
 def test_a_locked_project(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_with(tmp_path, "pyproject.toml", PROJECT.format(wheels=index).replace(">=1", "<2"))
-    uv = requirements._uv()
+    uv = installer._uv()
     assert uv is not None
     subprocess.run([uv, "lock", "--quiet", "--offline", "--project", tmp_path / "m"], check=True)
     lock = (tmp_path / "m" / "uv.lock").read_text()
     assert 'version = "1.0"' in lock
     context = model_with(tmp_path, "uv.lock", lock)
     assert greeting(context) == "hello 1.0"
-    monkeypatch.setattr(requirements, "_uv", lambda: None)
+    monkeypatch.setattr(installer, "_uv", lambda: None)
     (tmp_path / "m" / "uv.lock").write_text(lock + "\n")
     with pytest.raises(InvalidArgument, match=r"can be read by uv only. Install it for the server: pip install uv"):
         find_interpreter(context)
@@ -139,7 +139,7 @@ def test_what_the_installer_cannot_do_is_said_in_its_words(index: Path, tmp_path
     context = model_with(tmp_path, "requirements.txt", LIST.format(wheels=index, version="9.9"))
     with pytest.raises(InvalidArgument) as refused:
         find_interpreter(context)
-    assert refused.value.message.startswith(f"no environment can be made of '{tmp_path}/m/requirements.txt':\n")
+    assert refused.value.message.startswith(f"an environment of '{tmp_path}/m/requirements.txt' cannot be made:\n")
     assert "greeting==9.9" in refused.value.message
     assert environments() == []
 
@@ -162,7 +162,7 @@ def test_a_server_that_stops_ends_what_is_being_made(tmp_path: Path, monkeypatch
     tool, begun = tmp_path / "uv", tmp_path / "begun"
     tool.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 50\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(requirements, "_uv", lambda: str(tool))
+    monkeypatch.setattr(installer, "_uv", lambda: str(tool))
     context = model_with(tmp_path, "requirements.txt", "greeting\n")
     refused: list[BaseException] = []
 
@@ -176,7 +176,7 @@ def test_a_server_that_stops_ends_what_is_being_made(tmp_path: Path, monkeypatch
     thread.start()
     while not begun.exists():
         thread.join(0.01)
-    requirements.stop()
+    installer.stop()
     thread.join(20)
     assert "exit status -15" in str(refused[0])
     with pytest.raises(Unavailable, match="the server stops"):

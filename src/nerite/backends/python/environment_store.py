@@ -1,5 +1,7 @@
 """Where environments are kept that were made here: each once, for all that want the same, across restarts.
 
+What else takes minutes to make for a model, such as converted files, is kept here, too.
+
     <folder>/<key>/             an environment; the file ``nerite-origin`` in it is written last, and names its source
     <folder>/<key>.lock         held by who makes it, alone; and by the processes that use it, until they end
 
@@ -63,7 +65,7 @@ _used: dict[Path, int] = {}
 """Environments that this process uses, and the descriptors of their locks."""
 
 
-def kept(place: Path, key: str, origin: Path, make: Make) -> Path:
+def kept(place: Path, key: str, origin: Path, make: Make, what: str = "an environment") -> Path:
     """Return the directory of the environment ``key``; have ``make`` make it of ``origin`` if it is not there.
 
     Nobody removes it while this process lives. Waits for whoever else is making it. Raises what ``make`` raises, and
@@ -78,22 +80,27 @@ def kept(place: Path, key: str, origin: Path, make: Make) -> Path:
             if descriptor is not None:
                 try:
                     if not _origin(directory):
-                        _made(directory, origin, make, descriptor)
+                        _made(directory, origin, make, descriptor, what)
                 finally:
                     os.close(descriptor)
                 continue
             if not told:
-                _log.info("waiting for an environment that somebody else is making: %s", directory)
+                _log.info("waiting for %s that somebody else is making: %s", what, directory)
                 told = True
             if stopped.wait(_LOOK_AGAIN):
-                raise Unavailable(f"nobody waits for the environment {directory}: the server stops")
+                raise Unavailable(f"nobody waits for {what} in {directory}: the server stops")
         os.utime(directory)
     except OSError as error:
         raise InvalidArgument(
-            f"cannot keep an environment made of '{origin}' in '{place}': {error.strerror or error}. Name a directory "
+            f"cannot keep {what} made of '{origin}' in '{place}': {error.strerror or error}. Name a directory "
             "with enough room in --environment-directory."
         ) from None
     return directory
+
+
+def found(place: Path, key: str) -> Path | None:
+    """Return the directory of the environment ``key``, if it is there."""
+    return place / key if _origin(place / key) else None
 
 
 def listed(place: Path) -> list[Kept]:
@@ -119,7 +126,7 @@ def removed(environment: Kept) -> bool:
     return True
 
 
-def _made(directory: Path, origin: Path, make: Make, descriptor: int) -> None:
+def _made(directory: Path, origin: Path, make: Make, descriptor: int, what: str) -> None:
     began = time.monotonic()
     shutil.rmtree(directory, ignore_errors=True)
     try:
@@ -129,7 +136,7 @@ def _made(directory: Path, origin: Path, make: Make, descriptor: int) -> None:
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    _log.info("made an environment of '%s' in %.1f s: %s", origin, time.monotonic() - began, directory)
+    _log.info("made %s of '%s' in %.1f s: %s", what, origin, time.monotonic() - began, directory)
 
 
 def _origin(directory: Path) -> str:

@@ -1,0 +1,88 @@
+"""Which engine runs what, and what is said where none does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nerite.backends.llm import checkpoint, choice
+from nerite.backends.llm.checkpoint import Content
+from nerite.backends.llm.choice import OPENVINO, TENSORRT, VLLM, choose
+from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
+
+ALL = {OPENVINO, VLLM, TENSORRT}
+
+
+@pytest.mark.parametrize(
+    ("content", "installed", "gpu", "engine", "why"),
+    [
+        (Content.CHECKPOINT, ALL, True, VLLM, "there is a GPU"),
+        (Content.CHECKPOINT, ALL, False, OPENVINO, "there is no GPU"),
+        (Content.CHECKPOINT, {OPENVINO}, True, OPENVINO, "there is a GPU, and vllm is not installed (nerite engines "),
+        (Content.CHECKPOINT, {TENSORRT}, True, TENSORRT, "there is a GPU, and vllm is not installed"),
+        (Content.CHECKPOINT, {VLLM}, False, VLLM, "there is no GPU, and openvino_genai is not installed (pip install "),
+        (Content.OPENVINO, ALL, True, OPENVINO, "the model's files are OpenVINO's"),
+        (Content.ARGUMENTS, {OPENVINO}, False, VLLM, "the model has arguments for it"),
+    ],
+)
+def test_the_best_that_is_installed(content: Content, installed: set[str], gpu: bool, engine: str, why: str) -> None:
+    chosen = choose(content, "", installed, gpu=gpu)
+    assert (chosen.engine, chosen.why[: len(why)]) == (engine, why)
+
+
+def test_the_one_that_is_named() -> None:
+    assert choose(Content.CHECKPOINT, VLLM, {OPENVINO}, gpu=False).engine == VLLM
+    with pytest.raises(InvalidArgument, match=r"'vlm' is no engine\. Did you mean vllm\?"):
+        choose(Content.CHECKPOINT, "vlm", ALL, gpu=False)
+    with pytest.raises(Unavailable, match="the engine vllm runs a checkpoint of Hugging Face or arguments of vLLM"):
+        choose(Content.OPENVINO, VLLM, ALL, gpu=False)
+
+
+def test_none_is_installed() -> None:
+    with pytest.raises(Unsupported) as refused:
+        choose(Content.CHECKPOINT, "", (), gpu=False)
+    assert refused.value.message == (
+        "no engine for language models is installed. Install one with: pip install 'nerite[llm]', or nerite engines "
+        "install vllm"
+    )
+    assert choice.remedy(TENSORRT) == "nerite engines install tensorrt-llm"
+
+
+@pytest.mark.parametrize(
+    ("files", "content"),
+    [
+        (("config.json", "model.safetensors"), Content.CHECKPOINT),
+        (("config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"), Content.CHECKPOINT),
+        (("config.json", "model.safetensors", "openvino_model.xml"), Content.OPENVINO),
+        (("openvino_language_model.xml",), Content.OPENVINO),
+        (("model.json", "multi_lora.json"), Content.ARGUMENTS),
+        (("config.json", "pytorch_model.bin"), Content.NOTHING),
+        ((), Content.NOTHING),
+    ],
+)
+def test_what_a_directory_holds(files: tuple[str, ...], content: Content, tmp_path: Path) -> None:
+    for file in files:
+        (tmp_path / file).touch()
+    assert checkpoint.content(tmp_path) is content
+    assert checkpoint.content(tmp_path / "nowhere") is Content.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "task"),
+    [
+        ("Qwen3ForCausalLM", {}, "text-generation-with-past"),
+        ("GPT2LMHeadModel", {}, "text-generation-with-past"),
+        ("BertModel", {}, "feature-extraction"),
+        ("BertForSequenceClassification", {}, "text-classification"),
+        ("Qwen2VLForConditionalGeneration", {"vision_config": {}}, "image-text-to-text"),
+        ("", {}, ""),
+    ],
+)
+def test_what_a_checkpoint_does(architecture: str, more: dict[str, object], task: str, tmp_path: Path) -> None:
+    described = {"architectures": [architecture] if architecture else [], **more}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    assert checkpoint.task(tmp_path) == task
+    (tmp_path / "modules.json").touch()
+    assert checkpoint.task(tmp_path) == "feature-extraction"
