@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -22,6 +23,14 @@ class Distribution:
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def coarser(self, bounds: Sequence[float]) -> Distribution:
+        """Return the same with some of the bounds."""
+        made = Distribution(bounds)
+        made.total = self.total
+        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
+            made.counts[bisect_left(bounds, bound)] += count
+        return made
 
 
 def one_two_five(most: int) -> list[float]:

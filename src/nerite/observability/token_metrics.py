@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from nerite.core.engine_report import EngineReport
 from nerite.observability.distribution import Distribution
 from nerite.observability.exposition import Family
-from nerite.observability.token_statistics import TokenStatistics
+from nerite.observability.token_statistics import BETWEEN, TokenStatistics
 
 Labelled: TypeAlias = tuple[Mapping[str, str], TokenStatistics]
 """The labels of a model version, and what was counted there."""
@@ -57,8 +57,12 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[list[EngineReport]], float]], ...
 _HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[TokenStatistics], Distribution]], ...]] = (
     ("vllm:iteration_tokens_total", "Tokens per step of the engine.", lambda s: s.step_tokens),
     ("vllm:time_to_first_token_seconds", "Time to first token in seconds.", lambda s: s.first_token),
-    ("vllm:time_per_output_token_seconds", "Time per output token in seconds.", lambda s: s.between_tokens),
-    ("vllm:inter_token_latency_seconds", "Time per output token in seconds.", lambda s: s.between_tokens_closer),
+    (
+        "vllm:time_per_output_token_seconds",
+        "Time per output token in seconds.",
+        lambda s: s.between_tokens.coarser(BETWEEN),
+    ),
+    ("vllm:inter_token_latency_seconds", "Time per output token in seconds.", lambda s: s.between_tokens),
     ("vllm:e2e_request_latency_seconds", "End to end request latency in seconds.", lambda s: s.whole),
     ("vllm:request_queue_time_seconds", "Time until the engine took a request up.", lambda s: s.queued),
     ("vllm:request_inference_time_seconds", "Time that a request was in the engine.", lambda s: s.engaged),

@@ -13,8 +13,8 @@ from nerite.observability.distribution import Distribution, one_two_five
 
 # Those of Triton's vLLM backend, so that dashboards read the same.
 _FIRST: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-_BETWEEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-_CLOSER: Final = (0.001, 0.0025, 0.005, *_BETWEEN, 5.0, 7.5, 10.0)
+BETWEEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_CLOSER: Final = (0.001, 0.0025, 0.005, *BETWEEN, 5.0, 7.5, 10.0)
 _REQUEST: Final = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
@@ -55,8 +55,7 @@ class TokenStatistics:
         """What the engines have counted, those that are gone, too; None if none of them tells."""
         self.step_tokens = Distribution(_STEP)
         self.first_token = Distribution(_FIRST)
-        self.between_tokens = Distribution(_BETWEEN)
-        self.between_tokens_closer = Distribution(_CLOSER)
+        self.between_tokens = Distribution(_CLOSER)
         self.whole = Distribution(_REQUEST)
         self.queued = Distribution(_REQUEST)
         self.engaged = Distribution(_REQUEST)
@@ -111,9 +110,7 @@ class TokenStatistics:
         if tokens:
             self.generated_tokens += tokens
             if course.tokens:
-                took = (now - course.last_ns) / 1e9
-                self.between_tokens.note(took)
-                self.between_tokens_closer.note(took)
+                self.between_tokens.note((now - course.last_ns) / 1e9)
             else:
                 course.first_ns = now
                 self.first_token.note((now - request.arrived_ns) / 1e9)

@@ -179,6 +179,10 @@ def test_a_distribution(values: list[float]) -> None:
     assert made.counts[0] == sum(value <= 0.5 for value in values)
     assert made.counts[-1] == sum(value > 10 for value in values)
     assert made.total == pytest.approx(sum(values))
+    few = Distribution((1.0,))
+    for value in values:
+        few.note(value)
+    assert made.coarser((1.0,)).counts == few.counts
 
 
 def test_bounds_of_lengths() -> None:
