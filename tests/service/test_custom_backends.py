@@ -20,8 +20,11 @@ PAGE = Page("docs/custom-backends.md")
 EXAMPLE = ROOT / "examples" / "backends" / "lookup"
 
 ECHO = """
-import os, signal
+import os, signal, time
 
+import numpy as np
+
+from nerite.core.engine_report import Begun, EngineReport, Progress
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -40,11 +43,20 @@ class EchoBackend:
         return self
 
     def instance(self, context):
+        self.reporter = context.reporter
         return self
 
     def execute(self, requests, marks):
-        if any(bytes(request.data[0]) == bytes(4) for request in requests):
-            os.kill(os.getpid(), signal.SIGKILL)
+        for request in requests:
+            value = np.frombuffer(request.data[0], np.float32)[0]
+            if value == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if value == 7:
+                begun = Begun(time.monotonic_ns(), 5)
+                progress = [Progress(request, 2, begun)]
+                self.reporter.report(EngineReport(running=3, total_blocks=8, free_blocks=6, progress=progress))
+            if value == 8:
+                self.reporter.give_up("nothing goes on here")
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
@@ -136,6 +148,22 @@ def test_one_that_does_not_say_runs_in_a_worker(server: Serving) -> None:
     eventually(lambda: server.workers().get("echo_0", before) != before)
     eventually(lambda: server.ready("echo"))
     assert server.infer("echo", [3]) == [3]
+
+
+def test_one_that_reports_what_an_engine_does(server: Serving) -> None:
+    def told(name: str, more: str = "") -> float:
+        return server.metrics().get(f'{name}{{model="echo",version="1"{more}}}', -1)
+
+    assert told("vllm:generation_tokens_total") == -1
+    assert server.infer("echo", [7]) == [7]
+    assert (told("vllm:prompt_tokens_total"), told("vllm:generation_tokens_total")) == (5, 2)
+    assert (told("vllm:num_requests_running"), told("vllm:kv_cache_usage_perc")) == (3, 0.25)
+    with pytest.raises(RuntimeError, match="exited with status 70"):
+        server.infer("echo", [8])
+    assert "nothing goes on here; the worker ends" in server.text
+    eventually(lambda: server.ready("echo"))
+    assert (told("vllm:num_requests_running"), told("nerite_llm_requests")) == (0, 0)
+    assert told("nerite_llm_wasted_tokens_total", ',reason="error"') == 2
 
 
 def test_those_that_cannot_be_loaded_say_why(server: Serving) -> None:

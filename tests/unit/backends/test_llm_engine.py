@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -301,6 +302,29 @@ def test_a_step_that_fails_fails_what_runs_and_nothing_after_it(directory: Path)
                 heard.over()
         assert asked(engine, id="d").over().tokens() == expected
         assert (engine.stats().failures, engine.is_healthy()) == (1, True)
+    finally:
+        engine.stop()
+
+
+def test_one_that_cannot_begin_anew_says_so(directory: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(directory, tmp_path / "1"))
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    engine = OpenVinoGenAiEngine(Options("m", moved, cache_blocks=256))
+    engine.start(ignored, told.put)
+    try:
+        running = asked(engine, LONG, id="a").begun()
+        assert engine.is_ready()
+        shutil.rmtree(moved)
+        engine._sequences -= 1
+        poison = asked(engine, id="b")
+        for heard in (running, poison):
+            with pytest.raises(Internal, match="The engine failed while it ran this request"):
+                heard.over()
+        assert "'m': the engine cannot begin anew: " in told.get(timeout=20)
+        assert not engine.is_healthy()
+        assert not engine.is_ready()
+        with pytest.raises(Unavailable):
+            asked(engine)
     finally:
         engine.stop()
 
