@@ -62,6 +62,8 @@ class EngineReport(NamedTuple):
     """Tokens of prompt and answer together that a sequence can have."""
     patience: int = 0
     """Seconds that the engine may be silent while it has requests; then it hangs. 0: for ever."""
+    failures: int = 0
+    """Times that a step failed, and the engine began anew."""
     prefix_queries: int | None = None
     """Tokens of prompts that were looked for among those computed before."""
     prefix_hits: int | None = None

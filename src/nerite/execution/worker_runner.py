@@ -226,8 +226,7 @@ class WorkerRunner:
 
     def _look(self) -> None:
         self._looking = None
-        at = self._watch.hangs_at
-        if at is not None and at <= self.plan.around.loop.time():
+        if self._watch.hangs(self.plan.around.loop.time()):
             self._household.kill(f"its engine has finished no step for {self._watch.patience} s")
         else:
             self._watch_over()

@@ -40,6 +40,11 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[TokenStatistics], float | None]
         "Tokens that were guessed ahead and right.",
         lambda s: s.tallies["accepted"],
     ),
+    (
+        "nerite_llm_engine_failures_total",
+        "Steps that failed, after which the engine began anew in its worker",
+        lambda s: s.tallies["failures"],
+    ),
 )
 
 _GAUGES: Final[tuple[tuple[str, str, Callable[[list[EngineReport]], float]], ...]] = (

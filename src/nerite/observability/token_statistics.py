@@ -22,7 +22,7 @@ _REQUEST: Final = (
 _STEP: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SEQUENCES: Final = (1, 2, 5, 10, 20)
 
-TALLIES: Final = ("prefix_queries", "prefix_hits", "preemptions", "drafted", "accepted")
+TALLIES: Final = ("prefix_queries", "prefix_hits", "preemptions", "drafted", "accepted", "failures")
 """What an engine counts by itself, since it began."""
 
 

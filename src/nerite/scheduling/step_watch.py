@@ -6,9 +6,12 @@ An engine that owes somebody an answer says something after each step. One that 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
 from nerite.core.engine_report import EngineReport
 from nerite.core.request import InferenceRequest
+
+_LATE: Final = 1.0
 
 
 class StepWatch:
@@ -50,6 +53,20 @@ class StepWatch:
     def hangs_at(self) -> float | None:
         """When it hangs, if it says nothing until then; None: it may be silent for ever."""
         return self._sign + self._patience if self._patience and self._owed else None
+
+    def hangs(self, now: float) -> bool:
+        """Return whether it hangs. For whoever looks at ``hangs_at``.
+
+        Whoever looks much later has stood still as well, and what the engine has said may be unread: it gets its time
+        again.
+        """
+        at = self.hangs_at
+        if at is None or now < at:
+            return False
+        if now - at > _LATE:
+            self._sign = now
+            return False
+        return True
 
     @property
     def patience(self) -> int:

@@ -28,7 +28,10 @@ def test_one_with_nothing_to_do_may_rest() -> None:
     asked = request()
     watched.handed([asked], 100.0)
     assert watched.hangs_at == 110.0
+    assert not watched.hangs(109.9)
+    assert watched.hangs(110.1)
     watched.reported(said(over(asked)), 101.0)
+    assert not watched.hangs(110.1)
     assert watched.hangs_at is None
 
 
@@ -43,6 +46,14 @@ def test_each_step_gives_it_time() -> None:
     assert watched.hangs_at == 115.0
     watched.reported(said(over(first)), 114.5)
     assert watched.hangs_at == 124.5
+
+
+def test_whoever_looks_much_too_late_cannot_tell() -> None:
+    watched = watch()
+    watched.handed([request()], 100.0)
+    assert not watched.hangs(150.0)
+    assert watched.hangs_at == 160.0
+    assert watched.hangs(160.5)
 
 
 def test_what_was_answered_is_not_waited_for() -> None:

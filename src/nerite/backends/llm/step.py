@@ -50,6 +50,7 @@ class Step:
                     stats.block_size,
                     stats.context_length,
                     self._patience,
+                    stats.failures,
                     stats.prefix_queries,
                     stats.prefix_hits,
                     stats.preemptions,
