@@ -196,7 +196,8 @@ class Household:
     def _reported(self, seat: int, body: memoryview) -> None:
         member = self._members.get(seat)
         if member is not None:
-            member.reported(engine_reports.read(body, member.batch_of))
+            # A request may have come to the engine from another model here: its batch is that one's.
+            member.reported(engine_reports.read(body, self._batch_of))
 
     def _batch_of(self, number: int) -> Batch | None:
         member = self._members.get(number & messages.SEAT)
