@@ -24,7 +24,7 @@ from serving import Serving, eventually, serving
 CUTS = int(os.environ.get("NERITE_TEST_CUTS", "250"))
 """Streams that are cut."""
 DEATH = "The worker died while it ran this request: "
-STEP_TIMEOUT = 2
+STEP_TIMEOUT = 3
 CHAT = f"""
 backend: "llm"
 parameters [
