@@ -26,7 +26,7 @@ def execute(self, requests):
         if "raise" in prompt:
             raise pb_utils.TritonModelException("the model has had enough")
         words = (SCRIPT or (json.dumps(settings) if "settings" in prompt else prompt)).split(" ")
-        words = words[: settings.get("max_tokens", 1000)]
+        words = words[: settings.get("max_tokens") or 1000]
         sender = request.get_response_sender()
         for number, word in enumerate(words):
             if "for ever" in prompt:
@@ -38,7 +38,7 @@ def execute(self, requests):
                 error = pb_utils.TritonError("it broke")
                 sender.send(pb_utils.InferenceResponse(error=error))
                 break
-            reason = b"None" if not last else b"length" if "max_tokens" in settings else b"stop"
+            reason = b"None" if not last else b"length" if settings.get("max_tokens") else b"stop"
             sender.send(said(word if last else word + " ", reason, len(prompt.split(" ")), given("return_logprobs")))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
@@ -247,6 +247,9 @@ def test_what_the_engine_is_told(client: openai.OpenAI) -> None:
     assert told == expected
     done = client.completions.create(model="words", prompt="settings", seed=3, n=2)
     assert [json.loads(choice.text)["seed"] for choice in done.choices] == [3, 4]
+    chat = client.chat.completions.create(model="words", messages=[{"role": "user", "content": "settings"}])
+    # As many as there is room for: that is what OpenAI has for chats.
+    assert json.loads(chat.choices[0].message.content or "") == {"max_tokens": None}
 
 
 def test_a_model_without_the_tensors_of_an_engine(client: openai.OpenAI) -> None:

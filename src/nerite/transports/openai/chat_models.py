@@ -78,7 +78,12 @@ class ChatModel:
         return template.render(conversation.messages, list(asked.tools), asked.variables), conversation.images
 
     def prepare(self, asked: ChatRequest, sampling: Sampling) -> None:
-        """Have the model write what the parser looks for: where that is a special token, engines leave it out."""
+        """Add to what an engine is told.
+
+        A chat that names no limit has none but the context; engines have one for what says nothing. And where what the
+        parser looks for is a special token, they leave it out unless they are asked not to.
+        """
+        sampling.setdefault("max_tokens", Setting(None, "max_tokens"))
         if asked.choice == "auto" and self._family is not None and self._family.special:
             sampling.setdefault("skip_special_tokens", Setting(False, "tools"))
 
