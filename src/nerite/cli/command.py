@@ -69,8 +69,17 @@ def show(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Nothing more can be written, not even what is flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        fall_silent()
+
+
+def write(text: str) -> None:
+    """Print to stdout as it is, at once, and without the end of a line."""
+    print(text, end="", flush=True)
+
+
+def fall_silent() -> None:
+    """Have nothing more written to stdout, whose reader has gone: not even what is flushed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_json(document: object, *, one_line: bool = False) -> None:

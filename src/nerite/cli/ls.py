@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nerite.artifacts.artifact import size_of
-from nerite.cli.client.connection import add_connection, client_of
+from nerite.cli.client.connection import add_connection, connected
 from nerite.cli.command import add_repository, new_parser, repository_of, show, show_json, show_table, status_of
 from nerite.cli.progress import megabytes
 from nerite.client import ClientError, ModelVersion
@@ -77,7 +77,7 @@ def _states(options: argparse.Namespace) -> Mapping[str, list[ModelVersion]] | N
     if not options.url:
         return None
     states: dict[str, list[ModelVersion]] = {}
-    with client_of(options) as client:
+    with connected(options) as client:
         for version in client.models():
             states.setdefault(version.name, []).append(version)
     return states

@@ -20,6 +20,7 @@ COMMANDS = {
     "client": "ask a running server: models, inference, load and unload, statistics",
     "quota": "show what tenants have used of which model, and what they have left",
     "engines": "list the engines for language models, and install them",
+    "chat": "talk with a text model of a running server",
     "environments": "list the environments that were made for models, and remove old ones",
     "version": "print the version",
 }

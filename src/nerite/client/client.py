@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 import orjson
 
-from nerite.client import infer_form
+from nerite.client import completion, infer_form
 from nerite.client.address import Address
+from nerite.client.completion import Part
 from nerite.client.connection import Answer, Connection, text_of
 from nerite.client.conversion import to_json
 from nerite.client.description import Model, ModelVersion
@@ -120,6 +121,31 @@ class Client:
                 if response.keys() == {"error"}:
                     raise ClientError(response["error"], 200)
                 yield response
+
+    def text_models(self) -> list[str]:
+        """Return the names of the models that OpenAI's API has here, under ``/v1``."""
+        return [str(entry["id"]) for entry in self._json("GET", "/v1/models")["data"]]
+
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any] | None = None,
+        *,
+        usage: bool = False,
+    ) -> Generator[Part]:
+        """Have a text model answer under ``/v1``; yield the answer part by part, as it comes.
+
+        Each of ``messages`` has a ``role`` and a ``content``. ``settings`` are what else chat completions take:
+        ``temperature``, ``max_tokens`` and so on. ``usage``: the last part says how many tokens there were. To stop the
+        model before it is done, call ``close`` on what this returns.
+        """
+        document = {"model": model, "messages": [*messages], "stream": True, **(settings or {})}
+        if usage:
+            document["stream_options"] = {"include_usage": True}
+        headers = {"Content-Type": "application/json"}
+        body = [orjson.dumps(document)]
+        yield from completion.parts(self._connection.lines("POST", "/v1/chat/completions", body, headers))
 
     def load(
         self,

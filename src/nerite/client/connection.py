@@ -12,7 +12,7 @@ from typing import NamedTuple
 import orjson
 
 from nerite.client.address import Address
-from nerite.client.error import ClientError, Unreachable
+from nerite.client.error import ClientError, Unreachable, text_in
 from nerite.core.tensor import Buffer
 
 
@@ -50,14 +50,16 @@ class Connection:
             self._http.close()
             raise self._broken(error) from error
 
-    def lines(self, method: str, path: str, body: Sequence[Buffer]) -> Iterator[bytes]:
+    def lines(
+        self, method: str, path: str, body: Sequence[Buffer], headers: Mapping[str, str] | None = None
+    ) -> Iterator[bytes]:
         """Yield the lines of an answer as they come, on a connection of its own, which others need not wait for.
 
         Raises ``ClientError``, also for a status other than 200.
         """
         connection = self._new()
         try:
-            response = self._send(connection, method, path, body, {})
+            response = self._send(connection, method, path, body, headers or {})
             if response.status != 200:
                 raise ClientError(text_of(response.status, _whole(response)), response.status)
             while line := response.readline():
@@ -107,10 +109,10 @@ class Connection:
 def text_of(status: int, body: Buffer) -> str:
     """Return what an answer that is an error has to say."""
     try:
-        text = orjson.loads(body)["error"]
+        text = text_in(orjson.loads(body)["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         text = bytes(body).decode(errors="replace").strip()
-    return str(text) or f"HTTP status {status}"
+    return text or f"HTTP status {status}"
 
 
 def _has_ended(sock: socket.socket) -> bool:

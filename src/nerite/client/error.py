@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class ClientError(Exception):
     """What was asked for did not happen. ``str()`` is the server's text where it answered, and the client's where not.
@@ -17,3 +19,8 @@ class ClientError(Exception):
 
 class Unreachable(ClientError):
     """Nobody accepted the connection."""
+
+
+def text_in(error: object) -> str:
+    """Return what the field ``error`` of an answer says: a text, or under ``/v1`` an object that has it."""
+    return str(error.get("message", error) if isinstance(error, Mapping) else error)

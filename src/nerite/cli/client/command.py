@@ -6,11 +6,10 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
-from nerite.cli.client.connection import add_connection, client_of
+from nerite.cli.client.connection import add_connection, connected
 from nerite.cli.command import new_parser, status_of
 from nerite.cli.suggestion import did_you_mean
 from nerite.client import ClientError
-from nerite.client.error import Unreachable
 
 COMMANDS = {
     "ls": "list models, their versions and states",
@@ -47,13 +46,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _ask(options: argparse.Namespace) -> int:
-    try:
-        with client_of(options) as client:
-            status: int = options.run(client, options)
-            return status
-    except Unreachable as error:
-        remedy = "Is a server running there? Name another with --url HOST:PORT (the port for HTTP)."
-        raise ClientError(f"{error}\n    {remedy}") from error
+    with connected(options) as client:
+        status: int = options.run(client, options)
+        return status
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from nerite.client import Client
+from nerite.client import Client, ClientError
+from nerite.client.error import Unreachable
 
 
 def add_connection(parser: argparse.ArgumentParser, url: str | None = None) -> None:
@@ -26,9 +29,15 @@ def add_connection(parser: argparse.ArgumentParser, url: str | None = None) -> N
         parser.set_defaults(url=url, header=[], timeout=60.0)
 
 
-def client_of(options: argparse.Namespace) -> Client:
-    """Return a client of the server that the options name."""
-    return Client(options.url, headers=dict(options.header), timeout=options.timeout)
+@contextmanager
+def connected(options: argparse.Namespace) -> Iterator[Client]:
+    """Yield a client of the server that the options name. Where nobody is there, what is raised says what to do."""
+    try:
+        with Client(options.url, headers=dict(options.header), timeout=options.timeout) as client:
+            yield client
+    except Unreachable as error:
+        remedy = "Is a server running there? Name another with --url HOST:PORT (the port for HTTP)."
+        raise ClientError(f"{error}\n    {remedy}") from error
 
 
 def _header(text: str) -> tuple[str, str]:
