@@ -43,13 +43,13 @@ def _written() -> Path:
     # Its import has all cores read what it adds to OpenVINO.
     from openvino_tokenizers import convert_tokenizer
 
-    there, back = convert_tokenizer(_tokenizer(), with_detokenizer=True)
+    there, back = convert_tokenizer(byte_tokenizer(), with_detokenizer=True)
     ov.save_model(there, folder / "openvino_tokenizer.xml")
     ov.save_model(back, folder / "openvino_detokenizer.xml")
     return folder
 
 
-def _tokenizer() -> Any:
+def byte_tokenizer() -> Any:
     """Bytes are tokens: the first two are special ones."""
     # Here, for they take seconds, and whoever collects tests imports this file.
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -34,6 +34,7 @@ LOOKUP = ROOT / "examples" / "backends" / "lookup"
 TABLE = rows("docs/frameworks.md", "`backend`")
 ONE_OF_EACH = ("python", "onnx", "exported", "openvino", "saved", "tflite", "boosted")
 """A model of each backend that needs no GPU and answers rows with rows."""
+LANGUAGE_MODELS = ("llm", "tensorrt_llm", "vllm")
 SYMBOLS = np.array([[b"H"], [b"Li"]], object)
 
 
@@ -66,7 +67,7 @@ def repository(
         list(adding.map(add, artifacts.values()))
     assert len({path.name for path in models.iterdir()} & artifacts.keys()) == 12
     served = {name: artifact.served for name, artifact in artifacts.items()}
-    assert {served[name].backend for name in ONE_OF_EACH} == registry.ENTRIES.keys() - {"tensorrt", "llm"}
+    assert {served[name].backend for name in ONE_OF_EACH} == registry.ENTRIES.keys() - {"tensorrt", *LANGUAGE_MODELS}
     by_hand = {"inside": f'backend: "python"\n{IN_PROCESS}', "perceptron": 'backend: "perceptron"'}
     for name, config in by_hand.items():
         frameworks.write_perceptron(models / name / "1")

@@ -9,7 +9,6 @@ import queue
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -235,12 +234,3 @@ def test_what_is_refused(server: Serving, said: dict[str, Any], text: str) -> No
     status, answer = generate(server, **said)
     assert (status, answer["error"].startswith("Error generating stream: ")) == (400, True)
     assert text in answer["error"]
-
-
-def test_a_checkpoint_has_to_be_converted(server: Serving, tmp_path: Path) -> None:
-    version = tmp_path / "models" / "raw" / "1"
-    version.mkdir(parents=True)
-    (version / "config.json").write_text("{}")
-    (version.parent / "config.pbtxt").write_text('backend: "llm"\n')
-    with serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false") as other:
-        assert f"optimum-cli export openvino --model '{version}'" in other.text

@@ -161,6 +161,17 @@ class Discerning(Protocol):
         """Return ``isolated`` for one model. May look at its files, without the framework. Raises ``NeriteError``."""
 
 
+@runtime_checkable
+class Preparing(Protocol):
+    """A backend that has something made for some of its models before their workers start."""
+
+    def prepare(self, context: ModelContext) -> Path | None:
+        """Make it, and return the Python that the model's workers run; None for the server's.
+
+        Not called for a model that brings an environment. May take minutes. Raises ``NeriteError``.
+        """
+
+
 __all__ = [
     "INTERFACE",
     "Backend",
@@ -170,5 +181,6 @@ __all__ = [
     "Marks",
     "Model",
     "ModelContext",
+    "Preparing",
     "Reporter",
 ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 from nerite.backends import directory, packages
-from nerite.backends.interface import Backend, Discerning, ModelContext
+from nerite.backends.interface import Backend, Discerning, ModelContext, Preparing
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import InvalidArgument, Unsupported
 
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     name: str
     """Of the class in the module."""
     package: str = ""
-    """The framework's Python package; empty for a backend that needs nothing else."""
+    """The framework's Python package; empty for a backend that needs nothing else, or sees to it itself."""
     extra: str = ""
     """The extra of ours that brings the framework."""
 
@@ -34,13 +34,15 @@ class Entry(NamedTuple):
 ENTRIES: Final[dict[str, Entry]] = {
     "fil": Entry("nerite.backends.trees", "TreesBackend", "treelite", "fil"),
     "litert": Entry("nerite.backends.litert", "LiteRtBackend", "ai_edge_litert", "litert"),
-    "llm": Entry("nerite.backends.llm", "LlmBackend", "openvino_genai", "llm"),
+    "llm": Entry("nerite.backends.llm", "LlmBackend", extra="llm"),
     "onnxruntime": Entry("nerite.backends.onnxruntime", "OnnxRuntimeBackend", "onnxruntime", "onnx"),
     "openvino": Entry("nerite.backends.openvino", "OpenVinoBackend", "openvino", "openvino"),
     "python": Entry("nerite.backends.python", "PythonBackend"),
     "pytorch": Entry("nerite.backends.pytorch", "PyTorchBackend", "torch", "torch"),
     "tensorflow": Entry("nerite.backends.tensorflow", "TensorFlowBackend", "tensorflow", "tensorflow"),
     "tensorrt": Entry("nerite.backends.tensorrt", "TensorRtBackend", "tensorrt", "tensorrt"),
+    "tensorrt_llm": Entry("nerite.backends.llm", "TensorRtLlmBackend"),
+    "vllm": Entry("nerite.backends.llm", "VllmBackend"),
 }
 
 
@@ -54,7 +56,7 @@ def backend_of(context: ModelContext) -> Backend:
     place = context.settings.get(directory.SETTING, "")
     if name in ENTRIES:
         if context.environment and _lacks_framework(ENTRIES[name]):
-            raise _not_in_environment(context.name, ENTRIES[name])
+            raise not_in_environment(context.name, ENTRIES[name].package)
         return backend(name)
     if runtime in ("", directory.RUNTIME) and (file := directory.code(place, name)) is not None:
         return _written_in_python(name, file)
@@ -82,9 +84,9 @@ def _lacks_framework(entry: Entry) -> bool:
     return bool(entry.package) and importlib.util.find_spec(entry.package) is None
 
 
-def _not_in_environment(model: str, entry: Entry) -> Unsupported:
+def not_in_environment(model: str, package: str) -> Unsupported:
     """Return what to say in the Python of a model's own environment."""
-    package = entry.package.replace("_", "-")
+    package = package.replace("_", "-")
     return Unsupported(
         f"the environment of model '{model}' (EXECUTION_ENV_PATH) lacks the Python package '{package}'. Add it to the "
         f"list that the environment is made of, or install it there: {sys.executable} -m pip install {package}"
@@ -99,6 +101,15 @@ def is_isolated(found: Backend, context: ModelContext) -> bool:
     if isinstance(found, Discerning):
         return found.isolates(context)
     return getattr(found, "isolated", True)
+
+
+def prepared(context: ModelContext) -> Path | None:
+    """Have made what a model's workers need, as its backend knows; return their Python, None for the server's.
+
+    May take minutes. Raises as ``backend_of``, and ``NeriteError`` where it cannot be made.
+    """
+    found = backend_of(context)
+    return found.prepare(context) if isinstance(found, Preparing) else None
 
 
 def filled_in(config: ModelConfig, place: str) -> ModelConfig:

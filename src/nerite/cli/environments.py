@@ -13,7 +13,7 @@ from nerite.cli.command import new_parser, show_table, status_of
 _EPILOG = """\
 An environment is made when a model is loaded whose EXECUTION_ENV_PATH is an archive or a list of packages. It is used
 when a model with the same content is loaded, and removed by nobody but this command. Those that a running server uses
-are never removed.
+are never removed. So it is with checkpoints of language models that were converted: they are listed, too.
 
 Examples:
   nerite environments

@@ -274,7 +274,7 @@ FLAGS: tuple[Flag, ...] = (
          "Directory for the files of models in object stores.", "repository.cache_directory",
          default_text="nerite/repositories in the user's directory of caches"),
     Flag("environment-directory", "Nerite", TEXT,
-         "Directory for the environments that are made for Python models.", "environment_directory",
+         "Directory for what is made for models: environments, converted checkpoints.", "environment_directory",
          default_text="nerite/environments in the user's directory of caches"),
     Flag("access-log", "Nerite", BOOLEAN,
          "Log each HTTP request and each gRPC call, when it is answered.", "log.access"),

@@ -335,7 +335,7 @@ class ServerOptions:
     backend_directory: str = "/opt/tritonserver/backends"
     backend_settings: tuple[BackendSetting, ...] = ()
     environment_directory: str = ""
-    """Where the environments of Python models are kept; empty: in the user's directory of caches."""
+    """Where environments of models and conversions are kept; empty: in the user's directory of caches."""
     repoagent_directory: str = "/opt/tritonserver/repoagents"
 
     def settings_of(self, backend: str) -> dict[str, str]:

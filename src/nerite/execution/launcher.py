@@ -57,7 +57,7 @@ class Launcher:
             return registry.backend_of(context).complete(context)
         instance = InstanceContext(f"{context.name}_auto_complete")
         arena = Arena()
-        plan = self._plan(backend, context, instance, arena, find_interpreter(context))
+        plan = self._plan(backend, context, instance, arena, _interpreter(context))
         ask = partial(self._around.errands.take, asker=plan.asker(loading=True))
         process, channel = plan.start(instance.name, arena, ask)
         try:
@@ -162,8 +162,8 @@ class Launcher:
     async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> RunnerMaker:
         run = self._around.blocking
         if await run(_isolated, context):
-            # Not on the loop: an environment may have to be unpacked.
-            interpreter = await run(find_interpreter, context)
+            # Not on the loop: an environment may have to be made.
+            interpreter = await run(_interpreter, context)
 
             def plan(instance: InstanceContext) -> WorkerPlan:
                 return self._plan(config.backend, context, instance, arena, interpreter)
@@ -230,6 +230,14 @@ def _isolated(context: ModelContext) -> bool:
         return True
     found = registry.backend_of(context)
     return bool(worker) or mode == "worker" or (not mode and registry.is_isolated(found, context))
+
+
+def _interpreter(context: ModelContext) -> Path | None:
+    """Return the Python of a model's workers: that which it brings, or its backend has for it; None for the server's.
+
+    May take minutes. Raises ``NeriteError``.
+    """
+    return find_interpreter(context) if context.environment else registry.prepared(context)
 
 
 def _contradiction(model: str, elsewhere: str) -> InvalidArgument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import tree_models
 from nerite.artifacts.artifact import Artifact
 from nerite.artifacts.candidate import Candidate
 from nerite.artifacts.recognition import recognise
+from nerite.config.model_config import ModelConfig
 
 
 @pytest.fixture(scope="module")
@@ -161,9 +163,19 @@ def test_hugging_face(tmp_path: Path) -> None:
     ("architecture", "output"),
     [("BertModel", "embedding"), ("LlamaForCausalLM", "generated"), ("T5ForConditionalGeneration", "generated")],
 )
-def test_tasks_of_hugging_face(tmp_path: Path, architecture: str, output: str) -> None:
+def test_tasks_of_hugging_face(tmp_path: Path, architecture: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     folder = made.hugging_face(tmp_path / "it", architectures=[architecture], hidden_size=8)
     assert artifact(folder).config.output[0].name == output
+
+
+def test_language_models_are_for_an_engine(tmp_path: Path) -> None:
+    """Where there is one; what it cannot run is left to the program."""
+    found = artifact(made.hugging_face(tmp_path / "it", architectures=["LlamaForCausalLM"]))
+    assert found.config == ModelConfig(backend="llm")
+    assert sorted(found.files) == ["config.json", "model.safetensors", "tokenizer.json"]
+    other = made.hugging_face(tmp_path / "other", architectures=["T5ForConditionalGeneration"])
+    assert artifact(other).config.backend == "python"
 
 
 def test_engines_of_tensorrt(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Directories as Hugging Face's transformers save them: a configuration, weights, a tokenizer.
 
-They are served by a program in Python, which is copied into the repository beside them and may be changed there.
+Those that generate text are served by an engine for language models, where there is one. Others are served by a
+program in Python, which is copied into the repository beside them and may be changed there.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -53,6 +55,15 @@ def recognise(candidate: Candidate) -> Artifact | None:
     if not any((path / name).is_file() for name in _TOKENIZERS):
         remedy = f"Save it into the directory: AutoTokenizer.from_pretrained(...).save_pretrained('{path}')"
         raise Unusable(path, "the tokenizer is missing", remedy)
+    if _runs_on_an_engine(path, architecture, described):
+        return Artifact(
+            f"Hugging Face model ({architecture})",
+            path,
+            candidate.name,
+            ModelConfig(backend="llm"),
+            {name: path / name for name in _needed(path)},
+            remarks=("An engine for language models serves many requests at once; it may have to convert it first.",),
+        )
     if candidate.trusted and "auto_map" in described:
         trust = {"TRUST_REMOTE_CODE": ModelParameter(string_value="true")}
         config = ModelConfig(**{**_fields(config), "parameters": trust})
@@ -61,7 +72,10 @@ def recognise(candidate: Candidate) -> Artifact | None:
     labels = [str(label) for _, label in sorted(described.get("id2label", {}).items(), key=lambda item: int(item[0]))]
     remarks = ["It runs in model.py, which needs the packages torch and transformers, and may be changed."]
     if program == "generate_text.py":
-        remarks.append("It generates for one request at a time: an engine for language models serves many.")
+        remarks.append(
+            "It generates for one request at a time. An engine for language models serves many: "
+            "pip install 'nerite[llm]', and add it again."
+        )
     return Artifact(
         f"Hugging Face model ({architecture})",
         path,
@@ -90,6 +104,16 @@ def _task(path: Path, architecture: str, described: Mapping[str, Any]) -> tuple[
         return "embed_text.py", _config(output, _MAX_BATCH)
     what = f"for {architecture}" if architecture else "for it, as it does not say what its architecture is"
     raise Unusable(path, f"there is no program {what}", _EXPORT.format(path=path))
+
+
+def _runs_on_an_engine(path: Path, architecture: str, described: Mapping[str, Any]) -> bool:
+    """Return whether an engine is installed here that generates text with the model."""
+    return (
+        architecture.endswith(("ForCausalLM", "LMHeadModel"))
+        and "auto_map" not in described
+        and any((path / name).is_file() for name in _WEIGHTS[:2])
+        and importlib.util.find_spec("openvino_genai") is not None
+    )
 
 
 def _config(output: ModelOutput, max_batch_size: int) -> ModelConfig:

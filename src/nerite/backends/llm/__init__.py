@@ -5,6 +5,6 @@ and goes on with what runs already; ``answer`` makes responses of what each step
 Triton's vLLM backend (``ports``). How each engine is driven is in a package of its own.
 """
 
-from nerite.backends.llm.backend import LlmBackend
+from nerite.backends.llm.backend import LlmBackend, TensorRtLlmBackend, VllmBackend
 
-__all__ = ["LlmBackend"]
+__all__ = ["LlmBackend", "TensorRtLlmBackend", "VllmBackend"]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from nerite.backends import values
 from nerite.backends.interface import InstanceContext, Marks, ModelContext
-from nerite.backends.llm import call, ports
+from nerite.backends.llm import call, ports, selection
 from nerite.backends.llm.answer import Answer, Headers
 from nerite.backends.llm.engine import Engine, GenerationRequest
-from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, options
+from nerite.backends.llm.selection import EngineModule
 from nerite.backends.llm.step import Follower, Step
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
@@ -22,17 +23,24 @@ _STEP_SECONDS: Final = "120"
 
 
 class LlmBackend:
-    """Language models that generate text."""
+    """Language models that generate text, each by the best engine that can run it."""
 
     name = "llm"
     isolated = True
+
+    def prepare(self, context: ModelContext) -> Path | None:
+        """Have a checkpoint converted, or an engine's environment made; return the Python that has the engine.
+
+        Raises ``NeriteError``.
+        """
+        return selection.prepared(context, self.name)
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
         """Return the configuration with the tensors of a language model, and decoupled where it does not say.
 
         Raises ``NeriteError``, also where the version directory holds nothing that an engine can run.
         """
-        options.check_files(context)
+        selection.engine_of(context, self.name).check(context)
         return ports.completed(context.name, context.config)
 
     def open(self, context: ModelContext) -> LlmModel:
@@ -42,18 +50,31 @@ class LlmBackend:
                 f"model '{context.name}' has EXECUTION_MODE in_process, and its engine holds the interpreter while it "
                 "computes, so that the server would stand still: leave the parameter out"
             )
-        return LlmModel(context)
+        return LlmModel(context, selection.engine_of(context, self.name))
+
+
+class VllmBackend(LlmBackend):
+    """Models of Triton's vLLM backend, and others that are to run on vLLM."""
+
+    name = "vllm"
+
+
+class TensorRtLlmBackend(LlmBackend):
+    """Models that are to run on TensorRT-LLM."""
+
+    name = "tensorrt_llm"
 
 
 class LlmModel:
     """An open model. Each instance has an engine of its own."""
 
-    def __init__(self, context: ModelContext) -> None:
+    def __init__(self, context: ModelContext, engines: EngineModule) -> None:
         self._context = context
+        self._engines = engines
 
     def instance(self, context: InstanceContext) -> LlmInstance:
         """Make an instance, and load its engine. Raises ``NeriteError``."""
-        engine = OpenVinoGenAiEngine(options.read(self._context, context))
+        engine = self._engines.engine(self._context, context)
         step = Step(context.reporter, _patience(self._context))
         engine.start(step.over, context.reporter.give_up)
         return LlmInstance(self._context, context.name, engine, step)

@@ -11,6 +11,9 @@ from typing import Any, Final
 from nerite.backends import values
 from nerite.backends.cores import usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.llm import checkpoint
+from nerite.backends.llm.checkpoint import Content
+from nerite.backends.llm.conversion import converted
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, Unavailable
 
@@ -20,6 +23,7 @@ _CHECKPOINT: Final = "config.json"
 
 _OWN: Final = (
     "ENABLE_PREFIX_CACHING",
+    "ENGINE",
     "INFERENCE_NUM_THREADS",
     "KV_CACHE_GB",
     "MAX_MODEL_LEN",
@@ -27,6 +31,7 @@ _OWN: Final = (
     "MAX_NUM_SEQS",
     "NUM_KV_BLOCKS",
     "TARGET_DEVICE",
+    "WEIGHT_FORMAT",
 )
 _PROPERTIES: Final = (
     "CACHE_DIR",
@@ -65,15 +70,11 @@ class Options:
 def check_files(context: ModelContext) -> None:
     """Raise ``Unavailable`` if the version directory lacks what an engine needs, with what brings it."""
     directory = context.version_directory
+    if checkpoint.content(directory) is Content.CHECKPOINT:
+        return  # What it is converted to has everything.
     missing = [file for file in _FILES if not (directory / file).is_file()]
     if not missing:
         return
-    if MODEL in missing and (directory / _CHECKPOINT).is_file():
-        raise Unavailable(
-            f"model '{context.name}': '{directory}' is a checkpoint of Hugging Face, and has to be converted first: "
-            f"optimum-cli export openvino --model '{directory}' --task text-generation-with-past OUT (from the package "
-            "optimum-intel), and put what is in OUT there"
-        )
     raise Unavailable(
         f"model '{context.name}': '{directory}' has no {', '.join(missing)}. A language model is a directory that "
         "'optimum-cli export openvino' has made"
@@ -81,10 +82,10 @@ def check_files(context: ModelContext) -> None:
 
 
 def read(context: ModelContext, instance: InstanceContext) -> Options:
-    """Return what configuration and files say. Raises ``NeriteError``."""
+    """Return what configuration and files say; convert a checkpoint, if that was not done. Raises ``NeriteError``."""
     check_files(context)
     _check_names(context)
-    standard = Options(instance.name, context.version_directory)
+    standard = Options(instance.name, converted(context))
     properties: dict[str, str | int] = {}
     threads = values.thread_count(context, "INFERENCE_NUM_THREADS")
     device = context.parameter("TARGET_DEVICE", "CPU").upper()
@@ -96,7 +97,7 @@ def read(context: ModelContext, instance: InstanceContext) -> Options:
     properties |= {name: context.parameter(name) for name in _PROPERTIES if context.parameter(name)}
     return Options(
         instance.name,
-        context.version_directory,
+        standard.directory,
         device,
         properties,
         _count(context, "MAX_NUM_SEQS", standard.most_sequences),

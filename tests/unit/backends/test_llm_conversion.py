@@ -1,0 +1,110 @@
+"""Conversions of checkpoints, by a program in the exporter's place: once for a content, and whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nerite.backends.interface import ModelContext
+from nerite.backends.llm import conversion, installation
+from nerite.backends.python import environment_store
+from nerite.core.errors import InvalidArgument, Unavailable
+
+EXPORTER = f"""#!{sys.executable}
+import os, pathlib, sys
+source, target = pathlib.Path(sys.argv[4]), pathlib.Path(sys.argv[5])
+with (source.parent / "calls").open("a") as calls:
+    print(*sys.argv[6:], os.environ["HF_HUB_OFFLINE"], file=calls)
+print("exporting", flush=True)
+if "broken" in (source / "tokenizer.json").read_text():
+    sys.exit("this tokenizer is broken")
+(target / "openvino_model.xml").touch()
+if "strange" not in (source / "tokenizer.json").read_text():
+    (target / "openvino_tokenizer.xml").touch()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "optimum-cli"
+    program.parent.mkdir()
+    program.write_text(EXPORTER)
+    program.chmod(0o755)
+    monkeypatch.setattr(installation, "made", lambda wanted, place: program.with_name("python"))
+    monkeypatch.setattr(environment_store, "stopped", threading.Event())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., ModelContext]:
+    def made(name: str = "m", tokenizer: str = "{}", **parameters: str) -> ModelContext:
+        version = tmp_path / name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        (version / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        (version / "model.safetensors").write_bytes(b"weights")
+        (version / "tokenizer.json").write_text(tokenizer)
+        config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
+        settings = {environment_store.SETTING: str(tmp_path / "kept")}
+        return ModelContext(name, 1, version.parent, config, settings)
+
+    return made
+
+
+def calls(tmp_path: Path, name: str = "m") -> list[str]:
+    file = tmp_path / name / "calls"
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+def test_once_for_its_content(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    first = conversion.converted(model())
+    assert (first / "openvino_model.xml").is_file()
+    assert calls(tmp_path) == ["--task text-generation-with-past --weight-format fp16 1"]
+    # The same files, elsewhere and of another age.
+    assert conversion.converted(model("other")) == first
+    os.utime(tmp_path / "m" / "1" / "model.safetensors", (1, 1))
+    assert conversion.converted(model()) == first
+    assert conversion.converted(model(WEIGHT_FORMAT="int8")) != first
+    (tmp_path / "m" / "1" / "model.safetensors").write_bytes(b"other weights")
+    context = model(tokenizer="{} ")
+    assert conversion.converted(context) not in (first, tmp_path / "m" / "1")
+    assert len(calls(tmp_path)) == 3
+    assert calls(tmp_path, "other") == []
+    origins = {Path(kept.origin) for kept in environment_store.listed(tmp_path / "kept")}
+    assert origins == {tmp_path / "m" / "1"}
+
+
+def test_several_at_once(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    contexts = [model() for _ in range(4)]
+    threads = [threading.Thread(target=conversion.converted, args=(context,)) for context in contexts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls(tmp_path)) == 1
+
+
+def test_what_fails_says_why_and_leaves_nothing(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        conversion.converted(model(tokenizer="broken"))
+    assert refused.value.message == (
+        f"the conversion of '{tmp_path}/m/1' cannot be made:\nexporting\nthis tokenizer is broken"
+    )
+    with pytest.raises(InvalidArgument, match="made no tokenizer"):
+        conversion.converted(model(tokenizer="strange"))
+    assert environment_store.listed(tmp_path / "kept") == []
+
+
+def test_what_is_refused_before(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"'WEIGHT_FORMAT' of model 'm' is 'int5'; it may be .* Did you mean int"):
+        conversion.converted(model(WEIGHT_FORMAT="int5"))
+    context = model()
+    (tmp_path / "m" / "1" / "config.json").write_text("{}")
+    with pytest.raises(Unavailable, match="does not say what the model does"):
+        conversion.converted(context)
+    (tmp_path / "m" / "1" / "openvino_model.xml").touch()
+    assert conversion.converted(context) == tmp_path / "m" / "1"
+    assert calls(tmp_path) == []
