@@ -124,12 +124,7 @@ class Answer:
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> str:
         if self._call.sampling.logprobs is None:
             return "null"
-        return json.dumps(
-            [
-                {str(each.token): {"logprob": each.logprob, "rank": None, "decoded_token": each.text}}
-                for each in logprobs
-            ]
-        )
+        return json.dumps([{str(one.token): _told(one) for one in (each, *each.others)} for each in logprobs])
 
 
 class Headers:
@@ -157,6 +152,10 @@ class Headers:
                 self._made.clear()
             header = self._made[form] = ResponseHeader(self._model, self._version, form)
         return InferenceResponse(header, [data for _, data in tensors])
+
+
+def _told(one: TokenLogprob) -> dict[str, object]:
+    return {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
 
 
 def _strings(texts: Sequence[str]) -> Array:

@@ -56,11 +56,15 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely a token was that was chosen."""
+    """How likely a token was that was chosen, or that might have been."""
 
     token: int
     logprob: float
     text: str
+    rank: int | None = None
+    """1 for the likeliest; None where the engine does not tell."""
+    others: Sequence[TokenLogprob] = ()
+    """The likeliest ones in the same place, if they were asked for."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,134 @@
+"""vLLM itself: the import, the engine that arguments ask for, and its words for what we say."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from nerite.backends.llm.engine import GenerationRequest
+from nerite.backends.llm.vllm.arguments import Arguments
+from nerite.config.near import nearest
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
+
+_log = logging.getLogger("nerite.backends.llm")
+
+_VARIABLES: Final[Mapping[str, str]] = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+"""What vLLM reads, unless the server's environment says otherwise."""
+_GUARD: Final = 'read -r _; kill -9 "-$0"'
+_FORMS: Final[Mapping[str, str]] = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+"""Kinds of grammars, and what vLLM calls them."""
+GRAMMARS: Final = frozenset(_FORMS)
+
+Stepped = Callable[[Any, Any], None]
+"""Called with vLLM's statistics of its scheduler and of the step, each of which may be None."""
+
+
+def begin(arguments: Arguments) -> None:
+    """Prepare this process, before vLLM is imported. Raises ``Unsupported`` where it cannot be imported."""
+    for name, value in {**_VARIABLES, **arguments.variables}.items():
+        os.environ.setdefault(name, value)
+    _end_children_with_us()
+    try:
+        import vllm  # noqa: F401
+    except ImportError as error:
+        raise Unsupported(f"unable to import vllm ({error}): nerite engines install vllm") from error
+
+
+def _end_children_with_us() -> None:
+    """Have the processes that vLLM starts end when this one does, however it ends: they do not see to it themselves."""
+    os.setpgid(0, 0)
+    # The shell reads from a pipe whose other end closes with this process.
+    subprocess.Popen(["/bin/sh", "-c", _GUARD, str(os.getpgrp())], stdin=subprocess.PIPE)
+
+
+def engine(arguments: Arguments, stepped: Stepped) -> Any:
+    """Return an ``AsyncLLM``; in a running loop, which it will need. Raises what vLLM raises."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Steps(StatLoggerBase):  # type: ignore[misc]  # The package has no types where we are checked.
+        """Hears of each step, when its outputs are there to be taken."""
+
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            stepped(scheduler_stats, iteration_stats)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    known = {each.name for each in dataclasses.fields(AsyncEngineArgs)}
+    for name in arguments.engine:
+        if name not in known:
+            meant = nearest(name, known)
+            hint = f" Did you mean {meant}?" if meant else ""
+            raise InvalidArgument(f"'{name}' is no argument of vLLM.{hint}")
+    # Without its own statistics vLLM tells ours nothing, but it need not log them.
+    given = {**arguments.engine, "disable_log_stats": True}
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**given), stat_loggers=[Steps])
+
+
+def prompt(tokens: list[int]) -> Any:
+    """Return a prompt as vLLM has it."""
+    from vllm.inputs import tokens_input
+
+    return tokens_input(tokens)
+
+
+def adapters(arguments: Arguments) -> dict[str, Any]:
+    """Return the LoRA adapters as vLLM has them, by name."""
+    from vllm.lora.request import LoRARequest
+
+    return {
+        name: LoRARequest(name, number, path) for number, (name, path) in enumerate(arguments.adapters.items(), start=1)
+    }
+
+
+def sampling(request: GenerationRequest) -> Any:
+    """Return how the tokens of a request are chosen, as vLLM has it. Raises what vLLM raises."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    said = request.sampling
+    form = None
+    if request.grammar is not None:
+        form = StructuredOutputsParams(**{_FORMS[request.grammar.kind]: request.grammar.source})
+    return SamplingParams(
+        n=said.n,
+        max_tokens=said.max_tokens,
+        min_tokens=said.min_tokens,
+        temperature=said.temperature,
+        top_p=said.top_p,
+        top_k=said.top_k,
+        min_p=said.min_p,
+        seed=said.seed,
+        presence_penalty=said.presence_penalty,
+        frequency_penalty=said.frequency_penalty,
+        repetition_penalty=said.repetition_penalty,
+        stop=list(said.stop),
+        stop_token_ids=list(said.stop_token_ids),
+        include_stop_str_in_output=said.include_stop_str_in_output,
+        ignore_eos=said.ignore_eos,
+        logprobs=said.logprobs,
+        skip_special_tokens=said.skip_special_tokens,
+        structured_outputs=form,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def translated(error: Exception, doing: str) -> NeriteError:
+    """Return an error of vLLM's as one of ours."""
+    if isinstance(error, NeriteError):
+        return error
+    from vllm.exceptions import VLLMClientError
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    text = f"vllm error in {doing}: {error or type(error).__name__}"
+    if isinstance(error, EngineDeadError):
+        return Unavailable(text)
+    return InvalidArgument(text) if isinstance(error, (VLLMClientError, ValueError, TypeError)) else Internal(text)

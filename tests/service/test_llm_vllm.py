@@ -1,0 +1,205 @@
+"""A repository of Triton's vLLM backend, as it is, behind a server. Runs where `nerite engines install vllm` has run.
+
+Its environment has 3.5 GB, which no run of all tests can fetch. What needs no vLLM is in tests/unit/backends.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import serving
+from checkpoints import CONTEXT, adapter, language_checkpoint
+from nerite.backends.llm import installation
+from nerite.backends.python.environment_store import folder
+from serving import Serving, eventually
+
+CONFIG = 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
+FEW = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+ENDLESS = {**FEW, "max_tokens": CONTEXT}
+
+pytestmark = [
+    pytest.mark.timeout(600),  # its import alone takes ten seconds, and the first answer some more
+    pytest.mark.skipif(
+        installation.found(installation.vllm(), folder()) is None,
+        reason="vLLM is not installed: nerite engines install vllm",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    place = tmp_path_factory.mktemp("vllm")
+    checkpoint = language_checkpoint(place / "checkpoint")
+    version = place / "models" / "chat" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(CONFIG)
+    arguments = {
+        "model": str(checkpoint), "disable_log_requests": True, "enforce_eager": True, "max_model_len": CONTEXT,
+        "kv_cache_memory_bytes": 1 << 28, "enable_lora": True, "max_loras": 2,
+    }  # fmt: skip
+    (version / "model.json").write_text(json.dumps(arguments))
+    adapters = {name: str(adapter(place / name, seed)) for seed, name in enumerate("AB")}
+    (version / "multi_lora.json").write_text(json.dumps(adapters))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "START_SECONDS", 500)
+        with serving.serving(place / "models", place / "log") as running:
+            yield running
+
+
+def generate(server: Serving, **said: Any) -> tuple[int, Any]:
+    status, _, body = server.ask("POST", "/v2/models/chat/generate", {"text_input": "once", **said})
+    return status, json.loads(body)
+
+
+def text(server: Serving, prompt: str = "once", **more: Any) -> str:
+    said = json.dumps({**FEW, **more})
+    status, answer = generate(server, text_input=prompt, sampling_parameters=said, exclude_input_in_output=True)
+    assert status == 200, answer
+    return str(answer["text_output"])
+
+
+def events(server: Serving, **said: Any) -> Iterator[Any]:
+    connection = http.client.HTTPConnection(server.http, timeout=60)
+    body = json.dumps({"text_input": "once", "stream": True, **said})
+    connection.request("POST", "/v2/models/chat/generate_stream", body)
+    answer = connection.getresponse()
+    try:
+        while line := answer.readline():
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
+    finally:
+        answer.close()
+        connection.close()
+
+
+def test_the_choice_is_logged_with_its_reason(server: Serving) -> None:
+    assert "'chat': the engine is vllm: the configuration names it" in server.text
+    config = server.json("GET", "/v2/models/chat/config")
+    assert (config["backend"], config["max_batch_size"]) == ("vllm", 0)
+    assert config["model_transaction_policy"]["decoupled"]
+
+
+def test_generate_and_a_stream_say_the_same(server: Serving) -> None:
+    status, whole = generate(server, parameters=FEW)
+    assert (status, whole["text_output"][:4]) == (200, "once")
+    flags = {f"return_{what}": True for what in ("finish_reason", "num_input_tokens", "num_output_tokens")}
+    streamed = list(events(server, parameters=FEW, **flags))
+    assert len(streamed) > 3
+    assert "once" + "".join(event["text_output"] for event in streamed) == whole["text_output"]
+    assert sum(event["num_output_tokens"] for event in streamed) == FEW["max_tokens"]
+    assert [event["finish_reason"] for event in streamed][-2:] == ["None", "length"]
+    assert {event["num_input_tokens"] for event in streamed} == {4}
+
+
+def test_probabilities_of_alternatives(server: Serving) -> None:
+    _, answer = generate(server, sampling_parameters=json.dumps({**FEW, "logprobs": 2}), return_logprobs=True)
+    told = json.loads(answer["logprobs"])
+    assert len(told) == FEW["max_tokens"]
+    for token in told:
+        assert len(token) == 2
+        assert {each["rank"] for each in token.values()} == {1, 2}
+
+
+def test_several_sequences_and_seeds(server: Serving) -> None:
+    said = json.dumps({**FEW, "temperature": 1.5, "n": 3, "seed": 5})
+    _, one = generate(server, sampling_parameters=said)
+    _, other = generate(server, sampling_parameters=said)
+    assert len(set(one["text_output"])) > 1
+    assert one["text_output"] == other["text_output"]
+
+
+def test_adapters_by_request_also_in_one_batch(server: Serving) -> None:
+    """Without a spare slot, requests that want none get another's answers: vLLM's kernels for processors do that."""
+    wanted = [None, "A", "B"]
+
+    def answer(lora: str | None, prompt: str) -> str:
+        return text(server, prompt, **({"lora_name": lora} if lora else {}))
+
+    prompts = [f"once upon {number}" for number in range(4)]
+    asked = [(lora, prompt) for prompt in prompts for lora in wanted]
+    alone = [answer(*each) for each in asked]
+    assert len(set(alone)) > len(prompts)
+    with ThreadPoolExecutor(len(asked)) as callers:
+        together = list(callers.map(lambda each: answer(*each), asked))
+    # The first tokens: later ones of random weights may differ by rounding, which depends on the batch.
+    assert [each[:2] for each in together] == [each[:2] for each in alone]
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ({"sampling_parameters": '{"lora_name": "C"}'}, "LoRA C is not supported, we currently support ['A', 'B']"),
+        ({"sampling_parameters": '{"logprobs": 500}'}, "'logprobs' is 500"),
+        ({"text_input": "x" * CONTEXT}, f"the prompt has {CONTEXT} tokens, and the model a context of {CONTEXT}"),
+        ({"text_input": ""}, "the prompt is empty"),
+        ({"stream": True, "exclude_input_in_output": False}, "When streaming, `exclude_input_in_output` = False"),
+        ({"sampling_parameters": '{"stop_token_ids": [9999999]}'}, "vllm error in beginning a request"),
+    ],
+)
+def test_what_is_refused(server: Serving, said: dict[str, Any], error: str) -> None:
+    status, answer = generate(server, **said)
+    assert (status, answer["error"].startswith("Error generating stream: ")) == (400, True), answer
+    assert error in answer["error"]
+    assert text(server)
+
+
+def test_a_connection_that_is_cut_gives_everything_back(server: Serving) -> None:
+    streams = [events(server, parameters={**ENDLESS, "seed": seed}) for seed in range(4)]
+    for stream in streams:
+        assert "text_output" in next(stream)
+    for stream in streams:
+        stream.close()
+    used = 'nerite_llm_kv_blocks{model="chat",version="1",state="used"}'
+    running = 'vllm:num_requests_running{model="chat",version="1"}'
+    eventually(lambda: (server.metrics()[used], server.metrics()[running]) == (0, 0))
+    assert server.metrics()['vllm:prefix_cache_queries_total{model="chat",version="1"}'] > 0
+
+
+def test_an_engine_that_dies_takes_its_processes_along_and_comes_back(server: Serving) -> None:
+    worker = worker_of(server)
+    core = next(pid for pid in processes_of(worker) if "EngineCore" in command(pid))
+    stream = events(server, parameters=ENDLESS)
+    assert "text_output" in next(stream)
+    os.kill(core, signal.SIGKILL)
+    failed = [event["error"] for event in stream if "error" in event]
+    assert len(failed) == 1
+    eventually(lambda: not Path(f"/proc/{worker}").exists())
+    eventually(lambda: server.ready("chat"), 300)
+    worker = worker_of(server)
+    children = processes_of(worker)
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+    eventually(lambda: server.ready("chat"), 300)
+    assert text(server)
+
+
+def worker_of(server: Serving) -> int:
+    return next(pid for pid in processes_of(server.process.pid) if "nerite.execution.worker" in command(pid))
+
+
+def processes_of(worker: int) -> list[int]:
+    """Return the processes that a worker has started, and those that they have."""
+    parents: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(status.parent.name)] = int(fields[1])
+    found = {worker}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {worker})
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

@@ -1,0 +1,12 @@
+"""Arguments."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class AsyncEngineArgs:
+    model: str = ""
+    max_model_len: int = 100
+    scheduling_policy: str = "fcfs"
+    disable_log_stats: bool = False
+    tasks: tuple[str, ...] = ("generate",)

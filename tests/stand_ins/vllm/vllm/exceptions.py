@@ -1,0 +1,5 @@
+"""Errors of callers."""
+
+
+class VLLMClientError(Exception):
+    pass

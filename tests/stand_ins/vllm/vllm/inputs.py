@@ -1,0 +1,5 @@
+"""Prompts."""
+
+
+def tokens_input(tokens):
+    return {"type": "token", "prompt_token_ids": tokens}

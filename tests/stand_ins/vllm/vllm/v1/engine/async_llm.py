@@ -1,0 +1,131 @@
+"""The engine: a step each millisecond, a letter in each sequence."""
+
+import asyncio
+from types import SimpleNamespace
+
+from vllm.exceptions import VLLMClientError
+from vllm.v1.engine.exceptions import EngineDeadError
+
+REFUSED, DEADLY = 8, 9
+"""Tokens of prompts with which it refuses the request, and with which it dies."""
+
+
+class Outputs:
+    """Where what comes of a request waits to be taken."""
+
+    def __init__(self, params, lora):
+        self.letters = "abcdefghijklmnopqrstuvwxyz" if lora is None else lora.lora_name * 26
+        self.params = params
+        self.tokens = 0
+        self.waiting = None
+        self.deadly = False
+
+    def put(self, finish_reason):
+        number = self.tokens % 26
+        self.tokens += 1
+        told = {number: SimpleNamespace(logprob=-0.5, rank=1, decoded_token=self.letters[number])}
+        told[99] = SimpleNamespace(logprob=-1.5, rank=2, decoded_token="?")
+        ended = finish_reason == "abort"
+        self.waiting = SimpleNamespace(
+            finished=finish_reason is not None,
+            outputs=[
+                SimpleNamespace(
+                    index=index, token_ids=[] if ended else [number], text="" if ended else self.letters[number],
+                    logprobs=None if ended or self.params.logprobs is None else [told], finish_reason=finish_reason,
+                )
+                for index in range(self.params.n)
+            ],
+        )  # fmt: skip
+
+    def get_nowait(self):
+        output, self.waiting = self.waiting, None
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+
+class AsyncLLM:
+    """Its engine is no process, but a task."""
+
+    def __init__(self, args, loggers):
+        self.vllm_config = SimpleNamespace(
+            cache_config=SimpleNamespace(num_gpu_blocks=64, block_size=16),
+            model_config=SimpleNamespace(max_model_len=args.max_model_len, max_logprobs=20),
+            scheduler_config=SimpleNamespace(max_num_seqs=4, policy=args.scheduling_policy),
+        )
+        self.errored = False
+        self.adapters = []
+        self._tasks = args.tasks
+        self._loggers = [logger(self.vllm_config) for logger in loggers]
+        self._running = {}
+        self.output_handler = None
+
+    @classmethod
+    def from_engine_args(cls, args, stat_loggers):
+        return cls(args, stat_loggers)
+
+    async def get_supported_tasks(self):
+        return self._tasks
+
+    def get_tokenizer(self):
+        return SimpleNamespace(encode=lambda text: list(text.encode()))
+
+    async def add_lora(self, adapter):
+        if adapter.lora_path == "nowhere":
+            raise ValueError("no adapter there")
+        self.adapters.append(adapter)
+
+    async def add_request(self, id, prompt, params, lora_request=None, priority=0):
+        if self.errored:
+            raise EngineDeadError("it is dead")
+        if REFUSED in prompt["prompt_token_ids"]:
+            raise VLLMClientError("a token that is none")
+        outputs = self._running[id] = Outputs(params, lora_request)
+        outputs.deadly = DEADLY in prompt["prompt_token_ids"]
+        if self.output_handler is None:
+            self.output_handler = asyncio.create_task(self._steps())
+        return outputs
+
+    async def generate(self, prompt, params, id):
+        outputs = await self.add_request(id, prompt, params)
+        while True:
+            await asyncio.sleep(0.001)
+            if (output := outputs.get_nowait()) is not None:
+                yield output
+                if output.finished:
+                    return
+
+    async def abort(self, ids):
+        for id in ids:
+            if (outputs := self._running.pop(id, None)) is not None:
+                outputs.put("abort")
+
+    def shutdown(self):
+        if self.output_handler is not None:
+            self.output_handler.cancel()
+
+    async def _steps(self):
+        while True:
+            await asyncio.sleep(0.001)
+            if any(outputs.deadly for outputs in self._running.values()):
+                self.errored = True
+                for outputs in self._running.values():
+                    outputs.waiting = EngineDeadError("it has died")
+                return
+            if self._running:
+                self._step()
+
+    def _step(self):
+        for id, outputs in list(self._running.items()):
+            # As the real one does, it adds to what nobody has taken; here everything is taken in time.
+            last = outputs.params.max_tokens is not None and outputs.tokens + 1 == outputs.params.max_tokens
+            outputs.put("length" if last else None)
+            if last:
+                del self._running[id]
+        running = len(self._running)
+        scheduler = SimpleNamespace(
+            num_running_reqs=running, num_waiting_reqs=0, kv_cache_usage=running / 64, spec_decoding_stats=None,
+            prefix_cache_stats=SimpleNamespace(queries=2, hits=1),
+        )  # fmt: skip
+        for logger in self._loggers:
+            logger.record(scheduler_stats=scheduler, iteration_stats=SimpleNamespace(num_preempted_reqs=0))

@@ -1,0 +1,5 @@
+"""Errors of the engine."""
+
+
+class EngineDeadError(Exception):
+    pass

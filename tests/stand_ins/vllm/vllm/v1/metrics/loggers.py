@@ -1,0 +1,5 @@
+"""Who hears of statistics."""
+
+
+class StatLoggerBase:
+    pass

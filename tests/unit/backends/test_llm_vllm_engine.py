@@ -1,0 +1,233 @@
+"""Our side of vLLM, on a stand-in for it: what is told to whom, and what comes of mistakes, aborts and its death.
+
+The real one is in tests/service/test_llm_vllm.py, where it is installed.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nerite.backends.llm.engine import Delta, EngineStats, FinishReason, GenerationRequest
+from nerite.backends.llm.sampling import SamplingParameters
+from nerite.backends.llm.vllm import VllmEngine, framework
+from nerite.backends.llm.vllm.arguments import Arguments
+from nerite.core.errors import InvalidArgument, NeriteError, TooLate, Unavailable, Unsupported
+from pages import ROOT
+
+FEW = SamplingParameters(max_tokens=4)
+ENDLESS = SamplingParameters(max_tokens=None)
+REFUSED, DEADLY = 8, 9
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.deltas: list[Delta] = []
+        self.steps: queue.SimpleQueue[NeriteError | None] = queue.SimpleQueue()
+
+    def admitted(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
+        self.prompt_tokens = prompt_tokens
+
+    def advanced(self, deltas: Any) -> None:
+        self.deltas += deltas
+        self.steps.put(None)
+
+    def failed(self, error: NeriteError) -> None:
+        self.steps.put(error)
+
+    def begun(self) -> Heard:
+        self.steps.get(timeout=20)
+        return self
+
+    def over(self, sequences: int = 1) -> Heard:
+        while sum(delta.finish_reason is not None for delta in self.deltas) < sequences:
+            if (error := self.steps.get(timeout=20)) is not None:
+                raise error
+        return self
+
+    def text(self, index: int = 0) -> str:
+        return "".join(delta.text for delta in self.deltas if delta.index == index)
+
+
+class Server:
+    """Hears what the engine says of itself."""
+
+    def __init__(self) -> None:
+        self.stats: list[EngineStats] = []
+        self.given_up: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "stand_ins" / "vllm"))
+    # It makes a group of this process and its children, which is pytest's business.
+    monkeypatch.setattr(framework, "_end_children_with_us", lambda: None)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def started(server: Server) -> Iterator[Callable[..., VllmEngine]]:
+    engines = []
+
+    def start(adapters: dict[str, str] | None = None, **given: Any) -> VllmEngine:
+        engine = VllmEngine(Arguments("m", {"model": "m", **given}, adapters or {}))
+        engine.start(server.stats.append, server.given_up.put)
+        engines.append(engine)
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.stop()
+
+
+Started = Callable[..., VllmEngine]
+
+
+def asked(
+    engine: VllmEngine, sampling: SamplingParameters = FEW, id: str = "a", prompt: Any = "once", **more: Any
+) -> Heard:
+    heard = Heard()
+    engine.add(GenerationRequest(id, prompt, sampling, **more), heard)
+    return heard
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_delta_for_each_step(started: Started, server: Server) -> None:
+    engine = started()
+    told = len(server.stats)
+    heard = asked(engine).over()
+    assert (heard.prompt_tokens, heard.text()) == (4, "abcd")
+    assert [delta.finish_reason for delta in heard.deltas] == [None, None, None, FinishReason.LENGTH]
+    assert len(server.stats) - told == 4
+    last = server.stats[-1]
+    assert (last.running, last.free_blocks, last.total_blocks, last.context_length) == (0, 64, 64, 100)
+    assert (last.prompt_tokens, last.generated_tokens, last.prefix_hits) == (4, 4, (last.prefix_queries or 0) // 2)
+
+
+def test_capabilities(started: Started) -> None:
+    able = started({"A": "somewhere"}, scheduling_policy="priority").capabilities()
+    assert (able.engine, able.context_length, able.most_sequences, able.top_logprobs) == ("vllm", 100, 4, 20)
+    assert (able.adapters, able.priorities) == ({"A"}, True)
+    assert able.grammars == {"json_schema", "regex", "ebnf"}
+
+
+def test_sequences_probabilities_and_adapters(started: Started) -> None:
+    engine = started({"A": "somewhere"})
+    heard = asked(engine, replace(FEW, n=2, logprobs=1), lora="A").over(2)
+    assert heard.text(0) == heard.text(1) == "AAAA"
+    first = heard.deltas[0].logprobs[0]
+    assert (first.token, first.logprob, first.rank, first.text) == (0, -0.5, 1, "A")
+    assert [(other.token, other.rank) for other in first.others] == [(99, 2)]
+
+
+def test_several_run_and_are_aborted(started: Started, server: Server) -> None:
+    engine = started()
+    running = [asked(engine, ENDLESS, id).begun() for id in "abc"]
+    eventually(lambda: engine.stats().running == 3)
+    assert asked(engine, id="d").over().text() == "abcd"
+    for id in "abc":
+        engine.abort(id)
+    for heard in running:
+        assert heard.over().deltas[-1].finish_reason is FinishReason.ABORT
+    eventually(lambda: server.stats[-1].running == 0)
+    assert engine.is_healthy()
+
+
+def test_a_deadline(started: Started) -> None:
+    engine = started()
+    with pytest.raises(TooLate, match="the deadline of the request has passed"):
+        asked(engine, ENDLESS, deadline_ns=time.monotonic_ns() + 20_000_000).over()
+    eventually(lambda: engine.stats().running == 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "text"),
+    [
+        (
+            {"prompt": "x" * 100},
+            InvalidArgument,
+            "the prompt has 100 tokens, and the model a context of 100: leave out",
+        ),
+        ({"prompt": ""}, InvalidArgument, "the prompt is empty"),
+        ({"lora": "C"}, Unsupported, "LoRA feature is not enabled"),
+        ({"priority": 1}, Unsupported, "knows no priorities"),
+        ({"sampling": replace(FEW, logprobs=21)}, Unsupported, "'logprobs' is 21"),
+        (
+            {"sampling": replace(FEW, top_k=2000)},
+            InvalidArgument,
+            "vllm error in reading sampling parameters: top_k is",
+        ),
+        (
+            {"prompt": [1, REFUSED]},
+            InvalidArgument,
+            "Error generating stream: vllm error in beginning a request: a token that is none",
+        ),
+    ],
+)
+def test_what_is_refused(started: Started, said: dict[str, Any], kind: type[NeriteError], text: str) -> None:
+    engine = started()
+    with pytest.raises(kind, match=text):
+        asked(engine, **said).over()
+    assert asked(engine).over().text() == "abcd"
+
+
+def test_its_death(started: Started, server: Server) -> None:
+    engine = started()
+    running = asked(engine, ENDLESS).begun()
+    deadly = asked(engine, id="b", prompt=[DEADLY])
+    for heard in (running, deadly):
+        with pytest.raises(Unavailable, match="vllm error in a step of the engine: it has died"):
+            heard.over()
+    assert "vLLM has failed" in server.given_up.get(timeout=20)
+    assert not engine.is_healthy()
+    assert server.stats[-1].running == 0
+    with pytest.raises(Unavailable, match="the engine does not run"):
+        asked(engine)
+
+
+@pytest.mark.parametrize(
+    ("given", "adapters", "text"),
+    [
+        ({"max_model_length": 5}, {}, r"'max_model_length' is no argument of vLLM\. Did you mean max_model_len\?"),
+        ({"tasks": ("embed",)}, {}, "the model generates no text: vLLM would do embed with it"),
+        ({}, {"A": "nowhere"}, "vllm error in loading model: no adapter there"),
+    ],
+)
+def test_what_cannot_be_loaded(started: Started, given: dict[str, Any], adapters: dict[str, str], text: str) -> None:
+    with pytest.raises(NeriteError, match=text):
+        started(adapters, **given)
+
+
+def test_stopping_answers_what_runs(started: Started) -> None:
+    engine = started()
+    running = asked(engine, ENDLESS).begun()
+    engine.stop()
+    assert running.over().deltas[-1].finish_reason is FinishReason.ABORT
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(Unsupported, match="nerite engines install vllm"):
+        VllmEngine(Arguments("m", {})).start(server.stats.append, server.given_up.put)
