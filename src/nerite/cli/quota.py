@@ -8,10 +8,9 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nerite.cli.client.connection import add_connection, client_of
+from nerite.cli.client.connection import add_connection, connected
 from nerite.cli.command import new_parser, show, show_json, show_table, status_of
 from nerite.client import Client, ClientError
-from nerite.client.error import Unreachable
 
 _EPILOG = """\
 What is counted is said in docs/admission.md. The counts begin with the server; --csv has a line for each model, tenant
@@ -45,11 +44,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tell(options: argparse.Namespace) -> int:
-    try:
-        with client_of(options) as client:
-            found = _of_tenant(client, options.tenant)
-    except Unreachable as error:
-        raise ClientError(f"{error}\n    Is a server running there? Name another with --url HOST:PORT.") from error
+    with connected(options) as client:
+        found = _of_tenant(client, options.tenant)
     if options.json:
         show_json(found)
     elif options.csv:
