@@ -8,7 +8,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/backends/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --python-version 3.11 --upgrade
 
-.PHONY: help setup serve check test bench bench-backends soak lock clean
+.PHONY: help setup serve check test bench bench-backends bench-llm soak lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -40,6 +40,9 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 bench-backends: $(VENV)/dev  ## every framework, beside its own loop, MLServer, and Triton around it
 	$(BIN)/python benchmarks/backends.py
 	$(BIN)/python benchmarks/peers.py
+
+bench-llm: $(VENV)/dev  ## language models through the server, beside the bare engine
+	$(BIN)/python benchmarks/llm.py
 
 soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them (5 minutes)
 	$(BIN)/python benchmarks/churn.py
