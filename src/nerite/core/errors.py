@@ -19,6 +19,8 @@ class NeriteError(Exception):
     http_status: ClassVar[int] = 400
     grpc_status: ClassVar[int] = 2
 
+    plain: ClassVar[bool] = False
+    """It keeps its status also where Triton has one status for whatever goes wrong: Triton knows no such refusal."""
     retry_after: int = 0
     """Seconds after which it may be otherwise, where that is so; clients are told. 0: nobody knows."""
 
@@ -85,9 +87,16 @@ class Unavailable(NeriteError):
     grpc_status = 14
 
 
+class Overloaded(Unavailable):
+    """Not now: by the policy too much is to be done."""
+
+    plain = True
+
+
 class QuotaExceeded(NeriteError):
     """The caller has used up what it may use; others have not."""
 
+    plain = True
     code = "UNAVAILABLE"
     http_status = 429
     grpc_status = 8
@@ -96,6 +105,7 @@ class QuotaExceeded(NeriteError):
 class TooLarge(NeriteError):
     """More than the model takes, however long the caller waits."""
 
+    plain = True
     code = "INVALID_ARG"
     http_status = 413
     grpc_status = 3
@@ -104,6 +114,7 @@ class TooLarge(NeriteError):
 class TooLate(NeriteError):
     """It would not be answered in time, or was not."""
 
+    plain = True
     code = "UNAVAILABLE"
     http_status = 503
     grpc_status = 4

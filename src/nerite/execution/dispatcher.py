@@ -66,6 +66,8 @@ class Dispatcher:
         self._on_done: Done = self._done
         self._on_part: Part = self._part
         self._on_drained: list[Callable[[], None]] = []
+        self.on_usable: Callable[[], None] = _nothing
+        """Called when an instance went down, came up, or failed to come up."""
         for runner in runners:
             self._adopt(runner)
 
@@ -73,6 +75,12 @@ class Dispatcher:
     def pending(self) -> int:
         """Requests that wait for an instance."""
         return self._roster.size
+
+    @property
+    def able(self) -> bool:
+        """Whether requests come to an end: an instance can run them, or none can be started and they are refused."""
+        runners = self._runners
+        return any(each.usable for each in runners) or all(each.failure is not None for each in runners)
 
     @property
     def in_flight(self) -> int:
@@ -280,6 +288,7 @@ class Dispatcher:
 
     def _usable(self, runner: Runner) -> None:
         """An instance went down, came up, or failed to come up."""
+        self.on_usable()
         if not runner.usable:
             for request, error in self._roster.gone(runner):
                 self._answers.refuse(request, error, Outcome.OTHER)
@@ -362,3 +371,7 @@ class Dispatcher:
         self._timer = None
         self._expire(_now())
         self._turn()
+
+
+def _nothing() -> None:
+    """Tell nobody."""

@@ -71,7 +71,8 @@ class Launcher:
         """Load a model version and all its instances. Raises ``NeriteError``; nothing is left behind then."""
         began = time.monotonic()
         scheduler = await self._around.blocking(roster, config, context.directory)
-        admission = Admission(bounds_of(config, self._around.queue), context.name)
+        bounds = bounds_of(config, self._around.queue)
+        admission = Admission(bounds, context.name)
         plans = instance_plans(config, self._around.policies)
         arena = Arena()
         self._around.guests.host(arena)
@@ -118,7 +119,7 @@ class Launcher:
         )
         if rations is None and config.sequence_batching is None and not (running.decoupled or running.cached):
             running.worker = households.shared_by(context)
-        running.let_in_by(self._around.reception)
+        running.let_in_by(self._around.reception, bounds)
         running.load_seconds = time.monotonic() - began
         return running
 
@@ -135,7 +136,8 @@ class Launcher:
             _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)
         graph = Graph(signature, str(version), config.ensemble_scheduling.step, parts)
         decoupled = any(part.decoupled for part in parts)
-        admission = Admission(bounds_of(config, self._around.queue), name)
+        bounds = bounds_of(config, self._around.queue)
+        admission = Admission(bounds, name)
         scheduler = Ensemble(
             graph, self._around.door, statistics, self._around.loop, admission, decoupled=decoupled, most_inflight=limit
         )
@@ -152,7 +154,7 @@ class Launcher:
             arena,
             self._around.loop,
         )
-        running.let_in_by(self._around.reception)
+        running.let_in_by(self._around.reception, bounds)
         return running
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:

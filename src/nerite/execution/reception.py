@@ -5,22 +5,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from weakref import WeakSet
 
 from nerite.cache.gate import Queue
+from nerite.config.model_config import ModelConfig
 from nerite.core.request import InferenceRequest
 from nerite.execution import quota
+from nerite.execution.engine_turnstile import EngineTurnstile
 from nerite.execution.quota import UsageKey
 from nerite.execution.turnstile import Turnstile
 from nerite.observability.exposition import Family
 from nerite.observability.statistics import VersionStatistics
+from nerite.scheduling.admission import Admission
 from nerite.scheduling.tokens.account import Accounts, Standing
 from nerite.scheduling.tokens.gate import Gate
-from nerite.scheduling.tokens.policy import EVERYBODY, Policy
+from nerite.scheduling.tokens.policy import ANY_MODEL, EVERYBODY, ModelLimits, Policy
 from nerite.scheduling.tokens.usage import Usage
 
 _now = time.monotonic_ns
+
+
+GENERATING: Final = frozenset({"llm"})
+"""Backends whose models have an engine that generates tokens."""
+_NONE: Final = Policy(llms={ANY_MODEL: ModelLimits(queue_length=0)})
+"""Of who may use what nothing is said: queues have their own bounds."""
+_MOST_SEQUENCES: Final = "MAX_NUM_SEQS"
+_STANDARD: Final = 256
 
 
 class Reception:
@@ -29,7 +40,7 @@ class Reception:
     def __init__(self, policy: Policy | None, loop: asyncio.AbstractEventLoop) -> None:
         """Without a ``policy`` nobody has to be let in."""
         self._in_force = policy is not None
-        self._accounts = Accounts(policy or Policy())
+        self._accounts = Accounts(policy or _NONE)
         self._loop = loop
         self._usages: dict[UsageKey, Usage] = {}
         """By model, for as long as the server runs: what was used stays used when a model is loaded again."""
@@ -50,11 +61,32 @@ class Reception:
         """Return what lets requests in to a version of a model; None where nobody has to be let in."""
         if not self._in_force:
             return None
-        usage = self._usages.setdefault(UsageKey(model, tokens=False), Usage())
-        gate = Gate(model, self._accounts, _now(), tokens=False, usage=usage)
-        turnstile = Turnstile(gate, queue, enter, statistics, self._loop)
+        turnstile = Turnstile(self._gate(model, tokens=False), queue, enter, statistics, self._loop)
         self._turnstiles.add(turnstile)
         return turnstile
+
+    def engine_turnstile(
+        self, config: ModelConfig, queue: Queue, statistics: VersionStatistics, admission: Admission
+    ) -> EngineTurnstile:
+        """Return the same of a model whose engine generates tokens: one lets in as many as the engine can do at once.
+
+        ``admission`` bounds the queue where no policy does.
+        """
+        turnstile = EngineTurnstile(
+            self._gate(config.name, tokens=True),
+            queue,
+            queue.submit,
+            statistics,
+            self._loop,
+            _most_sequences(config),
+            None if self._in_force else admission,
+        )
+        self._turnstiles.add(turnstile)
+        return turnstile
+
+    def _gate(self, model: str, *, tokens: bool) -> Gate:
+        usage = self._usages.setdefault(UsageKey(model, tokens), Usage())
+        return Gate(model, self._accounts, _now(), tokens=tokens, usage=usage)
 
     def follow(self, policy: Policy) -> None:
         """Go on by another policy. Who was let in stays, and what was used stays used."""
@@ -68,8 +100,8 @@ class Reception:
         return quota.document(self._standings(), self._gates(), self._usages)
 
     def families(self) -> list[Family]:
-        """Return the same as metrics; none where nobody has to be let in."""
-        return quota.families(self._standings(), self._gates(), self._usages) if self._in_force else []
+        """Return the same as metrics; none where no model asks who is to be let in."""
+        return quota.families(self._standings(), self._gates(), self._usages) if self._usages else []
 
     def _standings(self) -> list[Standing]:
         now = _now()
@@ -78,3 +110,9 @@ class Reception:
 
     def _gates(self) -> list[Gate]:
         return [turnstile.gate for turnstile in self._turnstiles]
+
+
+def _most_sequences(config: ModelConfig) -> int:
+    """Return how many sequences an engine runs at once, as its backend reads it."""
+    parameter = config.parameters.get(_MOST_SEQUENCES)
+    return int(parameter.string_value) if parameter is not None and parameter.string_value else _STANDARD

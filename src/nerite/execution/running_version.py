@@ -11,6 +11,7 @@ from typing import Any
 from nerite.cache.gate import Gate, Queue
 from nerite.cache.interface import ResponseCache
 from nerite.config.model_config import ModelConfig
+from nerite.config.options import QueueOptions
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
@@ -20,13 +21,15 @@ from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.readiness import ask_all
-from nerite.execution.reception import Reception
+from nerite.execution.reception import GENERATING, Reception
 from nerite.execution.runner import OnReport, Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.scheduler import Scheduler
+from nerite.execution.turnstile import Turnstile
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.token_statistics import TokenStatistics
 from nerite.observability.tracing import Tracing
+from nerite.scheduling.admission import Admission
 from nerite.scheduling.sequence import SequenceRequest
 
 _TRIM_AFTER = 30.0
@@ -162,9 +165,22 @@ class RunningVersion:
         self.tell_witnesses()
         self._submit = submit
 
-    def let_in_by(self, reception: Reception) -> None:
-        """Have requests let in before they come to the queue, if that is called for. Called before ``put_before``."""
-        turnstile = reception.turnstile(self.name, self._queue, self._entry, self.statistics)
+    def let_in_by(self, reception: Reception, bounds: QueueOptions) -> None:
+        """Have requests let in before they come to the queue, if that is called for. Called before ``put_before``.
+
+        ``bounds`` are those of the queue.
+        """
+        turnstile: Turnstile | None
+        if self.config.backend in GENERATING:
+            dispatcher = self._scheduler
+            assert isinstance(dispatcher, Dispatcher)
+            turnstile = engine = reception.engine_turnstile(
+                self.config, dispatcher, self.statistics, Admission(bounds, self.name)
+            )
+            dispatcher.on_usable = lambda: engine.set_ready(dispatcher.able)
+            self.listen(engine.reported)
+        else:
+            turnstile = reception.turnstile(self.name, self._queue, self._entry, self.statistics)
         if turnstile is not None:
             self._queue = turnstile
             self._entry = self._submit = turnstile.submit

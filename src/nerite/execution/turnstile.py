@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable
 
 from nerite.cache.gate import Queue
 from nerite.core.caller import Caller
+from nerite.core.child_request import ChildRequest
 from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, TooLarge, TooLate
 from nerite.core.request import InferenceRequest, ReplySink
 from nerite.core.response import InferenceResponse
 from nerite.core.witness import Relay
 from nerite.observability.statistics import Outcome, VersionStatistics
-from nerite.scheduling.tokens.gate import Admit, Ending, Gate, Refuse, Refused
+from nerite.scheduling.tokens.decision import Admit, Ending, Refuse, Refused
+from nerite.scheduling.tokens.gate import Gate
 from nerite.scheduling.tokens.policy import EVERYBODY
 from nerite.scheduling.tokens.ticket import Ticket
 
@@ -62,13 +64,12 @@ class Turnstile:
         return self._queue.in_flight + len(self._requests)
 
     def submit(self, request: InferenceRequest) -> None:
-        """Let a request in, now or later, or refuse it. What another request needs to go on is always let in."""
-        if request.caused:
+        """Let a request in, now or later, or refuse it."""
+        ticket = self._ticket(request)
+        if ticket is None:
             self._enter(request)
             return
-        now = _now()
-        ticket = _ticket(request)
-        decision = self.gate.offer(ticket, now)
+        decision = self.gate.offer(ticket, _now())
         if isinstance(decision, Admit):
             self._let_in(ticket, request)
         elif isinstance(decision, Refuse):
@@ -120,6 +121,19 @@ class Turnstile:
             self._let_in(ticket, request)
         self._arm()
         self._check_drained()
+
+    def _ticket(self, request: InferenceRequest) -> Ticket | None:
+        """Return the ticket of a request; None for one that goes in anyway, as another needs it to go on."""
+        if request.caused:
+            return None
+        caller = caller_of(request)
+        return Ticket(
+            caller.tenant,
+            sum(map(len, request.data)),
+            wanted_class=caller.wanted_class,
+            deadline=deadline_of(request),
+            retry=caller.retry,
+        )
 
     def _let_in(self, ticket: Ticket, request: InferenceRequest) -> None:
         request.sink = Passage(self, ticket, request.sink)
@@ -176,35 +190,41 @@ class Turnstile:
 class Passage(Relay):
     """Takes the place of a request's sink, so that the turnstile sees the answers."""
 
-    __slots__ = ("_ticket", "_turnstile")
+    __slots__ = ("_turnstile", "ticket")
 
     def __init__(self, turnstile: Turnstile, ticket: Ticket, sink: ReplySink) -> None:
         super().__init__(sink)
         self._turnstile = turnstile
-        self._ticket = ticket
+        self.ticket = ticket
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Pass a response on, and tell of it."""
         self._sink.respond(request, response, final)
-        self._turnstile.passed(self._ticket, request, response, final)
+        self._turnstile.passed(self.ticket, request, response, final)
 
 
-def _ticket(request: InferenceRequest) -> Ticket:
-    header = request.header
-    caller = header.caller or _NOBODY
-    limits = [limit for limit in (caller.patience_ns, header.timeout_us * 1000) if limit]
-    return Ticket(
-        caller.tenant,
-        sum(map(len, request.data)),
-        wanted_class=caller.wanted_class,
-        deadline=request.arrived_ns + min(limits) if limits else None,
-        retry=caller.retry,
-    )
+def caller_of(request: InferenceRequest) -> Caller:
+    """Return who asks; where another request causes one, whoever asks that."""
+    return _first(request).header.caller or _NOBODY
+
+
+def deadline_of(request: InferenceRequest) -> int | None:
+    """Return when nobody waits for the answer any more; None for never."""
+    first = _first(request)
+    patience, timeout = caller_of(first).patience_ns, request.header.timeout_us * 1000
+    ends = [first.arrived_ns + patience] if patience else []
+    return min([*ends, request.arrived_ns + timeout] if timeout else ends, default=None)
+
+
+def _first(request: InferenceRequest) -> InferenceRequest:
+    while isinstance(request, ChildRequest):
+        request = request.parent.origin
+    return request
 
 
 def _ending(request: InferenceRequest, error: NeriteError | None) -> Ending:
+    if isinstance(error, TooLate):
+        return Ending.DEADLINE
     if request.cancelled or isinstance(error, Cancelled):
         return Ending.CANCELLED
-    if error is None:
-        return Ending.COMPLETE
-    return Ending.DEADLINE if isinstance(error, TooLate) else Ending.FAILED
+    return Ending.COMPLETE if error is None else Ending.FAILED

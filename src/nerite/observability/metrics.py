@@ -131,7 +131,7 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
         "counter",
         [(labels, item.restarts) for labels, item in all_versions],
     )
-    generated = [(labels, item.tokens) for labels, item in all_versions if item.tokens is not None]
+    generated = [(labels, item.tokens, item.pending) for labels, item in all_versions if item.tokens is not None]
     of_tokens = token_metrics.families(generated, counters=counters)
     return [success, failure, *counted, pending, load, restarts, *of_tokens]
 

@@ -13,8 +13,8 @@ from nerite.observability.distribution import Distribution
 from nerite.observability.exposition import Family
 from nerite.observability.token_statistics import BETWEEN, TokenStatistics
 
-Labelled: TypeAlias = tuple[Mapping[str, str], TokenStatistics]
-"""The labels of a model version, and what was counted there."""
+Labelled: TypeAlias = tuple[Mapping[str, str], TokenStatistics, int]
+"""The labels of a model version, what was counted there, and how many requests wait before its engines."""
 
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[TokenStatistics], float | None]], ...]] = (
     ("vllm:prompt_tokens_total", "Number of prefill tokens processed.", lambda s: s.prompt_tokens),
@@ -49,7 +49,6 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[TokenStatistics], float | None]
 
 _GAUGES: Final[tuple[tuple[str, str, Callable[[list[EngineReport]], float]], ...]] = (
     ("vllm:num_requests_running", "Sequences that the engine runs.", lambda r: sum(each.running for each in r)),
-    ("vllm:num_requests_waiting", "Sequences that wait in the engine.", lambda r: sum(each.waiting for each in r)),
     ("vllm:gpu_cache_usage_perc", "KV cache usage. 1 means 100 percent.", lambda r: utilization(r)),
     ("vllm:kv_cache_usage_perc", "KV cache usage. 1 means 100 percent.", lambda r: utilization(r)),
     (
@@ -93,9 +92,10 @@ def families(versions: Iterable[Labelled], *, counters: bool = True) -> list[Fam
 
     Without ``counters`` nothing that counts requests has values.
     """
-    listed = list(versions)
-    if not listed:
+    all_versions = list(versions)
+    if not all_versions:
         return []
+    listed = [(labels, statistics) for labels, statistics, _ in all_versions]
     counted = listed if counters else []
     made = [
         Family(name, text, "counter", [(labels, count) for labels, s in counted if (count := read(s)) is not None])
@@ -110,6 +110,12 @@ def families(versions: Iterable[Labelled], *, counters: bool = True) -> list[Fam
     ]
     return [
         *made,
+        Family(
+            "vllm:num_requests_waiting",
+            "Requests that wait, before the engine or in it.",
+            "gauge",
+            [(labels, pending + sum(each.waiting for each in s.latest)) for labels, s, pending in all_versions],
+        ),
         Family(
             "vllm:request_success_total",
             "Requests that the engine is done with, by how they ended.",

@@ -44,7 +44,7 @@ class Bench:
 
     def samples(self, *, counters: bool = True) -> dict[str, float]:
         """Return the page by name and what is not a label of every sample."""
-        page = render(families([(LABELS, self.statistics)], counters=counters)).decode()
+        page = render(families([(LABELS, self.statistics, 2)], counters=counters)).decode()
         found = {}
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
@@ -121,7 +121,7 @@ def test_how_the_engines_are() -> None:
     bench.says(running=2, waiting=1, total_blocks=100, free_blocks=90, block_size=16)
     bench.says(engine="b", running=3, total_blocks=100, free_blocks=60, block_size=16)
     found = bench.samples()
-    assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (5, 1)
+    assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (5, 3)
     assert found["vllm:gpu_cache_usage_perc"] == found["vllm:kv_cache_usage_perc"] == 0.25
     assert (found["nerite_llm_kv_blocks used"], found["nerite_llm_kv_blocks free"]) == (50, 150)
     assert found["nerite_llm_kv_block_tokens"] == 16

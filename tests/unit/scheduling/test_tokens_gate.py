@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nerite.core.errors import InvalidArgument, QuotaExceeded, TooLarge, TooLate, Unavailable
+from nerite.core.errors import InvalidArgument, Overloaded, QuotaExceeded, TooLarge, TooLate
 from nerite.scheduling.tokens.account import Accounts
-from nerite.scheduling.tokens.gate import Admit, Decision, Ending, Gate, Refuse, Wait
+from nerite.scheduling.tokens.decision import Admit, Decision, Ending, Refuse, Wait
+from nerite.scheduling.tokens.gate import Gate
 from nerite.scheduling.tokens.headroom import EngineStatistics
 from nerite.scheduling.tokens.policy import ModelLimits, Policy, PriorityClass, Rate, Tenant
 from nerite.scheduling.tokens.refusal import Fault, Limit, Refusal
@@ -220,7 +221,7 @@ def test_who_waits_is_let_in_when_there_is_memory() -> None:
 def test_an_engine_without_work_takes_what_it_can_hold() -> None:
     house = House()
     house.gate.tell(EngineStatistics(100, 40, 16))
-    house.let_in(size=1000, most=100_000)
+    house.let_in(size=1400, most=100_000)
     assert house.gate.headroom.promised == 100
     house.wait(size=1, most=1)
 
@@ -247,7 +248,7 @@ def test_a_full_queue() -> None:
     house.wait()
     refusal = house.refused()
     assert (refusal.limit, refusal.value, refusal.use, refusal.retry_after) == (Limit.QUEUE_LENGTH, 2, 2, 1)
-    assert type(refusal.as_error()) is Unavailable
+    assert type(refusal.as_error()) is Overloaded
 
 
 def test_a_queue_of_too_many_tokens() -> None:

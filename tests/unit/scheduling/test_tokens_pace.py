@@ -73,7 +73,8 @@ def test_new_measurements_count_more_and_old_ones_do_not_count() -> None:
 
 def test_how_long_an_answer_will_be() -> None:
     forecast = Forecast()
-    assert forecast.expected("a", 500) == forecast.cautious("a", 500) == 500
+    assert forecast.expected("a", 500) == 500
+    assert [forecast.cautious("a", 500, generated) for generated in (0, 200, 300)] == [256, 400, 500]
     for _ in range(50):
         for length in (80, 120):
             forecast.note("a", length)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from nerite.scheduling.tokens.account import Accounts
-from nerite.scheduling.tokens.gate import Admit, Due, Ending, Gate, Refuse
+from nerite.scheduling.tokens.decision import Admit, Due, Ending, Refuse
+from nerite.scheduling.tokens.gate import Gate
 from nerite.scheduling.tokens.headroom import EngineStatistics
 from nerite.scheduling.tokens.policy import Policy
 from nerite.scheduling.tokens.refusal import Refusal

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from enum import Enum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 from nerite.scheduling.tokens import reasons
 from nerite.scheduling.tokens.account import Account, Accounts
+from nerite.scheduling.tokens.decision import Admit, Decision, Due, Ending, Refuse, Refused, Wait
 from nerite.scheduling.tokens.fair_queue import FairQueue
 from nerite.scheduling.tokens.forecast import Forecast
 from nerite.scheduling.tokens.headroom import EngineStatistics, Headroom
@@ -25,51 +25,6 @@ from nerite.scheduling.tokens.usage import Usage
 _HUSKS: Final = 64
 
 
-class Refused(NamedTuple):
-    """One that waited and does no more."""
-
-    ticket: Ticket
-    refusal: Refusal
-
-
-class Admit(NamedTuple):
-    """Give it to the engine now."""
-
-
-class Wait(NamedTuple):
-    """Keep it until ``due`` names it."""
-
-    displaced: tuple[Refused, ...] = ()
-    """Those that wait no more because it matters more."""
-
-
-class Refuse(NamedTuple):
-    """Answer it with the refusal; the gate has forgotten it."""
-
-    refusal: Refusal
-
-
-Decision: TypeAlias = Admit | Wait | Refuse
-
-
-class Due(NamedTuple):
-    """What is to be done now."""
-
-    admitted: list[Ticket]
-    refused: list[Refused]
-
-
-class Ending(Enum):
-    """How a request ended that was let in."""
-
-    COMPLETE = "complete"
-    CANCELLED = "cancelled"
-    """The client went or gave up."""
-    DEADLINE = "deadline"
-    FAILED = "failed"
-    """The engine's fault."""
-
-
 class Gate:
     """In front of one model."""
 
@@ -80,6 +35,8 @@ class Gate:
         self.model = model
         self.tokens = tokens
         self._accounts = accounts
+        self._most_running = 0
+        """As many the engine runs at once itself, whatever the policy says. 0: any number."""
         self._limits = accounts.policy.limits_of(model, tokens)
         self._queue = FairQueue()
         self._forecast = Forecast()
@@ -95,12 +52,18 @@ class Gate:
         self._ready_since = now
         self._draining = False
         self.running = 0
+        """Sequences; requests, of a model that is no LLM."""
         self.usage = usage or Usage()
 
     @property
     def waiting(self) -> int:
         """Requests that wait."""
         return self._queue.count
+
+    @property
+    def most_output(self) -> int:
+        """Output tokens that a request may have at the most; 0: any number."""
+        return self._limits.max_output
 
     @property
     def headroom(self) -> Headroom:
@@ -164,13 +127,33 @@ class Gate:
             return
         ticket.started_at = now
         self._reading -= ticket.input_size
-        self._generating += 1
+        self._generating += ticket.sequences
         self._pace.note_prefill(ticket.read_with, now - ticket.admitted_at, now)
         self._pace.note_running(self._generating, now)
         if self.tokens:
             self._pace.note_work(ticket.input_size, now)
             self._headroom.hold(ticket.holding, self._headroom.blocks(ticket.input_size))
             ticket.holding.shared = cached // self._headroom.block_size if self._headroom.block_size else 0
+
+    def correct(self, ticket: Ticket, input_size: int, now: int) -> Refusal | None:
+        """Take in how long a prompt is that was estimated; return why the request is over then, if it is too long."""
+        if ticket.state is not State.RUNNING:
+            return None
+        more = input_size - ticket.input_size
+        ticket.input_size = ticket.least = input_size
+        use = self.usage.of(ticket.tenant, ticket.level.name)
+        use.input_tokens += more
+        self._reading += more
+        charged = ticket.charged.get(Limit.INPUT_RATE, 0)
+        ticket.account.settle(Limit.INPUT_RATE, charged - input_size, now)
+        ticket.charged[Limit.INPUT_RATE] = input_size
+        refusal = size_refusal(ticket, self._limits, self._headroom, self._of)
+        if refusal is not None:
+            use.refuse(refusal.limit)
+            self.finished(ticket, Ending.REFUSED, now)
+        else:
+            self._headroom.grow(ticket.holding, self._headroom.blocks(input_size + ticket.bound))
+        return refusal
 
     def progressed(self, ticket: Ticket, tokens: int, now: int) -> None:
         """Note that a request has so many tokens more."""
@@ -198,11 +181,11 @@ class Gate:
         if ticket.state is not State.RUNNING:
             return
         ticket.state = State.OVER
-        self.running -= 1
+        self.running -= ticket.sequences
         if ticket.started_at is None:
             self._reading -= ticket.input_size
         else:
-            self._generating -= 1
+            self._generating -= ticket.sequences
             self._pace.note_running(self._generating, now)
         self._headroom.release(ticket.holding)
         use = self.usage.of(ticket.tenant, ticket.level.name)
@@ -214,7 +197,7 @@ class Gate:
             self._queue.settle(ticket, done - ticket.cost)
         else:
             self._pace.note_work(ticket.cost, now)
-        if ending is Ending.FAILED and ticket.started_at is None:
+        if ending in (Ending.FAILED, Ending.REFUSED) and ticket.started_at is None:
             self._give_back(ticket, now)
         else:
             self._settle(ticket, now)
@@ -231,6 +214,10 @@ class Gate:
     def tell(self, statistics: EngineStatistics) -> None:
         """Take in what the engine says of its memory."""
         self._headroom.tell(statistics)
+
+    def limit_running(self, most: int) -> None:
+        """Take in how many sequences the engine runs at once; 0: any number."""
+        self._most_running = most
 
     def set_ready(self, ready: bool, now: int) -> None:
         """Let nobody in while the engine is not there. Those that wait go on waiting, without a promise."""
@@ -281,7 +268,9 @@ class Gate:
             # An estimate may be far off. It is no reason to never let somebody in.
             burst = account.burst(Limit.OUTPUT_RATE)
             ahead = ticket.expected if burst is None else min(ticket.expected, burst)
-            ticket.charged = {Limit.INPUT_RATE: ticket.input_size, Limit.OUTPUT_RATE: ahead}
+            burst = account.burst(Limit.INPUT_RATE)
+            prompt = ticket.input_size if burst is None else max(min(ticket.input_size, burst), ticket.least)
+            ticket.charged = {Limit.INPUT_RATE: prompt, Limit.OUTPUT_RATE: ahead}
         else:
             ticket.charged = {Limit.BYTE_RATE: ticket.input_size}
         if not ticket.caused:
@@ -331,7 +320,8 @@ class Gate:
     def _fits(self, ticket: Ticket) -> bool:
         if not self.running:
             return True
-        if self._limits.max_running and self.running >= self._limits.max_running:
+        running = self.running + ticket.sequences
+        if any(0 < most < running for most in (self._limits.max_running, self._most_running)):
             return False
         return not self.tokens or self._headroom.fits(self._blocks(ticket))
 
@@ -343,7 +333,7 @@ class Gate:
     def _admit(self, ticket: Ticket, now: int) -> None:
         ticket.state = State.RUNNING
         ticket.admitted_at = now
-        self.running += 1
+        self.running += ticket.sequences
         self._reading += ticket.input_size
         ticket.read_with = self._reading
         if self.tokens:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final
 
-from nerite.core.errors import InvalidArgument, NeriteError, QuotaExceeded, TooLarge, TooLate, Unavailable
+from nerite.core.errors import InvalidArgument, NeriteError, Overloaded, QuotaExceeded, TooLarge, TooLate
 
 LONGEST_PAUSE: Final = 3600
 """Seconds after which a client may try again, at the most: by then the policy may be another."""
@@ -42,7 +42,7 @@ class Fault(Enum):
     CLIENT = InvalidArgument
     SIZE = TooLarge
     QUOTA = QuotaExceeded
-    LOAD = Unavailable
+    LOAD = Overloaded
     TIME = TooLate
 
 

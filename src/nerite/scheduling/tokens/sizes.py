@@ -10,7 +10,7 @@ from nerite.scheduling.tokens.ticket import Ticket
 
 def size_refusal(ticket: Ticket, limits: ModelLimits, headroom: Headroom, of: str) -> Refusal | None:
     """Return why a request is larger than it may be; if it may, say in it how many tokens it can have at the most."""
-    size = ticket.input_size
+    size = ticket.least
     if limits.max_input and size > limits.max_input:
         limit = Limit.MAX_INPUT_TOKENS if limits.tokens else Limit.MAX_BYTES
         return Refusal(
@@ -52,6 +52,7 @@ def size_refusal(ticket: Ticket, limits: ModelLimits, headroom: Headroom, of: st
             text="the prompt is longer than all memory of the engine holds",
         )
     if not ticket.most:
-        room = [bound for bound in (limits.max_output, window - size if window else 0) if bound]
-        ticket.most = min(room) if room else max(headroom.total_blocks * headroom.block_size - size, 0)
+        left = max(window - ticket.input_size, 1) if window else 0
+        room = [bound for bound in (limits.max_output, left) if bound]
+        ticket.most = min(room) if room else max(headroom.total_blocks * headroom.block_size - ticket.input_size, 0)
     return None

@@ -38,11 +38,13 @@ class Ticket:
         "gone",
         "holding",
         "input_size",
+        "least",
         "level",
         "most",
         "offered_at",
         "read_with",
         "retry",
+        "sequences",
         "started_at",
         "state",
         "tenant",
@@ -59,11 +61,17 @@ class Ticket:
         deadline: int | None = None,
         retry: bool = False,
         caused: bool = False,
+        least: int | None = None,
+        sequences: int = 1,
     ) -> None:
         self.tenant = tenant
         """The name that the policy gives to whoever sent it."""
         self.input_size = input_size
-        """Tokens of the prompt; bytes, for a model that is no LLM."""
+        """Tokens of the prompt, as far as is known; bytes, for a model that is no LLM."""
+        self.least = input_size if least is None else least
+        """As many there are in any case, where ``input_size`` is an estimate: by it what is too long is refused."""
+        self.sequences = sequences
+        """Answers to the one prompt."""
         self.most = most
         """Output tokens that it may have at the most. 0: as many as the model's limits allow."""
         self.wanted_class = wanted_class

@@ -23,7 +23,8 @@ _NOT_ONE: Final = (
 class Generation:
     """The sink of a request: sends one JSON object, or with ``events`` each response as it comes.
 
-    As with Triton any error of a model is a 400, and only the first response decides on the status.
+    As with Triton any error of a model is a 400, and only the first response decides on the status. A refusal that
+    Triton does not know keeps its own.
     """
 
     protocol = "HTTP"
@@ -61,28 +62,28 @@ class Generation:
 
     def _send_one(self, request: InferenceRequest) -> None:
         if self._count == 1:
-            status, text = self._written(request, self._first)
+            text, error = self._written(request, self._first)
         else:
-            status, text = 200, generate_form.write_error(InvalidArgument(_NOT_ONE))
-        self._connection.open(reply.chunked_head(status, "application/json"), text)
+            text, error = generate_form.write_error(InvalidArgument(_NOT_ONE)), None
+        self._connection.open(_head(error, "application/json"), text)
 
     def _send_event(self, request: InferenceRequest, response: InferenceResponse) -> None:
         if response.empty:
             return
-        status, text = self._written(request, response)
+        text, error = self._written(request, response)
         event = b"data: " + text + b"\n\n"
         if self._begun:
             self._connection.send_chunk(event)
         else:
             self._begun = True
-            self._connection.open(reply.chunked_head(status, _EVENTS), event)
+            self._connection.open(_head(error, _EVENTS), event)
 
-    def _written(self, request: InferenceRequest, response: InferenceResponse) -> tuple[int, bytes]:
-        """Return a response as JSON, and the status it would be sent with."""
+    def _written(self, request: InferenceRequest, response: InferenceResponse) -> tuple[bytes, NeriteError | None]:
+        """Return a response as JSON, and the error that it is."""
         error = response.error
         if error is None:
             try:
-                return 200, generate_form.write(request, response, self._half)
+                return generate_form.write(request, response, self._half), None
             except NeriteError as refusal:
                 error = refusal
             except Exception:  # a mistake of the model's or ours must not cost the client its answer
@@ -93,4 +94,13 @@ class Generation:
                 )
                 error = Internal("internal error, see the server's log")
         refusals.note(request.id, error)
-        return 400, generate_form.write_error(error)
+        return generate_form.write_error(error), error
+
+
+def _head(error: NeriteError | None, content_type: str) -> bytes:
+    """Return the beginning of the reply that has this error, or none, for its first response."""
+    if error is None:
+        return reply.chunked_head(200, content_type)
+    if not error.plain:
+        return reply.chunked_head(400, content_type)
+    return reply.chunked_head(error.http_status, content_type, error.retry_after)

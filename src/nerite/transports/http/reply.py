@@ -60,9 +60,15 @@ def head(status: int, content_type: str, length: int, headers: bytes = b"") -> b
     )
 
 
-def chunked_head(status: int, content_type: str) -> bytes:
+def chunked_head(status: int, content_type: str, retry_after: int = 0) -> bytes:
     """Return status line and headers, for a body that comes in chunks."""
-    return status_line(status) + b"Content-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % content_type.encode()
+    headers = b"Content-Type: %b\r\n%bTransfer-Encoding: chunked\r\n\r\n"
+    return status_line(status) + headers % (content_type.encode(), retry_line(retry_after))
+
+
+def retry_line(seconds: int) -> bytes:
+    """Return the header line that says when to come again; nothing where nobody knows."""
+    return b"Retry-After: %d\r\n" % seconds if seconds else b""
 
 
 def with_header(encoded: bytes, line: bytes) -> bytes:
@@ -96,8 +102,7 @@ def error_reply(error: NeriteError, content_type: str = "application/json") -> R
 def _refusal(status: int, message: str, retry_after: int, content_type: str) -> Reply:
     # What a model raises may have half a character in it, as file names do that are not UTF-8.
     message = message.encode(errors="replace").decode()
-    headers = b"Retry-After: %d\r\n" % retry_after if retry_after else b""
-    return Reply(status, orjson.dumps({"error": message}), content_type, headers)
+    return Reply(status, orjson.dumps({"error": message}), content_type, retry_line(retry_after))
 
 
 PLAIN: Final = "text/plain"

@@ -7,7 +7,7 @@ from typing import Final
 import orjson
 
 from nerite.core.errors import Internal, NeriteError, Restricted, Unsupported
-from nerite.transports.http.reply import Reply
+from nerite.transports.http.reply import Reply, retry_line
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES: Final = {401: "invalid_auth", 429: "rate_limit_exceeded"}
@@ -56,5 +56,4 @@ def body_of(error: NeriteError) -> bytes:
 
 def reply_of(error: NeriteError) -> Reply:
     """Return the reply that a refusal is."""
-    headers = b"Retry-After: %d\r\n" % error.retry_after if error.retry_after else b""
-    return Reply(status_of(error), body_of(error), "application/json", headers)
+    return Reply(status_of(error), body_of(error), "application/json", retry_line(error.retry_after))

@@ -1,0 +1,69 @@
+"""What a request will take of an engine, as far as can be told without it: read before anybody counts tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from nerite.backends.llm.sampling import SamplingParameters
+from nerite.core.request import InferenceRequest
+from nerite.core.tensor import join_bytes
+
+_PROMPT: Final = "text_input"
+_SAMPLING: Final = "sampling_parameters"
+_STANDARD: Final = SamplingParameters()
+_LENGTH: Final = 4
+"""Bytes before each element of a tensor of strings."""
+
+
+class Demand(NamedTuple):
+    """Of one request."""
+
+    prompt_bytes: int
+    most: int
+    """Tokens that it asks for at the most, all sequences together. 0: as many as there is room for."""
+    sequences: int
+
+
+def demand(request: InferenceRequest) -> Demand:
+    """Return what ``request`` asks for. What is wrong with it is for the engine to say."""
+    places = _places(request)
+    prompt = len(request.data[places[_PROMPT]]) - _LENGTH if _PROMPT in places else 0
+    said = _said(request, places)
+    sequences = _count(said.get("n"), _STANDARD.n)
+    most = _count(said.get("max_tokens", _STANDARD.max_tokens), 0)
+    return Demand(prompt, most * sequences, sequences)
+
+
+def limit(request: InferenceRequest, most: int) -> None:
+    """Have a request that asks for as many tokens as there is room for ask for ``most`` of each sequence."""
+    places = _places(request)
+    said = _said(request, places)
+    if said.get("max_tokens", most) is None:
+        data = list(request.data)
+        data[places[_SAMPLING]] = join_bytes([json.dumps({**said, "max_tokens": most}).encode()])
+        request.data = data
+
+
+def _places(request: InferenceRequest) -> dict[str, int]:
+    return {spec.name: place for place, spec in enumerate(request.header.inputs)}
+
+
+def _said(request: InferenceRequest, places: Mapping[str, int]) -> Mapping[str, Any]:
+    """Return the sampling parameters as they came; none where they cannot be read."""
+    if _SAMPLING not in places:
+        return request.header.parameters
+    try:
+        said = json.loads(bytes(request.data[places[_SAMPLING]])[_LENGTH:])
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _count(value: Any, default: int) -> int:
+    """Return a number of things as the engine reads it; ``default`` for what it will refuse."""
+    try:
+        return max(int(value), default)
+    except (TypeError, ValueError, OverflowError):
+        return default

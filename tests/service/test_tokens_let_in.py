@@ -1,0 +1,120 @@
+"""Language models with a policy: tokens are counted, and those that wait do so in the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from test_llm import ENDLESS, FEW, NARROW, Stream
+
+from llm_models import language_model
+from serving import Serving, eventually, serving
+
+POLICY = """
+[tenants.paying]
+keys = ["key"]
+output_tokens_per_minute = 10
+output_tokens_burst = 30
+
+[llms.strict]
+max_input_tokens = 20
+max_output_tokens = 12
+"""
+ALL = {"temperature": 0, "ignore_eos": True, "max_tokens": None}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("tokens")
+    for name in ("strict", "narrow"):
+        (folder / "models" / name).mkdir(parents=True)
+        language_model(folder / "models" / name / "1")
+        (folder / "models" / name / "config.pbtxt").write_text(NARROW)
+    policy = folder / "policy.toml"
+    policy.write_text(POLICY)
+    with serving(folder / "models", folder / "log", f"--policy-file={policy}") as running:
+        yield running
+    assert "Traceback" not in running.text
+
+
+def generate(server: Serving, model: str, text: str = "once", key: str = "", **sampling: Any) -> tuple[int, Any]:
+    body = {"text_input": text, "sampling_parameters": json.dumps(sampling), "return_num_output_tokens": True}
+    status, _, answer = server.ask("POST", f"/v2/models/{model}/generate", body, authorization=f"Bearer {key}")
+    return status, json.loads(answer)
+
+
+def use(server: Serving, model: str, tenant: str = "default") -> dict[str, Any]:
+    found = server.json("GET", "/v2/quota")["use"]
+    (one,) = [each for each in found if (each["model"], each["tenant"]) == (model, tenant)]
+    return dict(one)
+
+
+def test_lengths(server: Serving) -> None:
+    """A token is a byte here. Nobody in the server knows that before the engine says so."""
+    status, answer = generate(server, "strict", **ALL)
+    assert (status, answer["num_output_tokens"]) == (200, 12)
+    told = use(server, "strict")
+    assert (told["output_tokens"], told["finished"]) == (12, {"complete": 1})
+    assert told["input_tokens"] == len("once")
+    status, answer = generate(server, "strict", "x" * 21, max_tokens=5)
+    assert status == 413
+    assert "max_input_tokens of model 'strict' is 20, now 21" in answer["error"]
+    status, answer = generate(server, "strict", max_tokens=13)
+    assert (status, "max_output_tokens" in answer["error"]) == (400, True)
+    told = use(server, "strict")
+    assert (told["refused"], told["output_tokens"]) == ({"max_input_tokens": 1, "max_output_tokens": 1}, 12)
+
+
+def test_rates(server: Serving) -> None:
+    """What is charged in advance is an estimate; what is paid in the end are the tokens that were generated."""
+    for _ in range(2):
+        assert generate(server, "narrow", key="key", **FEW | {"max_tokens": 10})[0] == 200
+    eventually(lambda: use(server, "narrow", "paying")["finished"] == {"complete": 2})
+    (tenant,) = [each for each in server.json("GET", "/v2/quota")["tenants"] if each["tenant"] == "paying"]
+    (rate,) = tenant["rates"]
+    assert (rate["limit"], 10 <= rate["left"] <= 12) == ("output_tokens_per_minute", True)
+    asked = {"model": "narrow", "prompt": "once", "max_tokens": 30}
+    status, headers, body = server.ask("POST", "/v1/completions", asked, authorization="Bearer key")
+    assert (status, "Retry-After" in headers) == (429, True)
+    assert json.loads(body)["error"]["code"] == "rate_limit_exceeded"
+
+
+def waiting(server: Serving) -> int:
+    (found,) = [each for each in server.json("GET", "/v2/quota")["models"] if each["model"] == "narrow"]
+    return int(found["waiting"])
+
+
+def test_those_that_wait_outlive_the_engine(server: Serving) -> None:
+    runs = Stream(server, "narrow", parameters=ENDLESS)
+    assert runs.event()["text_output"] is not None
+    with ThreadPoolExecutor() as pool:
+        waits = [pool.submit(generate, server, "narrow", **FEW) for _ in range(3)]
+        eventually(lambda: waiting(server) == 3)
+        assert server.metrics()['vllm:num_requests_waiting{model="narrow",version="1"}'] == 3
+        os.kill(server.workers()["narrow_0"], signal.SIGKILL)
+        while (event := runs.event()) is not None and "error" not in event:
+            pass
+        assert event is not None
+        assert "The worker died while it ran this request" in event["error"]
+        runs.cut()
+        assert [answer.result()[0] for answer in waits] == [200] * 3
+    assert waiting(server) == 0
+
+
+def test_who_goes_leaves_at_once(server: Serving) -> None:
+    before = use(server, "narrow")
+    runs = Stream(server, "narrow", parameters=ENDLESS)
+    runs.event()
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(generate, server, "narrow", **FEW)
+        eventually(lambda: waiting(server) == 1)
+        runs.cut()
+        assert waits.result()[0] == 200
+    told = use(server, "narrow")
+    assert told["finished"]["cancelled"] == before["finished"].get("cancelled", 0) + 1
+    assert told["finished_tokens"]["cancelled"] > 0

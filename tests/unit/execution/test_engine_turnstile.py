@@ -1,0 +1,273 @@
+"""The turnstile of an engine: what it tells puts right what was guessed, and those that wait outlive it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from doubles import Caller as Sink
+from doubles import FakeLoop
+from nerite.config.model_config import ModelConfig
+from nerite.config.options import QueueOptions
+from nerite.core import dtype as dtypes
+from nerite.core.caller import Caller
+from nerite.core.child_request import ChildRequest
+from nerite.core.engine_report import Begun, Ended, EngineReport, Progress
+from nerite.core.errors import Internal, QuotaExceeded, TooLarge, TooLate, Unavailable
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.tensor import TensorSpec, decode_bytes, join_bytes
+from nerite.execution import engine_turnstile as module
+from nerite.execution import reception as reception_module
+from nerite.execution import turnstile as base
+from nerite.execution.reception import Reception
+from nerite.observability.statistics import VersionStatistics
+from nerite.scheduling.admission import Admission
+from nerite.scheduling.tokens.policy_file import parse
+
+RUNNER: Any = object()
+ANSWER = InferenceResponse(ResponseHeader("llm", "1", []))
+PROMPT = TensorSpec("text_input", dtypes.BYTES, (1,))
+SAMPLING = TensorSpec("sampling_parameters", dtypes.BYTES, (1,))
+MS = 1_000_000
+POLICY = """
+[tenants.a]
+input_tokens_per_minute = 600
+output_tokens_per_minute = 600
+concurrency = 1
+[llms.llm]
+max_input_tokens = 100
+max_output_tokens = 50
+"""
+
+
+class Engine:
+    """The queue, and the engine behind it."""
+
+    def __init__(self) -> None:
+        self.has: list[InferenceRequest] = []
+        self.pending = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.has)
+
+    def submit(self, request: InferenceRequest) -> None:
+        self.has.append(request)
+
+    def when_drained(self, call: Any) -> None:
+        call()
+
+    def abandon(self, error: Any) -> None:
+        raise AssertionError
+
+
+class House:
+    """A turnstile before an engine."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, policy: str = "", most: str = "2", bounds: QueueOptions | None = None
+    ) -> None:
+        self.loop = FakeLoop()
+        for each in (module, base, reception_module):
+            monkeypatch.setattr(each, "_now", self.loop.now)
+        self.engine = Engine()
+        self.reception = Reception(parse(policy) if policy else None, self.loop)  # type: ignore[arg-type]
+        parameters: Any = {"MAX_NUM_SEQS": SimpleNamespace(string_value=most)}
+        config = ModelConfig(name="llm", backend="llm", parameters=parameters)
+        admission = Admission(bounds or QueueOptions(), "llm")
+        self.turnstile = self.reception.engine_turnstile(config, self.engine, VersionStatistics(), admission)
+        self.gate = self.turnstile.gate
+        self.sink = Sink()
+
+    def ask(
+        self, tenant: str = "a", prompt: bytes = b"12345678", parent: InferenceRequest | None = None, **sampling: Any
+    ) -> InferenceRequest:
+        header = RequestHeader("llm", "", [PROMPT, SAMPLING], caller=Caller(tenant) if parent is None else None)
+        data = [join_bytes([prompt]), join_bytes([json.dumps(sampling).encode()])]
+        now = self.loop.now()
+        if parent is None:
+            asked = InferenceRequest(header, data, self.sink, now)
+        else:
+            asked = ChildRequest(parent, header, data, self.sink, now)
+        self.turnstile.submit(asked)
+        return asked
+
+    def step(self, *progress: Progress, free: int = 100) -> None:
+        self.loop.pass_time(MS)
+        self.turnstile.reported(RUNNER, EngineReport(0, 0, 100, free, 10, 1000, progress=progress))
+        self.loop.settle()
+
+    def use(self, tenant: str = "a") -> Any:
+        return self.gate.usage.of(tenant, "default")
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> House:
+    return House(monkeypatch)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> House:
+    return House(monkeypatch, POLICY)
+
+
+def test_as_many_as_the_engine_runs(house: House) -> None:
+    first, second, third = (house.ask() for _ in range(3))
+    assert house.engine.has == [first, second]
+    house.step(Progress(first, 3, Begun(0, 5), Ended.STOP))
+    assert house.engine.has[2:] == [third], "though the last response is still to come: its reader may be slow"
+    first.respond(ANSWER)
+    assert (house.gate.running, house.use("default").finished) == (2, {"complete": 1})
+
+
+def test_several_sequences(house: House) -> None:
+    house.ask(n=2)
+    waits = house.ask()
+    assert waits not in house.engine.has
+    assert house.gate.running == 2
+
+
+def test_without_a_policy_memory_counts(house: House) -> None:
+    house.step()
+    long = house.ask(prompt=b"x" * 1600, max_tokens=100)
+    house.step(Progress(long, 1, Begun(0, 900)), free=10)
+    waits = house.ask(max_tokens=100)
+    assert waits not in house.engine.has
+    house.step(Progress(long, 1, None, Ended.LENGTH))
+    assert waits in house.engine.has
+    assert house.reception.quota()["use"][0]["input_tokens"] == 900 + 4
+
+
+def test_what_the_engine_counts_is_what_is_paid(strict: House) -> None:
+    first = strict.ask(prompt=b"x" * 160, max_tokens=20)
+    assert strict.use().input_tokens == 80, "a token for two bytes, as long as nothing is known"
+    strict.step(Progress(first, 0, Begun(0, 30, 10)))
+    assert strict.use().input_tokens == 30
+    strict.step(Progress(first, 5))
+    strict.step(Progress(first, 1, None, Ended.STOP))
+    first.respond(ANSWER)
+    (standing,) = [each for each in strict.reception.quota()["tenants"] if each["tenant"] == "a"]
+    left = {str(rate["limit"]): rate["left"] for rate in standing["rates"]}
+    assert left == {"input_tokens_per_minute": 570, "output_tokens_per_minute": 594}
+    assert (strict.use().output_tokens, strict.use().wasted_tokens) == (6, 0)
+
+
+def test_a_prompt_that_turns_out_to_be_too_long(strict: House) -> None:
+    asked = strict.ask(prompt=b"x" * 150)
+    strict.step(Progress(asked, 0, Begun(0, 101)))
+    (answer,) = strict.sink.of(asked)
+    assert isinstance(answer.error, TooLarge)
+    assert "max_input_tokens of model 'llm' is 100, now 101" in answer.error.message
+    assert asked.cancelled, "the engine is told"
+    assert strict.use().refused == {"max_input_tokens": 1}
+    assert strict.use().finished == {"refused": 1}
+    assert strict.gate.running == 0
+    (standing,) = [each for each in strict.reception.quota()["tenants"] if each["tenant"] == "a"]
+    assert (standing["under_way"], standing["rates"][0]["left"]) == (0, 600)
+
+
+def test_who_is_surely_too_long_does_not_come_to_the_engine(strict: House) -> None:
+    for _ in range(8):
+        asked = strict.ask("default", b"x" * 20, max_tokens=1)
+        strict.step(Progress(asked, 1, Begun(0, 20), Ended.STOP))
+        asked.respond(ANSWER)
+    refused = strict.ask("default", b"x" * 250)
+    (answer,) = strict.sink.of(refused)
+    assert isinstance(answer.error, TooLarge)
+    assert refused not in strict.engine.has
+    perhaps = strict.ask("default", b"x" * 150)
+    assert perhaps in strict.engine.has
+
+
+def test_a_long_estimate_does_not_keep_a_tenant_out_for_good(strict: House) -> None:
+    asked = strict.ask(prompt=b"x" * 2000)
+    assert asked in strict.engine.has
+
+
+@pytest.mark.parametrize(("said", "told"), [({"max_tokens": None}, 50), ({"max_tokens": None, "n": 2}, 25)])
+def test_who_asks_for_all_there_is_asks_for_what_the_policy_allows(
+    strict: House, said: dict[str, Any], told: int
+) -> None:
+    asked = strict.ask(**said)
+    (text,) = decode_bytes(asked.data[1], 1)
+    assert json.loads(bytes(text)) == {**said, "max_tokens": told}
+
+
+@pytest.mark.parametrize("said", [{"max_tokens": 7}, {}, {"max_tokens": "x"}])
+def test_who_asks_for_less_is_left_alone(strict: House, said: dict[str, Any]) -> None:
+    asked = strict.ask(**said)
+    assert asked in strict.engine.has
+    assert bytes(asked.data[1])[4:] == json.dumps(said).encode()
+
+
+def test_more_than_the_policy_allows(strict: House) -> None:
+    asked = strict.ask(max_tokens=51)
+    (answer,) = strict.sink.of(asked)
+    assert answer.error is not None
+    assert "max_output_tokens of model 'llm' is 50, now 51" in answer.error.message
+
+
+def test_a_client_that_goes(house: House) -> None:
+    asked = house.ask()
+    house.step(Progress(asked, 2, Begun(0, 4)))
+    asked.cancel()
+    house.step(Progress(asked, 3))
+    house.step(Progress(asked, 0, None, Ended.CANCELLED))
+    use = house.use("default")
+    assert (use.output_tokens, use.wasted_tokens, use.finished) == (5, 3, {"cancelled": 1})
+
+
+@pytest.mark.parametrize(("ended", "reason"), [(Ended.TOO_LATE, "deadline"), (Ended.FAILED, "failed")])
+def test_how_requests_end(house: House, ended: Ended, reason: str) -> None:
+    asked = house.ask()
+    house.step(Progress(asked, 0, Begun(0, 4), ended))
+    asked.respond(InferenceResponse.failed(TooLate("")))
+    assert house.use("default").finished == {reason: 1}
+
+
+def test_those_that_wait_outlive_the_engine(house: House) -> None:
+    first, second, third = (house.ask() for _ in range(3))
+    house.turnstile.reported(RUNNER, None)
+    house.turnstile.set_ready(False)
+    for died in (first, second):
+        died.respond(InferenceResponse.failed(Internal("died")))
+    house.loop.settle()
+    assert third not in house.engine.has
+    assert house.turnstile.pending == 1
+    house.turnstile.set_ready(True)
+    house.loop.settle()
+    assert third in house.engine.has
+    assert house.use("default").finished == {"failed": 2}
+
+
+def test_the_queue_has_the_bounds_of_any_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(monkeypatch, bounds=QueueOptions(max_requests=1))
+    for _ in range(2):
+        house.ask()
+    waits, over = house.ask(), house.ask()
+    assert not house.sink.of(waits)
+    (answer,) = house.sink.of(over)
+    assert isinstance(answer.error, Unavailable)
+    assert "Exceeds maximum queue size: 1 requests wait for model 'llm'" in answer.error.message
+
+
+def test_what_an_ensemble_asks_is_charged_to_whoever_asks_the_ensemble(strict: House) -> None:
+    outer = InferenceRequest(RequestHeader("rag", "", [], caller=Caller("a")), [], Sink(), 0)
+    asked = [strict.ask(parent=outer), strict.ask(parent=outer)]
+    assert strict.engine.has == asked, "it counts as no request of its own"
+    strict.step(Progress(asked[0], 590, Begun(0, 5), Ended.STOP))
+    assert strict.use().output_tokens == 590
+    more = strict.ask(parent=outer, max_tokens=50)
+    (answer,) = strict.sink.of(more)
+    assert isinstance(answer.error, QuotaExceeded)
+
+
+def test_metrics_are_there_without_a_policy(house: House) -> None:
+    house.ask()
+    names = {family.name: family.samples for family in house.reception.families()}
+    assert names["nerite_admission_running"] == [({"model": "llm"}, 1)]
+    assert names["nerite_admission_rate_left"] == []
