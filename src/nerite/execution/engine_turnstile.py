@@ -16,7 +16,6 @@ from nerite.backends.llm.demand import demand, limit
 from nerite.cache.gate import Queue
 from nerite.core.engine_report import Ended, EngineReport, Progress
 from nerite.core.request import InferenceRequest, labelled
-from nerite.core.response import InferenceResponse
 from nerite.execution.runner import Runner
 from nerite.execution.turnstile import Passage, Turnstile, caller_of, deadline_of
 from nerite.observability.statistics import VersionStatistics
@@ -82,7 +81,7 @@ class EngineTurnstile(Turnstile):
         for progress in report.progress:
             passage = progress.request.sink
             if isinstance(passage, Passage) and isinstance(passage.ticket, PromptTicket):
-                self._progressed(progress.request, passage.ticket, progress, now)
+                self._progressed(passage, passage.ticket, progress, now)
         self.gate.tell(EngineStatistics(total, free, report.block_size))
         self.look_soon()
 
@@ -91,8 +90,8 @@ class EngineTurnstile(Turnstile):
         self.gate.set_ready(ready, _now())
         self.look_soon()
 
-    def _progressed(self, request: InferenceRequest, ticket: PromptTicket, progress: Progress, now: int) -> None:
-        gate = self.gate
+    def _progressed(self, passage: Passage, ticket: PromptTicket, progress: Progress, now: int) -> None:
+        gate, request = self.gate, progress.request
         if request.cancelled:
             gate.gone(ticket)
         if progress.begun is not None:
@@ -100,8 +99,7 @@ class EngineTurnstile(Turnstile):
             self._ratio.note(ticket.demand.prompt_bytes, progress.begun.prompt_tokens)
             refusal = gate.correct(ticket, progress.begun.prompt_tokens, now)
             if refusal is not None:
-                request.cancel()
-                request.respond(InferenceResponse.failed(refusal.as_error()))
+                self.stop(request, passage, refusal.as_error())
                 return
         if progress.tokens:
             gate.started(ticket, now, ticket.cached)

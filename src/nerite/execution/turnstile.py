@@ -18,6 +18,7 @@ from nerite.core.request import InferenceRequest, ReplySink
 from nerite.core.response import InferenceResponse
 from nerite.core.witness import Relay
 from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.scheduling.tokens import reasons
 from nerite.scheduling.tokens.decision import Admit, Ending, Refuse, Refused
 from nerite.scheduling.tokens.gate import Gate
 from nerite.scheduling.tokens.policy import EVERYBODY
@@ -102,6 +103,12 @@ class Turnstile:
             self._looking = True
             self._loop.call_soon(self._look)
 
+    def stop(self, request: InferenceRequest, passage: Passage, error: NeriteError) -> None:
+        """End a request that was let in, and answer it with ``error``."""
+        passage.instead = response = InferenceResponse.failed(error)
+        request.cancel()  # whoever has it may answer at once
+        request.respond(response)
+
     def passed(self, ticket: Ticket, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Take note of an answer to a request that was let in, which has left."""
         now = _now()
@@ -136,8 +143,16 @@ class Turnstile:
         )
 
     def _let_in(self, ticket: Ticket, request: InferenceRequest) -> None:
-        request.sink = Passage(self, ticket, request.sink)
+        passage = request.sink = Passage(self, ticket, request.sink)
+        if ticket.deadline is not None:
+            left = max(0, ticket.deadline - _now()) / 1e9
+            passage.timer = self._loop.call_later(left, self._too_late, request, passage)
         self._enter(request)
+
+    def _too_late(self, request: InferenceRequest, passage: Passage) -> None:
+        ticket = passage.ticket
+        offered, end = ticket.offered_at, ticket.deadline or 0
+        self.stop(request, passage, reasons.late(end - offered, float(_now() - offered)).as_error())
 
     def _forget(self, ticket: Ticket) -> InferenceRequest:
         request = self._requests.pop(ticket)
@@ -190,15 +205,22 @@ class Turnstile:
 class Passage(Relay):
     """Takes the place of a request's sink, so that the turnstile sees the answers."""
 
-    __slots__ = ("_turnstile", "ticket")
+    __slots__ = ("_turnstile", "instead", "ticket", "timer")
 
     def __init__(self, turnstile: Turnstile, ticket: Ticket, sink: ReplySink) -> None:
         super().__init__(sink)
         self._turnstile = turnstile
         self.ticket = ticket
+        self.instead: InferenceResponse | None = None
+        """The last response, whatever comes as the last."""
+        self.timer: asyncio.TimerHandle | None = None
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Pass a response on, and tell of it."""
+        if final:
+            if self.timer is not None:
+                self.timer.cancel()
+            response = self.instead or response
         self._sink.respond(request, response, final)
         self._turnstile.passed(self.ticket, request, response, final)
 

@@ -191,6 +191,26 @@ def test_a_deadline_passes_while_it_waits(house: House) -> None:
     assert house.turnstile.pending == 0
 
 
+def test_a_deadline_passes_while_it_runs(house: House) -> None:
+    """Whoever has the request may answer at once that it is cancelled; its client hears why."""
+    late = house.ask(patience_ms=30)
+    house.queue.entered[0].on_cancel = lambda each: each.respond(InferenceResponse.failed(Cancelled("")))
+    house.loop.advance(29 * MS)
+    assert not house.sink.of(late)
+    house.loop.advance(2 * MS)
+    assert isinstance(house.error(late), TooLate)
+    assert (house.use("a", "high").finished, house.turnstile.gate.running) == ({"deadline": 1}, 0)
+    house.queue.entered.clear()
+    slow = house.ask(patience_ms=30)
+    house.loop.advance(31 * MS)
+    assert isinstance(house.error(slow), TooLate), "though a model cannot be stopped"
+    house.queue.entered.clear()
+    fast = house.ask(patience_ms=30)
+    house.queue.answer()
+    house.loop.advance(31 * MS)
+    assert house.error(fast) is None
+
+
 def test_how_requests_end(house: House) -> None:
     for response, reason in (
         (ANSWER, "complete"),

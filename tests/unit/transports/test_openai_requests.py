@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nerite.core import dtype as dtypes
-from nerite.core.errors import Internal, Restricted, Unavailable, Unsupported
+from nerite.core.errors import Internal, QuotaExceeded, Restricted, TooLarge, TooLate, Unavailable, Unsupported
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Input, Output, Signature
 from nerite.core.tensor import TensorSpec, decode_bytes, from_array
@@ -302,12 +302,27 @@ def test_vectors() -> None:
         (Unsupported("x"), 400, "invalid_request_error"),
         (Internal("half a \ud800"), 500, "server_error"),
         (Unavailable("x", 3), 503, "server_error"),
+        (TooLarge("x"), 413, "invalid_request_error"),
     ],
 )
 def test_errors(error: Any, status: int, kind: str) -> None:
     reply = reply_of(error)
     assert (reply.status, json.loads(reply.body)["error"]["type"]) == (status, kind)
     assert (b"Retry-After: 3" in reply.headers) == (status == 503)
+
+
+@pytest.mark.parametrize(
+    ("error", "headers"),
+    [
+        (QuotaExceeded("x", 3), b"Retry-After: 3\r\n"),
+        (QuotaExceeded("x"), b"x-should-retry: false\r\n"),
+        (TooLate("x"), b"x-should-retry: false\r\n"),
+        (Unavailable("x"), b""),
+    ],
+)
+def test_when_to_come_again(error: Any, headers: bytes) -> None:
+    """OpenAI's clients come again after 429 and 503, unless they are told not to."""
+    assert reply_of(error).headers == headers
 
 
 def test_a_spec_of_text() -> None:

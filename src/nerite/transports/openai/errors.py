@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from nerite.core.errors import Internal, NeriteError, Restricted, Unsupported
+from nerite.core.errors import Internal, NeriteError, QuotaExceeded, Restricted, TooLate, Unsupported
 from nerite.transports.http.reply import Reply, retry_line
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -56,4 +56,7 @@ def body_of(error: NeriteError) -> bytes:
 
 def reply_of(error: NeriteError) -> Reply:
     """Return the reply that a refusal is."""
-    return Reply(status_of(error), body_of(error), "application/json", retry_line(error.retry_after))
+    headers = retry_line(error.retry_after)
+    if isinstance(error, QuotaExceeded | TooLate) and not headers:  # by their status alone clients would come again
+        headers = b"x-should-retry: false\r\n"
+    return Reply(status_of(error), body_of(error), "application/json", headers)
