@@ -12,6 +12,7 @@ import pytest
 import nerite.artifacts.programs
 from nerite.artifacts.artifact import Artifact
 from nerite.artifacts.candidate import Candidate
+from nerite.artifacts.kinds import hugging_face
 from nerite.artifacts.recognition import recognise
 from nerite.config.text_form import to_text
 from nerite.testing import ModelUnderTest, load_model
@@ -99,7 +100,9 @@ def test_embedding(saved: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(first_token, axis=1), 1, rtol=1e-5)
 
 
-def test_generation(saved: Path, tmp_path: Path) -> None:
+def test_generation(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where no engine is installed.
+    monkeypatch.setattr(hugging_face, "_runs_on_an_engine", lambda *_: False)
     with loaded(recognise(Candidate(saved / "generate")), tmp_path) as model:
         (short,) = model.infer({"text": np.array([b"a very"], object)}, parameters={"max_new_tokens": 2})["generated"]
         # By default more than this model can.
