@@ -11,6 +11,7 @@ from nerite.backends import values
 from nerite.backends.interface import InstanceContext, Marks, ModelContext
 from nerite.backends.llm import call, ports, selection
 from nerite.backends.llm.answer import Answer, Headers
+from nerite.backends.llm.choice import VLLM
 from nerite.backends.llm.engine import Engine, GenerationRequest
 from nerite.backends.llm.selection import EngineModule
 from nerite.backends.llm.step import Follower, Step
@@ -40,7 +41,7 @@ class LlmBackend:
 
         Raises ``NeriteError``, also where the version directory holds nothing that an engine can run.
         """
-        selection.engine_of(context, self.name).check(context)
+        selection.check(context, self.name)
         return ports.completed(context.name, context.config)
 
     def open(self, context: ModelContext) -> LlmModel:
@@ -109,7 +110,8 @@ class LlmInstance:
 
     def _begun(self, request: InferenceRequest) -> InferenceResponse | None:
         if not self._engine.is_healthy():
-            return InferenceResponse.failed(Unavailable("Model is unavailable due to unhealthy LLM engine"))
+            kind = "vLLM" if self._engine.capabilities().engine == VLLM else "LLM"
+            return InferenceResponse.failed(Unavailable(f"Model is unavailable due to unhealthy {kind} engine"))
         try:
             self._begin(request)
         except NeriteError as error:

@@ -63,15 +63,31 @@ def prepared(context: ModelContext, backend: str) -> Path | None:
     raise _lacking(engine)
 
 
+def check(context: ModelContext, backend: str) -> None:
+    """Raise ``NeriteError`` if no engine can run a model, or its files are not what the engine needs.
+
+    An engine that is named need not be here.
+    """
+    _module(_choice(context, backend, _here()).engine).check(context)
+
+
 def engine_of(context: ModelContext, backend: str) -> EngineModule:
     """Return the package of the engine that runs a model in this Python. Raises ``NeriteError``."""
-    chosen = _choice(context, backend, {engine for engine in choice.ENGINES if choice.here(engine)})
+    chosen = _choice(context, backend, _here())
     if not choice.here(chosen.engine):
         raise (
             registry.not_in_environment(context.name, chosen.engine) if context.environment else _lacking(chosen.engine)
         )
     _log.info("'%s': the engine is %s: %s", context.name, chosen.engine, chosen.why)
-    return cast(EngineModule, importlib.import_module(f"{__package__}.{chosen.engine}"))
+    return _module(chosen.engine)
+
+
+def _here() -> frozenset[str]:
+    return frozenset(engine for engine in choice.ENGINES if choice.here(engine))
+
+
+def _module(engine: str) -> EngineModule:
+    return cast(EngineModule, importlib.import_module(f"{__package__}.{engine}"))
 
 
 def _choice(context: ModelContext, backend: str, installed: Container[str]) -> Choice:
