@@ -151,6 +151,7 @@ def test_hugging_face(tmp_path: Path) -> None:
     assert found.config.output[0].dims == (2,)
     assert sorted(found.files) == [
         "model.py",
+        "pretrained.py",
         *(f"weights/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")),
     ]
     assert found.make is not None

@@ -67,7 +67,7 @@ def recognise(candidate: Candidate) -> Artifact | None:
     if candidate.trusted and "auto_map" in described:
         trust = {"TRUST_REMOTE_CODE": ModelParameter(string_value="true")}
         config = ModelConfig(**{**_fields(config), "parameters": trust})
-    files = {"model.py": _PROGRAMS / program}
+    files = {"model.py": _PROGRAMS / program, "pretrained.py": _PROGRAMS / "pretrained.py"}
     files |= {f"weights/{name}": path / name for name in _needed(path)}
     labels = [str(label) for _, label in sorted(described.get("id2label", {}).items(), key=lambda item: int(item[0]))]
     remarks = ["It runs in model.py, which needs the packages torch and transformers, and may be changed."]

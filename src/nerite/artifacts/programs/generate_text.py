@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import triton_python_backend_utils as pb_utils
+
+from .pretrained import WEIGHTS, Pretrained
 
 MAX_NEW_TOKENS = 64
 
 
-class TritonPythonModel:
+class TritonPythonModel(Pretrained):
     """Takes ``text``, and gives ``generated``: what comes after it, or what it is turned into."""
 
     def initialize(self, args: dict[str, Any]) -> None:
         """Load tokenizer and model."""
-        weights = Path(__file__).with_name("weights")
-        trusted = "TRUST_REMOTE_CODE" in json.loads(args["model_config"])["parameters"]
-        self.device = f"cuda:{args['model_instance_device_id']}" if args["model_instance_kind"] == "GPU" else "cpu"
-        self.turns = json.loads((weights / "config.json").read_text()).get("is_encoder_decoder", False)
-        kind: Any = AutoModelForSeq2SeqLM if self.turns else AutoModelForCausalLM
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(weights, trust_remote_code=trusted)
-        model: Any = kind.from_pretrained(weights, trust_remote_code=trusted)
-        self.model = model.eval().to(self.device)
-        self.longest = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+        self.turns = json.loads((WEIGHTS / "config.json").read_text()).get("is_encoder_decoder", False)
+        self.load(AutoModelForSeq2SeqLM if self.turns else AutoModelForCausalLM, args)
+        self.longest = getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Generate for each request in turn."""
