@@ -14,7 +14,6 @@ over HTTP with binary tensors. Before that, the server's answer is compared with
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import tritonclient.http
 from bare_loop import bare_loop
 from contestants import Contestant, nerite
 from loads import need, write_http, wrk
-from page import machine, write
+from page import command_line, machine, publish
 from zoo import CONTESTANTS
 from zoo.contestant import ROWS, rows
 
@@ -120,12 +119,9 @@ def table(found: list[Rates]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=2, help="one run")
-    parser.add_argument("--rounds", type=int, default=5, help="turns")
+    parser = command_line(__doc__, 2, 5)
     parser.add_argument("--only", nargs="*", choices=CONTESTANTS, help="just these contestants")
     parser.add_argument("--models", nargs="*", choices=ROWS, default=list(ROWS), help="just these models")
-    parser.add_argument("--print", action="store_true", help="print the table and leave the page alone")
     arguments = parser.parse_args()
     need("wrk")
     found = []
@@ -139,10 +135,7 @@ def main() -> None:
                     found.append(measure(name, version, batch, arguments.seconds, arguments.rounds))
                     print(table(found[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     text = f"Measured on {machine()}; {arguments.rounds} rounds of {arguments.seconds} s.\n\n{table(found)}"
-    if arguments.print:
-        print(text)
-    else:
-        write("backends", text)
+    publish("backends", text, arguments)
 
 
 if __name__ == "__main__":

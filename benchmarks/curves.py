@@ -13,7 +13,6 @@ machine it says more than the rate does.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import socket
 import statistics
@@ -28,7 +27,7 @@ from contestants import Contestant, identity_repository, nerite
 from footprint import processor_seconds, resident
 from loads import Load, h2load, need, write_bodies, wrk
 from onnx import TensorProto, helper
-from page import machine, write
+from page import command_line, machine, publish
 
 MODELS = (1, 10, 100, 1000)
 IDLE = (0, 10, 100, 1000)
@@ -134,11 +133,7 @@ def of_waiting(folder: Path, seconds: float, rounds: int) -> str:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=2, help="of each run (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each point (default: %(default)s)")
-    parser.add_argument("--print", action="store_true", help="print the tables and leave the page alone")
-    options = parser.parse_args()
+    options = command_line(__doc__, 2, 3).parse_args()
     need("wrk", "h2load")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 8192), most))
@@ -148,10 +143,7 @@ def main() -> None:
         write_bodies(folder)
         arguments = (folder, options.seconds, options.rounds)
         text += "\n".join(table(*arguments) for table in (of_models, of_connections, of_waiting))
-    if options.print:
-        print(text)
-    else:
-        write("curves", text)
+    publish("curves", text, options)
 
 
 if __name__ == "__main__":

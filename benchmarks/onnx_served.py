@@ -14,7 +14,6 @@ and the load, ``wrk`` over HTTP with binary tensors, have the other processor.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import onnx
 from contestants import nerite
 from loads import need, write_http, wrk
 from onnx_models import cnn, mlp, resnet
-from page import machine, write
+from page import command_line, machine, publish
 
 _CONFIG = """
 backend: "{backend}"
@@ -157,14 +156,11 @@ def table(found: list[Rates]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="ONNX models under saturation, beside a bare loop")
+    parser = command_line("ONNX models under saturation, beside a bare loop", 2.0, 3)
     parser.add_argument(
         "--backend", choices=FRAMEWORKS, default="onnxruntime", help="what computes (onnxruntime); others are printed"
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="one run")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each; the median counts")
     parser.add_argument("--only", nargs="*", choices=MODELS, help="just these models")
-    parser.add_argument("--print", action="store_true", help="print the table and leave the page alone")
     arguments = parser.parse_args()
     need("wrk")
     intro = f"Measured on {machine()}; {arguments.rounds} rounds of {arguments.seconds:g} s.\n\n"
@@ -175,10 +171,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             found.append(measure(arguments.backend, shape, Path(directory), arguments.seconds, arguments.rounds))
         print(table(found[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
-    if arguments.print or arguments.backend != "onnxruntime":
-        print(table(found))
-    else:
-        write("onnx", intro + table(found))
+    arguments.print |= arguments.backend != "onnxruntime"
+    publish("onnx", intro + table(found), arguments)
 
 
 if __name__ == "__main__":

@@ -30,15 +30,26 @@ def write(section: str, text: str) -> None:
     PAGE.write_text(before + start + text + end + after)
 
 
-def bring_up_to_date(section: str, about: str | None, report: Callable[[float, int], str], seconds: float) -> None:
-    """Read the command line, measure, and write or print a section of the page. ``seconds`` is what a run takes."""
-    arguments = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seconds", type=float, default=seconds, help=f"of each run ({seconds:g})")
-    arguments.add_argument("--rounds", type=int, default=5, help="the median of so many runs counts (5)")
-    arguments.add_argument("--print", action="store_true", help="print the table instead of writing the page")
-    given = arguments.parse_args()
-    text = report(given.seconds, given.rounds)
+def command_line(about: str | None, seconds: float, rounds: int) -> argparse.ArgumentParser:
+    """Return the flags that measurements have in common, with what a run and their number are by default."""
+    flags = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--seconds", type=type(seconds), default=seconds, help="of each run (default: %(default)g)")
+    flags.add_argument(
+        "--rounds", type=int, default=rounds, help="runs of each; the median counts (default: %(default)s)"
+    )
+    flags.add_argument("--print", action="store_true", help="print the tables and leave the page alone")
+    return flags
+
+
+def publish(section: str, text: str, given: argparse.Namespace) -> None:
+    """Print ``text``, where the command line says so; or put it into the page."""
     if given.print:
         print(text)
     else:
         write(section, text)
+
+
+def bring_up_to_date(section: str, about: str | None, report: Callable[[float, int], str], seconds: float) -> None:
+    """Read the command line, measure, and write or print a section of the page. ``seconds`` is what a run takes."""
+    given = command_line(about, seconds, 5).parse_args()
+    publish(section, report(given.seconds, given.rounds), given)

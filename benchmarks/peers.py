@@ -16,7 +16,6 @@ environment that this runs in.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -36,7 +35,7 @@ from backends import written
 from bare_loop import bare_loop
 from contestants import Contestant, free_ports, nerite, real_triton, stopped, wait_ready
 from loads import h2load, need
-from page import machine, write
+from page import command_line, machine, publish
 from zoo import CONTESTANTS
 from zoo.contestant import ROWS, rows, tensors
 
@@ -231,11 +230,8 @@ def table(found: list[Rates]) -> str:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=2, help="one run")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each; the median counts")
+    parser = command_line(__doc__, 2, 3)
     parser.add_argument("--only", nargs="*", default=[], help="cells whose framework or model is one of these")
-    parser.add_argument("--print", action="store_true", help="print the table and leave the page alone")
     arguments = parser.parse_args()
     need("h2load")
     found = []
@@ -243,10 +239,7 @@ def main() -> None:
         if not arguments.only or {name, model} & set(arguments.only):
             found += measure(name, model, arguments.seconds, arguments.rounds)
     text = f"Measured on {machine()}; {arguments.rounds} rounds of {arguments.seconds} s.\n\n{table(found)}"
-    if arguments.print:
-        print(text)
-    else:
-        write("peers", text)
+    publish("peers", text, arguments)
 
 
 if __name__ == "__main__":

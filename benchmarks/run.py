@@ -8,7 +8,6 @@ Needs wrk and h2load (Debian: wrk, nghttp2-client). Triton is installed on first
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import NamedTuple
 import footprint
 from contestants import Contestant, identity_repository, nerite, real_triton
 from loads import Load, Pace, h2load, need, tritonclient, write_bodies, wrk
-from page import machine, write
+from page import command_line, machine, publish
 
 _RECOVERY_SECONDS = 10.0
 
@@ -123,11 +122,8 @@ def markdown(title: str, results: list[Result]) -> str:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=3, help="of each run (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each server a cell (default: %(default)s)")
+    parser = command_line(__doc__, 3, 5)
     parser.add_argument("--only", nargs="*", default=[], help="cells whose name or table contains one of these")
-    parser.add_argument("--print", action="store_true", help="print the tables and leave the page alone")
     options = parser.parse_args()
     need("wrk", "h2load")
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -159,10 +155,7 @@ def main() -> None:
                 text += markdown(title, results) + "\n"
     if not options.only:
         text += footprint.report()
-    if options.print:
-        print(text)
-    else:
-        write("side by side", text)
+    publish("side by side", text, options)
 
 
 if __name__ == "__main__":
