@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _add(options: argparse.Namespace) -> int:
     # What is half done is put away when somebody ends us, too.
-    signal.signal(signal.SIGTERM, _end)
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         with Progress() as progress:
             outcome = add(_order(options), _Onlooker(options, progress))
@@ -69,6 +69,8 @@ def _add(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         complain(_PROGRAM, "given up; nothing has changed.")
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if options.json:
         show_json(as_json(outcome, placed=not options.dry_run))
     else:
