@@ -1,4 +1,4 @@
-"""Small OpenVINO models, and what it takes to open and call one without a server."""
+"""Small OpenVINO models, opened without a server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx_models import decoded, request
+import opened
 
-from nerite.backends.interface import InstanceContext, Marks, ModelContext
+from nerite.backends.interface import ModelContext
 from nerite.backends.openvino import OpenVinoBackend
 from nerite.backends.openvino.framework import openvino
-from nerite.core.request import InferenceRequest
-from nerite.core.response import InferenceResponse
 
 ov = openvino()
 ops = ov.opset13
@@ -109,8 +107,8 @@ def context(
     return ModelContext("m", 1, directory, {"parameters": EXACT, **(config or {})}, settings or {})
 
 
-class Opened:
-    """A model with one instance, opened as the server does it: complete, then open."""
+class Opened(opened.Opened):
+    """Opened from a model that is written first, or from None, where its file is there already."""
 
     def __init__(
         self,
@@ -119,18 +117,6 @@ class Opened:
         config: Mapping[str, Any] | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """``made`` is None where the file is there already."""
         if made is not None:
             save(directory, made)
-        backend = OpenVinoBackend()
-        first = context(directory, config, settings)
-        self.config = backend.complete(first)
-        self.model = backend.open(ModelContext("m", 1, directory, self.config, settings or {}, first.memo))
-        self.instance = self.model.instance(InstanceContext("m_0"))
-
-    def execute(self, *requests: InferenceRequest) -> list[InferenceResponse]:
-        return list(self.instance.execute(requests, Marks()))
-
-    def answer(self, outputs: Sequence[str] = (), **arrays: Any) -> dict[str, Any]:
-        """Send one request and return its outputs as arrays."""
-        return decoded(self.execute(request(outputs, **arrays))[0])
+        super().__init__(OpenVinoBackend(), context(directory, config, settings))

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_models import decoded, request
-from opened import Opened, context, placed
+from opened import Opened, context, decoded, placed, request
 
 from nerite.backends.interface import InstanceContext
 from nerite.backends.litert import LiteRtBackend, plan

@@ -10,20 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
-from onnx_models import (
-    Opened,
-    add_sub,
-    bare,
-    constant,
-    decoded,
-    header,
-    identity,
-    model,
-    node,
-    request,
-    scaled,
-    tensor,
-)
+from onnx_models import Opened, add_sub, constant, identity, model, node, scaled, tensor
+from opened import bare, decoded, header, request
 
 from nerite.backends.arrays import feeds, replies
 from nerite.backends.interface import InstanceContext, Marks
@@ -83,8 +71,7 @@ def test_responses_outlive_the_next_batch_and_the_model(
     opened = Opened(tmp_path, identity())
     responses = opened.execute(request(IN=rows(1)), request(IN=rows(1, 50)))
     opened.execute(request(IN=rows(1, 7)), request(IN=rows(1, 8)))
-    opened.instance.close()
-    opened.model.close()
+    opened.close()
     del opened
     np.testing.assert_array_equal(decoded(responses[0])["OUT"], rows(1))
     np.testing.assert_array_equal(decoded(responses[1])["OUT"], rows(1, 50))

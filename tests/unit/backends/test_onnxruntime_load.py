@@ -130,8 +130,7 @@ def test_nothing_of_a_closed_model_stays(tmp_path: Path) -> None:
     [inner] = opened.model._spare.values()
     gone = weakref.ref(inner)
     del inner
-    opened.instance.close()
-    opened.model.close()
+    opened.close()
     gc.collect()
     assert gone() is None
 

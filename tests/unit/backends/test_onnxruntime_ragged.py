@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto
-from onnx_models import Opened, decoded, model, node, request, tensor
+from onnx_models import Opened, model, node, tensor
+from opened import decoded, request
 
 from nerite.backends.arrays.ragged import Ragged
 from nerite.core.errors import Internal

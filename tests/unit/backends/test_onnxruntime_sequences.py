@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from onnx_models import Opened, context, decoded, model, node, request, save, tensor
+from onnx_models import Opened, context, model, node, save, tensor
+from opened import decoded, request
 
 from nerite.backends.arrays.call import Calls
 from nerite.backends.arrays.ports import Port

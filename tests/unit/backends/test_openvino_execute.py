@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_models import bare, decoded, header, request
+from opened import bare, decoded, header, request
 from openvino_models import (
     EXACT,
     Opened,

@@ -318,8 +318,7 @@ def test_instances_on_the_same_cores_share_what_was_compiled(tmp_path: Path) -> 
 def test_a_closed_model_keeps_no_file_though_somebody_knows_it(tmp_path: Path) -> None:
     opened = Opened(tmp_path, network())
     assert str(tmp_path / "1" / "model.bin") in Path("/proc/self/maps").read_text()
-    opened.instance.close()
-    opened.model.close()
+    opened.close()
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 

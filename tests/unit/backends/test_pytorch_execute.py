@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx_models import decoded, request
+from opened import decoded, request
 from torch import Tensor, nn
 from torch_models import AddSub, Opened, Scaled, declared, entry, export, export_scaled, python, script
 
@@ -113,6 +113,7 @@ def test_a_batch_is_computed_at_once(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(answer["OUTPUT__0"], part * 2)
     [alone] = opened.answers(request(x=ROWS))
     np.testing.assert_array_equal(alone["OUTPUT__0"], ROWS * 2)
+    opened.close()
 
 
 def test_shapes_that_an_exported_program_does_not_allow_are_refused_each_time(tmp_path: Path) -> None:
@@ -233,6 +234,7 @@ def test_a_model_that_writes_into_its_input_writes_into_a_copy(tmp_path: Path, k
         [answer] = opened.answers(asked)
         np.testing.assert_array_equal(answer["y__0"], LARGE + 1)
     np.testing.assert_array_equal(np.frombuffer(asked.data[0], np.float32), LARGE[0])
+    opened.close()
 
 
 def test_an_input_is_a_view_and_so_is_an_output(tmp_path: Path) -> None:

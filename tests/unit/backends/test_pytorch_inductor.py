@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
-from onnx_models import request
+from opened import request
 from torch_models import Opened, context, declared, entry, export_scaled, python
 
 from nerite.backends.pytorch import PyTorchBackend

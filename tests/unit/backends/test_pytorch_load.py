@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx_models import request
+from opened import request
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch_models import AddSub, Opened, Scaled, context, declared, entry, export, export_scaled, python, script

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx_models import decoded, request
+from opened import decoded, request
 from torch import Tensor, nn
 from torch_models import Opened, context, entry, export, script
 

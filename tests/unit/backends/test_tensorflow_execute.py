@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_models import bare, decoded, header, request
-from opened import Opened, context, placed
+from opened import Opened, bare, context, decoded, header, placed, request
 
 from nerite.backends.arrays import feeds
 from nerite.backends.tensorflow import TensorFlowBackend

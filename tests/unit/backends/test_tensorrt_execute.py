@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_models import decoded, request
-from opened import context
+from opened import context, decoded, request
 
 from nerite.backends.interface import InstanceContext, Marks, ModelContext
 from nerite.backends.tensorrt import TensorRtBackend, cuda, engine

@@ -105,7 +105,7 @@ def test_a_file_of_another_name(tmp_path: Path, two: Forest) -> None:
         "default_model_filename"
     )
     opened = Opened(tmp_path, None, {"default_model_filename": "forest.ubj"})
-    np.testing.assert_array_equal(opened.answer(), as_rows(two.predict(ROWS)))
+    np.testing.assert_array_equal(opened.prediction(), as_rows(two.predict(ROWS)))
 
 
 def test_a_pickle_is_not_read(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_field_of_a_newer_version(tmp_path: Path, two: Forest) -> None:
     message = refusal(tmp_path, None)
     assert '"novelty" is not recognized' in message
     assert "set parameter 'xgboost_allow_unknown_field' to true" in message
-    answer = Opened(tmp_path, None, parameters(xgboost_allow_unknown_field="true")).answer()
+    answer = Opened(tmp_path, None, parameters(xgboost_allow_unknown_field="true")).prediction()
     np.testing.assert_allclose(answer, as_rows(two.predict(ROWS)), rtol=1e-6)
 
 
@@ -299,7 +299,7 @@ def test_without_the_library_of_a_model(
 ) -> None:
     caplog.set_level(logging.INFO)
     without(monkeypatch, *missing)
-    np.testing.assert_allclose(Opened(tmp_path, two).answer(), as_rows(two.predict(ROWS)), rtol=1e-6)
+    np.testing.assert_allclose(Opened(tmp_path, two).prediction(), as_rows(two.predict(ROWS)), rtol=1e-6)
     reasons = "; ".join(f"{each} is not installed" for each in missing)
     assert f"model 'm' is computed by {engine}; {reasons}" in caplog.messages
     assert refusal(tmp_path, None, parameters(engine="xgboost")) == (
@@ -325,7 +325,7 @@ def test_a_library_that_cannot_read_the_model(
 
     caplog.set_level(logging.INFO)
     monkeypatch.setitem(choice._OPENERS, "xgboost", too_new)
-    np.testing.assert_allclose(Opened(tmp_path, two).answer(), as_rows(two.predict(ROWS)), rtol=1e-6)
+    np.testing.assert_allclose(Opened(tmp_path, two).prediction(), as_rows(two.predict(ROWS)), rtol=1e-6)
     assert "model 'm' is computed by onnxruntime; xgboost cannot: too new" in caplog.messages
     message = refusal(tmp_path, None, parameters(engine="xgboost"))
     assert message == "unable to load model 'm' with xgboost: too new"
@@ -357,7 +357,7 @@ class StandIn:
 def test_what_nvforest_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: Forest) -> None:
     monkeypatch.setitem(sys.modules, "nvforest", StandIn)  # type: ignore[arg-type]
     wanted = parameters(chunk_size="8", layout="layered") | {"instance_group": [{"kind": "KIND_GPU"}]}
-    answer = Opened(tmp_path, two, wanted, "GPU").answer()
+    answer = Opened(tmp_path, two, wanted, "GPU").prediction()
     assert StandIn.asked == {
         "model_type": "xgboost_ubj",
         "device": "gpu",
@@ -404,13 +404,12 @@ def test_an_instance_that_comes_later_is_of_the_same_file(tmp_path: Path, two: F
 @pytest.mark.parametrize("engine", ["auto", "treelite", "onnxruntime"])
 def test_nothing_of_a_closed_model_stays(tmp_path: Path, engine: str, two: Forest) -> None:
     opened = Opened(tmp_path, two, parameters(engine=engine))
-    opened.answer()
+    opened.prediction()
     gone = [weakref.ref(engine) for engine in opened.model._engines.values()]
     assert gone
     gc.disable()
     try:
-        opened.instance.close()
-        opened.model.close()
+        opened.close()
         del opened
         assert [reference() for reference in gone] == [None]
     finally:
@@ -434,9 +433,8 @@ def test_two_hundred_loads_leave_nothing(tmp_path: Path, make: Callable[[], Fore
 
     def load() -> None:
         opened = Opened(tmp_path)
-        opened.answer()
-        opened.instance.close()
-        opened.model.close()
+        opened.prediction()
+        opened.close()
 
     for _ in range(50):
         load()

@@ -1,4 +1,4 @@
-"""Small models for PyTorch, of each kind, and what it takes to open and call one without a server."""
+"""Small models for PyTorch, of each kind, opened without a server."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import opened
 import torch
-from onnx_models import decoded
 from torch import Tensor, nn
 
-from nerite.backends.interface import InstanceContext, Marks, ModelContext
+from nerite.backends.interface import ModelContext
 from nerite.backends.pytorch import PyTorchBackend, framework
-from nerite.core.request import InferenceRequest
-from nerite.core.response import InferenceResponse
 
 framework.load()
 
@@ -94,22 +92,8 @@ def declared(inputs: Sequence[Any], outputs: Sequence[Any], batch: int = 0, **pa
     }
 
 
-class Opened:
-    """A model with one instance, opened as the server does it: complete, then open."""
+class Opened(opened.Opened):
+    """Opened from the files in a directory."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
-        backend = PyTorchBackend()
-        first = context(directory, config)
-        self.config = backend.complete(first)
-        self.model = backend.open(ModelContext("m", 1, directory, self.config, {}, first.memo))
-        self.instance = self.model.instance(InstanceContext("m_0"))
-
-    def execute(self, *requests: InferenceRequest) -> list[InferenceResponse]:
-        return list(self.instance.execute(requests, Marks()))
-
-    def answers(self, *requests: InferenceRequest) -> list[dict[str, Any]]:
-        return [decoded(response) for response in self.execute(*requests)]
-
-    def close(self) -> None:
-        self.instance.close()
-        self.model.close()
+        super().__init__(PyTorchBackend(), context(directory, config))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx_models import decoded, request
+import opened
+from opened import request
 
-from nerite.backends.interface import InstanceContext, Marks, ModelContext
+from nerite.backends.interface import ModelContext
 from nerite.backends.trees import TreesBackend
-from nerite.core.request import InferenceRequest
 from tree_models import ROWS, Forest
 
 
@@ -34,30 +34,23 @@ def save(forest: Forest, directory: Path, filename: str = "") -> Path:
     return path
 
 
-class Opened:
-    """A model with one instance, opened as the server does it: complete, then open."""
+class Opened(opened.Opened):
+    """Opened from a forest that is written first, or from None, where its file is there already."""
 
     def __init__(
         self, directory: Path, forest: Forest | None = None, config: Mapping[str, Any] | None = None, kind: str = "CPU"
     ) -> None:
         if forest is not None:
             save(forest, directory)
-        first = context(directory, config)
-        backend = TreesBackend()
-        self.config = backend.complete(first)
-        self.model = backend.open(ModelContext("m", 1, directory, self.config, {}, first.memo))
-        self.instance = self.model.instance(InstanceContext("m_0", kind))
+        super().__init__(TreesBackend(), context(directory, config), kind)
 
-    def execute(self, *requests: InferenceRequest) -> list[dict[str, Any]]:
-        return [decoded(response) for response in self.instance.execute(requests, Marks())]  # type: ignore[arg-type]
-
-    def answer(self, rows: Any = ROWS, outputs: Sequence[str] = ()) -> Any:
+    def prediction(self, rows: Any = ROWS, outputs: Sequence[str] = ()) -> Any:
         """Send rows in one request, and return the prediction."""
-        return self.execute(request(outputs, input__0=rows))[0]["output__0"]
+        return self.answer(outputs, input__0=rows)["output__0"]
 
     def joined(self, *parts: Any) -> list[Any]:
         """Send parts in a request each, as one batch; return their predictions."""
-        return [answer["output__0"] for answer in self.execute(*(request(input__0=part) for part in parts))]
+        return [answer["output__0"] for answer in self.answers(*(request(input__0=part) for part in parts))]
 
 
 def as_rows(values: Any) -> Any:
