@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from serving import NERITE, Serving
+from serving import NERITE, PATIENCE, Serving
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,7 +25,7 @@ class Page:
         return found
 
 
-def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROOT, seconds: float = 50) -> str:
+def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROOT, seconds: float = PATIENCE) -> str:
     """Run a command, which must succeed; the port of the page becomes that of ``server``. Return what it printed."""
 
     def here(text: str) -> str:

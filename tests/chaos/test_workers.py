@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, PATIENCE, Serving, eventually, pbtxt, python_model, serving
 
 DEATHS = {
     1.0: ("exit", "exited with status 7"),
@@ -28,8 +27,9 @@ def execute(self, requests):
             os.kill(os.getpid(), signal.SIGKILL)
         if how == 3.0:
             ctypes.string_at(0)
-        if how > 9.0:
-            time.sleep(how - 10.0)
+        if how == 4.0:
+            print("executes on", flush=True)
+            time.sleep(1000)
     return [
         pb_utils.InferenceResponse(
             [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
@@ -90,17 +90,17 @@ def test_what_waits_is_answered_after_the_restart(repository: Path, tmp_path: Pa
             except RuntimeError as error:
                 outcomes[value] = str(error)
 
-        callers = [threading.Thread(target=call, args=(value,)) for value in (10.5, 5.0, 6.0)]
+        callers = [threading.Thread(target=call, args=(value,)) for value in (4.0, 5.0, 6.0)]
         callers[0].start()
         pending = 'nv_inference_pending_request_count{model="mortal",version="1"}'
-        time.sleep(0.2)
+        eventually(lambda: "executes on" in server.text)
         for caller in callers[1:]:
             caller.start()
         eventually(lambda: server.metrics()[pending] == 2)
         os.kill(server.workers()["mortal_0_0"], signal.SIGKILL)
         for caller in callers:
-            caller.join(20)
-        assert "not healthy" in outcomes[10.5]
+            caller.join(PATIENCE)
+        assert "not healthy" in outcomes[4.0]
         assert (outcomes[5.0], outcomes[6.0]) == ("[5.0]", "[6.0]")
         assert server.metrics()[pending] == 0
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nerite.wire.grpc_service import ModelInferRequest, ModelInferResponse
-from serving import IDENTITY, Serving, pbtxt, python_model, serving
+from serving import IDENTITY, PATIENCE, Serving, pbtxt, python_model, serving
 from tools import install_node_packages, require
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,11 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 def test_grpc_js(server: Serving) -> None:
     install_node_packages(NODE)
     done = subprocess.run(
-        ["node", NODE / "client.js", server.grpc, ROOT / "src"], capture_output=True, text=True, timeout=50, check=False
+        ["node", NODE / "client.js", server.grpc, ROOT / "src"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     got = json.loads(done.stdout)
@@ -147,7 +151,7 @@ def test_h2load(server: Serving, tmp_path: Path, connections: int, streams: int,
         ],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE,
         check=True,
     )
     (succeeded,) = re.findall(r"(\d+) succeeded", done.stdout)

@@ -18,7 +18,7 @@ from conformance.exchange import Scene
 from conformance.servers import start_nerite, start_triton
 from conformance.triton_installation import TritonUnavailable, installation
 from nerite.client import Client, ClientError
-from serving import eventually
+from serving import PATIENCE, eventually
 from tools import unavailable
 
 SCENE = Scene(
@@ -120,7 +120,7 @@ def test_commands(both: Sequence[str], command: str) -> None:
     told = []
     for url in both:
         words = [str(NERITE), "client", "--url", url, *command.split()]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
         error = done.stderr.replace(url, "URL").partition("\n")[0]
         told.append((done.returncode, re.sub(r"\d\d:\d\d:\d\d", "TIME", done.stdout), error))
     assert told[0] == told[1]
@@ -130,6 +130,6 @@ def test_statistics_have_the_same_form(both: Sequence[str]) -> None:
     forms = []
     for url in both:
         words = [str(NERITE), "client", "--url", url, "stats", "--json"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=True)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
         forms.append({entry["name"]: sorted(entry) for entry in json.loads(done.stdout)})
     assert forms[0] == forms[1]

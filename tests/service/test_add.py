@@ -20,7 +20,7 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 from nerite.client import Client
-from serving import NERITE, Serving, eventually, serving
+from serving import NERITE, PATIENCE, Serving, eventually, serving
 
 FIXED = (
     "class TritonPythonModel:\n"
@@ -46,7 +46,12 @@ def nerite(*arguments: str | Path, status: int = 0, environment: dict[str, str] 
     """Run a command; return what it printed, or what it complained of if it is to fail."""
     command = [str(NERITE), *map(str, arguments)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=50, env={**os.environ, **(environment or {})}, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, **(environment or {})},
+        check=False,
     )
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from pathlib import Path
 
 import grpc
@@ -12,29 +11,16 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from serving import Serving, eventually, pbtxt, python_model, serving
+from serving import HELD, PATIENCE, Serving, eventually, let_go, pbtxt, python_model, serving
 
-SLEEPY = """
-def execute(self, requests):
-    for request in requests:
-        value = float(pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().reshape(-1)[0])
-        print(f"executing {value}", flush=True)
-        time.sleep(value)
-    return [
-        pb_utils.InferenceResponse(
-            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
-        )
-        for request in requests
-    ]
-"""
-PENDING = 'nv_inference_pending_request_count{model="sleepy",version="1"}'
-CANCELED = 'nv_inference_request_failure{model="sleepy",version="1",reason="CANCELED"}'
+PENDING = 'nv_inference_pending_request_count{model="patient",version="1"}'
+CANCELED = 'nv_inference_request_failure{model="patient",version="1",reason="CANCELED"}'
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     models = tmp_path / "models"
-    python_model(models, "sleepy", SLEEPY, pbtxt(batch=1, more=""))
+    python_model(models, "patient", HELD, pbtxt(batch=1, more=""))
     return models
 
 
@@ -43,7 +29,7 @@ def http_request(server: Serving, value: float) -> socket.socket:
     raw = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [value]}]}).encode()
     connection = socket.create_connection((host, int(port)))
     connection.sendall(
-        b"POST /v2/models/sleepy/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
+        b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
     )
     return connection
 
@@ -56,46 +42,50 @@ def grpc_input(value: float) -> list[grpcclient.InferInput]:
 
 def test_http_client_hangs_up_in_the_queue(repository: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path / "log") as server:
-        first = http_request(server, 1.5)
-        eventually(lambda: "executing 1.5" in server.text)
+        first = http_request(server, -1)
+        eventually(lambda: "executes -1" in server.text)
         second = http_request(server, 0.25)
         eventually(lambda: server.metrics()[PENDING] == 1)
         second.close()
         eventually(lambda: server.metrics()[PENDING] == 0)
         assert server.metrics()[CANCELED] == 1
+        let_go(repository / "patient")
         assert first.recv(15) == b"HTTP/1.1 200 OK"
         first.close()
-        assert server.infer("sleepy", [0.0]) == [0.0]
-        assert "executing 0.25" not in server.text
+        assert server.infer("patient", [0.0]) == [0.0]
+        assert "executes 0.25" not in server.text
 
 
 def test_http_client_hangs_up_while_the_model_runs(repository: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path / "log") as server:
-        http_request(server, 0.5).close()
-        assert server.infer("sleepy", [0.0]) == [0.0]
+        running = http_request(server, -1)
+        eventually(lambda: "executes -1" in server.text)
+        running.close()
+        let_go(repository / "patient")
+        assert server.infer("patient", [0.0]) == [0.0]
         assert "Traceback" not in server.text
 
 
 def test_grpc_call_is_cancelled_in_the_queue(repository: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path / "log") as server, grpcclient.InferenceServerClient(server.grpc) as client:
-        first = client.async_infer("sleepy", grpc_input(1.5), lambda result, error: None)
-        eventually(lambda: "executing 1.5" in server.text)
-        second = client.async_infer("sleepy", grpc_input(0.25), lambda result, error: None)
+        first = client.async_infer("patient", grpc_input(-1), lambda result, error: None)
+        eventually(lambda: "executes -1" in server.text)
+        second = client.async_infer("patient", grpc_input(0.25), lambda result, error: None)
         eventually(lambda: server.metrics()[PENDING] == 1)
         second.cancel()
         eventually(lambda: server.metrics()[PENDING] == 0)
         assert server.metrics()[CANCELED] == 1
         first.cancel()
-        assert server.infer("sleepy", [0.0]) == [0.0]
-        assert "executing 0.25" not in server.text
+        let_go(repository / "patient")
+        assert server.infer("patient", [0.0]) == [0.0]
+        assert "executes 0.25" not in server.text
 
 
 def test_grpc_deadline(repository: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path / "log") as server, grpcclient.InferenceServerClient(server.grpc) as client:
-        began = time.monotonic()
         with pytest.raises(grpcclient.InferenceServerException, match="Deadline Exceeded"):
-            client.infer("sleepy", grpc_input(1.5), client_timeout=0.3)
-        assert time.monotonic() - began < 1.4
+            client.infer("patient", grpc_input(-1), client_timeout=0.3)
+        let_go(repository / "patient")
 
 
 def test_the_server_keeps_a_deadline_itself(repository: Path, tmp_path: Path) -> None:
@@ -122,17 +112,18 @@ def test_the_server_keeps_a_deadline_itself(repository: Path, tmp_path: Path) ->
             ],
         )
         message = ModelInferRequest(
-            model_name="sleepy",
+            model_name="patient",
             inputs=[{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1]}],
-            raw_input_contents=[np.array([1.0], dtype=np.float32).tobytes()],
+            raw_input_contents=[np.array([-1.0], dtype=np.float32).tobytes()],
         ).SerializeToString()
         h2_client.send_data(1, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
         host, port = server.grpc.split(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
             connection.sendall(h2_client.data_to_send())
             trailers: dict[str, str] = {}
             while "grpc-status" not in trailers:
                 for event in h2_client.receive_data(connection.recv(65536)):
                     if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
                         trailers.update(event.headers)
+        let_go(repository / "patient")
         assert trailers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import serving
+from serving import PATIENCE, serving
 
 ENSEMBLES = Path(__file__).parents[1] / "conformance" / "repositories" / "ensembles"
 MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
@@ -22,7 +22,7 @@ TENSORS = (
 
 def check(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nerite.cli.check", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd)
 
 
 def add(repository: Path, name: str, config: str | None, code: str = MODEL) -> Path:

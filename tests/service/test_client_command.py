@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from client_models import CONFIG, COUNTS, TRIPLES
-from serving import IDENTITY, NERITE, Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, NERITE, PATIENCE, Serving, eventually, pbtxt, python_model, serving
 
 FAILS = """
 def execute(self, requests):
@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def run(server: Serving, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [str(NERITE), "client", "--url", server.http, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd)
 
 
 def said(server: Serving, *words: str, cwd: Path | None = None) -> str:
@@ -153,7 +153,7 @@ def test_watch_stays_in_its_place_at_a_terminal(server: Serving) -> None:
 
 def test_a_server_that_is_not_there() -> None:
     done = subprocess.run(
-        [str(NERITE), "client", "ls", "--url", "127.0.0.1:1"], capture_output=True, text=True, timeout=50
+        [str(NERITE), "client", "ls", "--url", "127.0.0.1:1"], capture_output=True, text=True, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
@@ -164,7 +164,7 @@ def test_a_server_that_is_not_there() -> None:
 
 def test_help_and_wrong_command_lines(server: Serving) -> None:
     for words in ((), ("--help",)):
-        done = subprocess.run([str(NERITE), "client", *words], capture_output=True, text=True, timeout=50)
+        done = subprocess.run([str(NERITE), "client", *words], capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0
         assert "Examples:" in done.stdout
     for command in ("ls", "infer", "load", "unload", "stats", "watch"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from serving import IDENTITY, IN_PROCESS, Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, IN_PROCESS, Serving, eventually, let_go, pbtxt, python_model, serving
 
 SENT = """
 def execute(self, requests):
@@ -24,6 +24,8 @@ def work(self, sender, request):
     rest = int(request.inputs()[0].as_numpy().reshape(-1)[0])
     while rest and not sender.is_cancelled():
         time.sleep(0.05)
+        while rest == 1 and not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
+            time.sleep(0.001)
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([[rest]], np.float32))]))
         rest -= 1
     sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -65,10 +67,11 @@ def ask(server: Serving, count: int) -> tuple[grpcclient.InferenceServerClient, 
     return client, came
 
 
-def test_a_request_counts_at_its_last_response(server: Serving) -> None:
+def test_a_request_counts_at_its_last_response(server: Serving, tmp_path: Path) -> None:
     client, came = ask(server, 3)
-    eventually(lambda: len(came) == 1)
+    eventually(lambda: len(came) == 2)
     assert counted(server, "success") == 0
+    let_go(tmp_path / "models" / "sent")
     eventually(lambda: counted(server, "success") == 1)
     client.stop_stream()
     found = statistics(server, "sent")

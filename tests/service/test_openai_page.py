@@ -15,7 +15,7 @@ from nerite.config.loading import poll_model_directory
 from nerite.transports.openai import template_files
 from nerite.transports.openai.sampling import COMMON
 from nerite.transports.openai.tools import families
-from serving import Serving, serving
+from serving import PATIENCE, Serving, serving
 from tools import require
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "openai.md").read_text()
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def test_the_program(server: Serving) -> None:
     program = PROGRAM.replace("localhost:8000", server.http)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
     assert [line.rstrip() for line in done.stdout.splitlines()] == PRINTED.splitlines(), done.stderr
 
 

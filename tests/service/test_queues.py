@@ -1,114 +1,86 @@
-"""Queue policies on a running server: limits are exact, and deadlines fire when they are due."""
+"""Queue policies on a running server: limits are exact, and deadlines fire while others run."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from serving import eventually, pbtxt, python_model, serving
+from serving import HELD, Serving, eventually, let_go, pbtxt, python_model, serving
 
-SLEEPY = """
-def execute(self, requests):
-    for request in requests:
-        time.sleep(float(pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().reshape(-1)[0]))
-    return [
-        pb_utils.InferenceResponse(
-            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
-        )
-        for request in requests
-    ]
-"""
+PENDING = 'nv_inference_pending_request_count{model="patient",version="1"}'
 
 
 def batching(policy: str) -> str:
     return f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}"
 
 
-def ask(server: Any, model: str, value: float, answers: dict[int, tuple[int, bytes, float]], key: int) -> None:
-    began = time.monotonic()
-    body = {
-        "id": str(key),
-        "inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [value]}],
-    }
-    status, _, answer = server.ask("POST", f"/v2/models/{model}/infer", body)
-    answers[key] = (status, answer, time.monotonic() - began)
+def ask(server: Serving, value: float, key: int = 0) -> tuple[int, bytes]:
+    """Return status and body of the answer to one request."""
+    tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [value]}
+    status, _, body = server.ask("POST", "/v2/models/patient/infer", {"id": str(key), "inputs": [tensor]})
+    return status, body
+
+
+def occupy(server: Serving, callers: ThreadPoolExecutor) -> Future[tuple[int, bytes]]:
+    """Have the model run a request that ends when it is let go."""
+    asked = callers.submit(ask, server, -1.0)
+    eventually(lambda: "executes -1" in server.text)
+    return asked
 
 
 def test_deadlines_fire_while_the_instance_is_busy(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    python_model(models, "sleepy", SLEEPY, pbtxt(batch=1, more=batching("default_timeout_microseconds: 300000")))
-    answers: dict[int, tuple[int, bytes, float]] = {}
-    with serving(models, tmp_path / "log") as server:
-        callers = [threading.Thread(target=ask, args=(server, "sleepy", 3.0, answers, 0))]
-        callers[0].start()
-        time.sleep(0.3)
-        callers += [threading.Thread(target=ask, args=(server, "sleepy", 0.0, answers, key)) for key in (1, 2)]
-        for caller in callers[1:]:
-            caller.start()
-        for caller in callers:
-            caller.join()
-    assert answers[0][0] == 200
-    for key in (1, 2):
-        status, body, seconds = answers[key]
-        assert (status, json.loads(body)) == (503, {"error": "Request timeout expired"})
-        assert seconds < 2.0, "the deadline fired when the batch ahead was over, not when it was due"
+    config = pbtxt(batch=1, more=batching("default_timeout_microseconds: 300000"))
+    model = python_model(tmp_path / "models", "patient", HELD, config)
+    with serving(tmp_path / "models", tmp_path / "log") as server, ThreadPoolExecutor(3) as callers:
+        ahead = occupy(server, callers)
+        for status, body in callers.map(lambda key: ask(server, 0.0, key), (1, 2)):
+            assert (status, json.loads(body)["error"]) == (503, "Request timeout expired")
+        let_go(model)
+        assert ahead.result()[0] == 200
 
 
 def test_a_queue_of_three_admits_three(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    python_model(models, "sleepy", SLEEPY, pbtxt(batch=1, more=batching("max_queue_size: 3")))
-    answers: dict[int, tuple[int, bytes, float]] = {}
-    with serving(models, tmp_path / "log") as server:
-        callers = [threading.Thread(target=ask, args=(server, "sleepy", 2.0, answers, 0))]
-        callers[0].start()
-        pending = 'nv_inference_pending_request_count{model="sleepy",version="1"}'
-        time.sleep(0.3)
-        for key in range(1, 7):
-            callers.append(threading.Thread(target=ask, args=(server, "sleepy", 0.0, answers, key)))
-            callers[-1].start()
-            if key <= 3:
-                eventually(lambda key=key: server.metrics()[pending] == key)
-        for caller in callers:
-            caller.join()
-        rejected = 'nv_inference_request_failure{model="sleepy",version="1",reason="REJECTED"}'
+    model = python_model(tmp_path / "models", "patient", HELD, pbtxt(batch=1, more=batching("max_queue_size: 3")))
+    with serving(tmp_path / "models", tmp_path / "log") as server, ThreadPoolExecutor(4) as callers:
+        admitted = [occupy(server, callers)]
+        for key in range(1, 4):
+            admitted.append(callers.submit(ask, server, 0.0, key))
+            eventually(lambda key=key: server.metrics()[PENDING] == key)
+        for key in range(4, 7):
+            status, body = ask(server, 0.0, key)
+            assert (status, json.loads(body)) == (503, {"error": f"[request id: {key}] Exceeds maximum queue size"})
+        rejected = 'nv_inference_request_failure{model="patient",version="1",reason="REJECTED"}'
         assert server.metrics()[rejected] == 3
-    assert [answers[key][0] for key in range(7)] == [200, 200, 200, 200, 503, 503, 503]
-    assert json.loads(answers[5][1]) == {"error": "[request id: 5] Exceeds maximum queue size"}
+        let_go(model)
+        assert [asked.result()[0] for asked in admitted] == [200, 200, 200, 200]
 
 
 def test_requests_that_wait_together_run_together(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    python_model(models, "sleepy", SLEEPY, pbtxt(batch=8))
-    answers: dict[int, tuple[int, bytes, float]] = {}
-    with serving(models, tmp_path / "log") as server:
-        callers = [threading.Thread(target=ask, args=(server, "sleepy", 1.0, answers, 0))]
-        callers[0].start()
-        time.sleep(0.3)
-        callers += [threading.Thread(target=ask, args=(server, "sleepy", 0.0, answers, key)) for key in range(1, 7)]
-        for caller in callers[1:]:
-            caller.start()
-        for caller in callers:
-            caller.join()
-        stats = server.json("GET", "/v2/models/sleepy/stats")["model_stats"][0]
+    model = python_model(tmp_path / "models", "patient", HELD, pbtxt(batch=8))
+    with serving(tmp_path / "models", tmp_path / "log") as server, ThreadPoolExecutor(7) as callers:
+        asked = [occupy(server, callers)]
+        asked += [callers.submit(ask, server, 0.0, key) for key in range(1, 7)]
+        eventually(lambda: server.metrics()[PENDING] == 6)
+        let_go(model)
+        assert [each.result()[0] for each in asked] == [200] * 7
+        stats = server.json("GET", "/v2/models/patient/stats")["model_stats"][0]
         assert {batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats["batch_stats"]} == {1: 1, 6: 1}
         assert (stats["inference_count"], stats["execution_count"]) == (7, 2)
 
 
 def test_the_hook_that_holds_the_scheduler(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    python_model(models, "sleepy", SLEEPY, pbtxt(batch=8))
-    answers: dict[int, tuple[int, bytes, float]] = {}
-    with serving(models, tmp_path / "log", environment={"TRITONSERVER_DELAY_SCHEDULER": "4"}) as server:
-        callers = [threading.Thread(target=ask, args=(server, "sleepy", 0.0, answers, key)) for key in range(4)]
-        pending = 'nv_inference_pending_request_count{model="sleepy",version="1"}'
-        for key, caller in enumerate(callers):
-            eventually(lambda key=key: server.metrics()[pending] == key)
-            assert answers == {}
-            caller.start()
-        for caller in callers:
-            caller.join()
-        (batch,) = server.json("GET", "/v2/models/sleepy/stats")["model_stats"][0]["batch_stats"]
+    python_model(tmp_path / "models", "patient", HELD, pbtxt(batch=8))
+    environment = {"TRITONSERVER_DELAY_SCHEDULER": "4"}
+    with (
+        serving(tmp_path / "models", tmp_path / "log", environment=environment) as server,
+        ThreadPoolExecutor(4) as callers,
+    ):
+        asked = []
+        for key in range(4):
+            eventually(lambda key=key: server.metrics()[PENDING] == key)
+            assert not any(each.done() for each in asked)
+            asked.append(callers.submit(ask, server, 0.0, key))
+        assert [each.result()[0] for each in asked] == [200] * 4
+        (batch,) = server.json("GET", "/v2/models/patient/stats")["model_stats"][0]["batch_stats"]
         assert batch["batch_size"] == 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pages import ROOT, Page, run
-from serving import Serving, serving
+from serving import PATIENCE, Serving, serving
 
 README = Page("README.md")
 
@@ -18,7 +18,7 @@ README = Page("README.md")
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """What ``make serve`` starts."""
-    subprocess.run([sys.executable, ROOT / "examples" / "build.py"], check=True, timeout=60)
+    subprocess.run([sys.executable, ROOT / "examples" / "build.py"], check=True, timeout=PATIENCE)
     with serving(ROOT / "examples" / "models", tmp_path_factory.mktemp("readme") / "log") as server:
         yield server
 

@@ -199,18 +199,15 @@ def test_polling_follows_the_files(repository: Path, tmp_path: Path) -> None:
 def test_polling_does_not_load_what_is_half_written(repository: Path, tmp_path: Path) -> None:
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
     with serving(repository, tmp_path / "log", *flags) as server:
-        version = repository / "adder" / "2"
-        version.mkdir()
-        whole = "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n" + "".join(
-            f"    {line}\n" for line in adds(2).splitlines()
-        )
-        with (version / "model.py").open("w") as file:
-            for start in range(0, len(whole), 80):
-                file.write(whole[start : start + 80])
-                file.flush()
-                os.fsync(file.fileno())
-                time.sleep(0.4)
-                assert server.infer("adder", [0.0]) == [1.0]
+        model = python_model(repository, "adder", adds(2), version=2) / "2" / "model.py"
+        whole = model.read_text()
+        model.write_text(whole[: len(whole) // 2])
+        # As if somebody were writing to it all the while, however slow this machine.
+        os.utime(model, times=(time.time() + 3600,) * 2)
+        python_model(repository, "late", IDENTITY)
+        eventually(lambda: server.ready("late"))
+        assert server.infer("adder", [0.0]) == [1.0]
+        model.write_text(whole)
         eventually(lambda: server.infer("adder", [0.0]) == [2.0])
         assert "failed to load" not in server.text
 

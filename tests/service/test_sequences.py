@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from serving import Serving, eventually, pbtxt, python_model, serving
+from serving import PATIENCE, Serving, eventually, let_go, pbtxt, python_model, serving
 
 TOTAL = """
 def initialize(self, args):
@@ -24,12 +24,13 @@ def execute(self, requests):
     responses = []
     for request in requests:
         of = request.correlation_id()
-        value, seconds = (float(each) for each in request.inputs()[0].as_numpy().reshape(-1)) if of else (0, 0)
+        value, held = (float(each) for each in request.inputs()[0].as_numpy().reshape(-1)) if of else (0, 0)
         if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
             self.totals[of] = 0
-        if seconds:
-            print("sleeps for", of, flush=True)
-            time.sleep(seconds)
+        if held:
+            print("is held by", of, flush=True)
+        while held and not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
+            time.sleep(0.001)
         # Without START, and without what was before: an error, and nobody should see it.
         self.totals[of] = self.totals[of] + value if of else 0
         answer = np.array([[self.totals[of], os.getpid()]], np.float32)
@@ -41,7 +42,7 @@ START = {"sequence_start": True}
 END = {"sequence_end": True}
 
 
-def config(strategy: str = "direct { }", instances: int = 1, idle_us: int = 60_000_000) -> str:
+def config(strategy: str = "direct { }", instances: int = 1, idle_us: int = 600_000_000) -> str:
     batching = f"sequence_batching {{ max_sequence_idle_microseconds: {idle_us} {strategy} }}"
     text = pbtxt(batch=1, dims="2", more=batching)
     return text.replace("KIND_CPU", f"KIND_CPU count: {instances}")
@@ -53,11 +54,11 @@ class Client:
     def __init__(self, server: Serving) -> None:
         self.client = grpcclient.InferenceServerClient(server.grpc)
 
-    def send(self, of: int, value: float, seconds: float = 0, **flags: Any) -> tuple[Any, Queue[Any]]:
-        """Return what cancels the request, and where its answer will be."""
+    def send(self, of: int, value: float, held: bool = False, **flags: Any) -> tuple[Any, Queue[Any]]:
+        """Return what cancels the request, and where its answer will be. ``held``: not before ``let_go``."""
         answers: Queue[Any] = Queue()
         tensor = grpcclient.InferInput("INPUT0", [1, 2], "FP32")
-        tensor.set_data_from_numpy(np.array([[value, seconds]], np.float32))
+        tensor.set_data_from_numpy(np.array([[value, held]], np.float32))
         call = self.client.async_infer(
             "total",
             [tensor],
@@ -69,7 +70,7 @@ class Client:
 
     def ask(self, of: int, value: float, **flags: Any) -> tuple[float, int]:
         """Return the total of a sequence, and the process that has it."""
-        answer = self.send(of, value, **flags)[1].get(timeout=20)
+        answer = self.send(of, value, **flags)[1].get(timeout=PATIENCE)
         if isinstance(answer, InferenceServerException):
             raise answer
         return answer[0], int(answer[1])
@@ -130,18 +131,19 @@ def test_an_idle_sequence_makes_room(started: Any) -> None:
         client.ask(1, 1)
 
 
-def test_who_cancels_a_request_that_waits_ends_the_sequence(started: Any) -> None:
+def test_who_cancels_a_request_that_waits_ends_the_sequence(started: Any, models: Path) -> None:
     server, client = started(config())
-    _, first = client.send(1, 1, seconds=1.0, **START)
-    eventually(lambda: "sleeps for 1" in server.text)
+    _, first = client.send(1, 1, held=True, **START)
+    eventually(lambda: "is held by 1" in server.text)
     second, _ = client.send(1, 2)
     _, third = client.send(1, 3)
     _, other = client.send(2, 10, **START)
     eventually(lambda: server.metrics()[PENDING] == 3)
     second.cancel()
-    assert "CANCELLED" in str(third.get(timeout=20))
-    assert first.get(timeout=20)[0] == 1
-    assert other.get(timeout=20)[0] == 10
+    assert "CANCELLED" in str(third.get(timeout=PATIENCE))
+    let_go(models / "total")
+    assert first.get(timeout=PATIENCE)[0] == 1
+    assert other.get(timeout=PATIENCE)[0] == 10
     with pytest.raises(InferenceServerException, match=r"START flag .* a request of it was cancelled"):
         client.ask(1, 4)
 
@@ -152,13 +154,13 @@ def test_a_worker_that_dies_takes_its_own_sequences_with_it(started: Any) -> Non
     lost = [of for of, pid in begun.items() if pid == begun[1]]
     kept = [of for of in begun if of not in lost]
     assert (len(lost), len(kept)) == (2, 2)
-    _, running = client.send(lost[0], 1, seconds=30)
-    eventually(lambda: f"sleeps for {lost[0]}" in server.text)
+    _, running = client.send(lost[0], 1, held=True)
+    eventually(lambda: f"is held by {lost[0]}" in server.text)
     _, waiting = client.send(lost[0], 1)
     eventually(lambda: server.metrics()[PENDING] == 1)
     os.kill(begun[1], signal.SIGKILL)
-    assert "is not healthy" in str(running.get(timeout=20))
-    assert "START flag" in str(waiting.get(timeout=20))
+    assert "is not healthy" in str(running.get(timeout=PATIENCE))
+    assert "START flag" in str(waiting.get(timeout=PATIENCE))
     for of in lost:
         with pytest.raises(
             InferenceServerException, match=r"START flag .* the instance that had it, 'total_0_\d', died"
@@ -185,14 +187,14 @@ def test_an_instance_that_is_taken_away_finishes_its_sequences(started: Any, mod
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 1 }"])
 def test_a_model_that_goes_waits_for_no_sequence(started: Any, models: Path, strategy: str) -> None:
-    """What waits behind a sequence of which nobody can hear any more is answered, well before its minute is over."""
+    """What waits behind a sequence of which nobody can hear any more does not wait until that is idle for too long."""
     server, client = started(config(strategy), "--model-control-mode=explicit", "--load-model=total")
     client.ask(1, 5, **START)
     waiting = [client.send(of, of, **START)[1] for of in (2, 3)]
     eventually(lambda: server.metrics()[PENDING] == 2)
     (models / "total" / "1" / "model.py").write_text((models / "total" / "1" / "model.py").read_text() + "\n")
     assert server.ask("POST", "/v2/repository/models/total/load")[0] == 200
-    assert [answers.get(timeout=20)[0] for answers in waiting] == [2, 3]
+    assert [answers.get(timeout=PATIENCE)[0] for answers in waiting] == [2, 3]
     with pytest.raises(InferenceServerException, match="must specify the START flag"):
         client.ask(1, 5)
     client.ask(1, 7, **START)
@@ -202,23 +204,25 @@ def test_a_model_that_goes_waits_for_no_sequence(started: Any, models: Path, str
     client.client.close()
 
 
-def test_a_server_that_stops_lets_nobody_wait_for_sequences_that_may_never_end(started: Any) -> None:
-    """What runs is finished, and who has a slot in sight gets it; the others are told at once, not after a minute."""
+def test_a_server_that_stops_lets_nobody_wait_for_sequences_that_may_never_end(started: Any, models: Path) -> None:
+    """What runs is finished, and who has a slot in sight gets it; the others are told at once."""
     server, client = started(config())
     client.ask(1, 5, **START)
-    _, ends = client.send(1, 1, seconds=1.0, **END)
-    eventually(lambda: "sleeps for 1" in server.text)
+    _, ends = client.send(1, 1, held=True, **END)
+    eventually(lambda: "is held by 1" in server.text)
     _, next_one = client.send(2, 7, **START)
     eventually(lambda: server.metrics()[PENDING] == 1)
     _, last = client.send(3, 9, **START)
     eventually(lambda: server.metrics()[PENDING] == 2)
     server.process.send_signal(signal.SIGTERM)
-    assert (ends.get(timeout=20)[0], next_one.get(timeout=20)[0]) == (6, 7)
-    refusal = last.get(timeout=20)
+    eventually(lambda: "Waiting for in-flight requests to complete." in server.text)
+    let_go(models / "total")
+    assert (ends.get(timeout=PATIENCE)[0], next_one.get(timeout=PATIENCE)[0]) == (6, 7)
+    refusal = last.get(timeout=PATIENCE)
     assert refusal.status() == "StatusCode.UNAVAILABLE"
     assert refusal.message() == (
         "Server is stopping, scheduler for model has stopped accepting new inference requests\n"
         "    Model 'total' gets no slot free for sequence 3: send it to another server."
     )
-    assert server.process.wait(20) == 0
+    assert server.process.wait(PATIENCE) == 0
     client.client.close()

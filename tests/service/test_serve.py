@@ -6,25 +6,24 @@ import json
 import signal
 import socket
 import subprocess
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from serving import IDENTITY, NERITE, binary_request, eventually, pbtxt, python_model, serving
-
-SLOW = """
-def execute(self, requests):
-    time.sleep(float(pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy().reshape(-1)[0]))
-    return [
-        pb_utils.InferenceResponse(
-            [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
-        )
-        for request in requests
-    ]
-"""
+from serving import (
+    HELD,
+    IDENTITY,
+    NERITE,
+    PATIENCE,
+    binary_request,
+    eventually,
+    let_go,
+    pbtxt,
+    python_model,
+    serving,
+)
 
 
 @pytest.fixture
@@ -70,37 +69,31 @@ def test_counts_are_exact(repository: Path, tmp_path: Path) -> None:
 
 
 def test_drains_before_it_ends(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    python_model(models, "slow", SLOW)
-    answers: list[list[float]] = []
-    with serving(models, tmp_path / "log") as server:
-        caller = threading.Thread(target=lambda: answers.append(server.infer("slow", [1.0])))
-        caller.start()
-        eventually(lambda: server.metrics()['nv_inference_pending_request_count{model="slow",version="1"}'] == 0)
-        time.sleep(0.2)
+    model = python_model(tmp_path / "models", "slow", HELD)
+    with serving(tmp_path / "models", tmp_path / "log") as server, ThreadPoolExecutor(1) as caller:
+        asked = caller.submit(server.infer, "slow", [-1.0])
+        eventually(lambda: "executes -1" in server.text)
         server.process.send_signal(signal.SIGINT)
-        caller.join()
-        assert server.process.wait(10) == 0
-        assert answers == [[1.0]]
+        eventually(lambda: "Model 'slow' (version 1) has 1 in-flight inferences" in server.text)
         assert "Waiting for in-flight requests to complete." in server.text
-        assert "Model 'slow' (version 1) has 1 in-flight inferences" in server.text
+        let_go(model)
+        assert asked.result() == [-1.0]
+        assert server.process.wait(PATIENCE) == 0
 
 
 def test_gives_up_draining_after_the_exit_timeout(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    python_model(models, "slow", SLOW)
-    with serving(models, tmp_path / "log", "--exit-timeout-secs=1", clean=False) as server:
-        body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [30.0]}]}
+    python_model(tmp_path / "models", "slow", HELD)
+    with serving(tmp_path / "models", tmp_path / "log", "--exit-timeout-secs=1", clean=False) as server:
+        body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [-1.0]}]}
         raw = json.dumps(body).encode()
         host, port = server.http.split(":")
         with socket.create_connection((host, int(port))) as caller:
             caller.sendall(
                 b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
             )
-            eventually(lambda: server.workers() != {})
-            time.sleep(0.3)
+            eventually(lambda: "executes -1" in server.text)
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(10) == 1
+            assert server.process.wait(PATIENCE) == 1
         assert "Exit timeout expired. Exiting immediately." in server.text
 
 
@@ -127,7 +120,7 @@ def test_a_model_that_fails_ends_the_start(repository: Path, tmp_path: Path) -> 
     done = subprocess.run(
         [NERITE, "serve", repository, "--http-port=0", "--grpc-port=0", "--metrics-port=0"],
         capture_output=True,
-        timeout=30,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 1
@@ -153,7 +146,7 @@ def test_a_port_that_is_taken(repository: Path, tmp_path: Path) -> None:
         done = subprocess.run(
             [NERITE, "serve", repository, "--http-address=127.0.0.1", f"--http-port={port}", "--grpc-port=0"],
             capture_output=True,
-            timeout=30,
+            timeout=PATIENCE,
             check=False,
         )
     assert done.returncode == 1

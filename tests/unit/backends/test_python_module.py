@@ -17,6 +17,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python import PythonBackend
 from nerite.backends.python.module import ModelModule
 from nerite.core.errors import Internal
+from serving import PATIENCE
 from triton_python_backend_utils import TritonModelException, get_model_dir
 
 EMPTY = "class TritonPythonModel:\n    pass\n"
@@ -153,7 +154,7 @@ def test_functions_of_a_model_reach_the_processes_it_spawns(tmp_path: Path) -> N
         [sys.executable, tmp_path / "main.py", context.directory, context.version_directory / "model.py"],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE,
     )
     assert (done.stdout, done.returncode) == ("[42]\n", 0), done.stderr
 

@@ -13,6 +13,7 @@ import pytest
 
 from nerite.config.text import parse_text
 from nerite.testing import load_model
+from serving import PATIENCE
 
 PAGE = Path(__file__).parents[3] / "docs" / "python-models.md"
 
@@ -70,7 +71,7 @@ def test_its_tests_pass(file: str, models: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE,
     )
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 

@@ -14,6 +14,7 @@ import pytest
 import triton_python_backend_utils as pb_utils
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound
 from nerite.testing import Request, load_model
+from serving import PATIENCE
 
 SOURCE = """\
 import numpy as np
@@ -244,7 +245,7 @@ def test_pytest_shows_the_model_and_nothing_of_ours(directory: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "test_it.py"],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE,
         cwd=directory.parent,
         env={key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")},
     )
