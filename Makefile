@@ -24,8 +24,9 @@ check: $(VENV)/dev  ## lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: $(VENV)/dev  ## every test
-	$(BIN)/pytest
+# Files in the order of their folders: those that take longest begin first.
+test: $(VENV)/dev  ## every test, in several processes
+	$(BIN)/pytest --numprocesses auto --dist loadgroup --no-loadscope-reorder
 
 bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload
 	$(BIN)/python benchmarks/run.py
