@@ -109,6 +109,15 @@ def test_probabilities_of_alternatives(server: Serving) -> None:
         assert {each["rank"] for each in token.values()} == {1, 2}
 
 
+def test_under_openais_api(server: Serving) -> None:
+    asked = {"model": "chat", "prompt": "once", "max_tokens": 8, "temperature": 0, "logprobs": 2}
+    status, _, body = server.ask("POST", "/v1/completions", {**asked, "ignore_eos": True})
+    answer = json.loads(body)
+    assert status == 200, answer
+    assert answer["usage"]["completion_tokens"] == 8
+    assert {len(each) for each in answer["choices"][0]["logprobs"]["top_logprobs"]} <= {1, 2}
+
+
 def test_several_sequences_and_seeds(server: Serving) -> None:
     said = json.dumps({**FEW, "temperature": 1.5, "n": 3, "seed": 5})
     _, one = generate(server, sampling_parameters=said)
