@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -30,7 +31,8 @@ def install_node_packages(folder: Path) -> None:
     require("node", "npm")
     with (folder / "package.json").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side
-        if not (folder / "node_modules").exists():
+        wanted = json.load(lock)["dependencies"]
+        if not all((folder / "node_modules" / name).exists() for name in wanted):
             command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
             installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
             if installed.returncode:
