@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from grpc_streams import Stream
 from pages import run
-from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, Serving, ensemble, eventually, pbtxt, python_model, serving, step
 
 BODY: dict[str, Any] = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]}
 POLICY = """
@@ -93,6 +93,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("policy")
     python_model(folder / "models", "identity", IDENTITY)
     python_model(folder / "models", "patient", PATIENT, pbtxt(more=""))
+    twice = (step("identity", "INPUT0", "between"), step("identity", "between", "OUTPUT0"))
+    ensemble(folder / "models", "twice", *twice)
     python_model(folder / "models", "parrot", PARROT, 'backend: "python"')
     hold, policy = folder / "hold", folder / "policy.toml"
     policy.write_text(POLICY.format(name="first", burst=1))
@@ -163,6 +165,14 @@ def test_as_openai_has_it(house: House, of: str) -> None:
     assert (status, int(headers["Retry-After"]) > 1) == (429, True)
     assert (body["error"]["type"], body["error"]["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert house.quota(tenant=of)["retries"] == 2
+
+
+def test_an_ensemble_is_one_request(house: House, of: str) -> None:
+    assert house.infer(of, "twice")[0] == 200
+    status, _, body = house.infer(of, "twice")
+    assert (status, b"requests_per_minute" in body) == (429, True)
+    uses = [each["model"] for each in house.server.json("GET", "/v2/quota")["use"] if each["tenant"] == of]
+    assert uses == ["twice"]
 
 
 def test_by_header(house: House) -> None:

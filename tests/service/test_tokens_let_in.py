@@ -56,6 +56,7 @@ def use(server: Serving, model: str, tenant: str = "default") -> dict[str, Any]:
 
 def test_lengths(server: Serving) -> None:
     """A token is a byte here. Nobody in the server knows that before the engine says so."""
+    assert any("nerite_llm_kv_blocks" in name for name in server.metrics()), "engines speak before they are asked"
     status, answer = generate(server, "strict", **ALL)
     assert (status, answer["num_output_tokens"]) == (200, 12)
     told = use(server, "strict")

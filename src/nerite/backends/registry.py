@@ -45,6 +45,9 @@ ENTRIES: Final[dict[str, Entry]] = {
     "vllm": Entry("nerite.backends.llm", "VllmBackend"),
 }
 
+GENERATING: Final = frozenset(name for name, entry in ENTRIES.items() if entry.module == "nerite.backends.llm")
+"""Those whose models have an engine that generates tokens."""
+
 
 def backend_of(context: ModelContext) -> Backend:
     """Return the backend that a model's configuration names: always the same object for the same backend.

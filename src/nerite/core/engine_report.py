@@ -60,6 +60,8 @@ class EngineReport(NamedTuple):
     """Tokens that a block holds."""
     context_length: int = 0
     """Tokens of prompt and answer together that a sequence can have."""
+    most_sequences: int = 0
+    """That the engine runs at once; 0: any number."""
     patience: int = 0
     """Seconds that the engine may be silent while it has requests; then it hangs. 0: for ever."""
     failures: int = 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
     from nerite.execution.runner import Batch
 
-_STATE: Final = struct.Struct("<8I5Q")
+_STATE: Final = struct.Struct("<9I4x5Q")
 _PROGRESS: Final = struct.Struct("<IHHIIIIQ")
 _UNKNOWN: Final = 2**64 - 1
 _ENDED: Final = (None, *Ended)
@@ -26,8 +26,8 @@ _PLACE: Final = {ended: place for place, ended in enumerate(_ENDED)}
 
 def frame(seat: int, report: EngineReport, place: Callable[[InferenceRequest], tuple[int, int] | None]) -> bytes:
     """Return the message; ``place`` gives batch and index of a request, None for one that is not known any more."""
-    counts = (_UNKNOWN if count is None else count for count in report[8:13])
-    parts = [_STATE.pack(*report[:8], *counts)]
+    counts = (_UNKNOWN if count is None else count for count in report[9:14])
+    parts = [_STATE.pack(*report[:9], *counts)]
     for request, tokens, begun, ended in report.progress:
         found = place(request)
         if found is None:
@@ -39,7 +39,7 @@ def frame(seat: int, report: EngineReport, place: Callable[[InferenceRequest], t
 
 def read(body: memoryview, batch_of: Callable[[int], Batch | None]) -> EngineReport:
     """Return the report; ``batch_of`` gives the requests of a batch."""
-    running, waiting, total, free, size, context, patience, failures, *counts = _STATE.unpack_from(body)
+    running, waiting, total, free, size, context, most, patience, failures, *counts = _STATE.unpack_from(body)
     queries, hits, preempted, drafted, accepted = (None if count == _UNKNOWN else count for count in counts)
     progress = []
     for number, index, ended, tokens, sequences, prompt, cached, at_ns in _PROGRESS.iter_unpack(body[_STATE.size :]):
@@ -47,5 +47,5 @@ def read(body: memoryview, batch_of: Callable[[int], Batch | None]) -> EngineRep
         if batch is not None and index < len(batch):
             begun = Begun(at_ns, prompt, cached, sequences) if sequences else None
             progress.append(Progress(batch[index], tokens, begun, _ENDED[ended]))
-    state = (running, waiting, total, free, size, context, patience, failures)
+    state = (running, waiting, total, free, size, context, most, patience, failures)
     return EngineReport(*state, queries, hits, preempted, drafted, accepted, progress)

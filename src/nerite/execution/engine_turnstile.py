@@ -46,19 +46,16 @@ class EngineTurnstile(Turnstile):
         enter: Callable[[InferenceRequest], None],
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
-        most_sequences: int,
         admission: Admission | None,
     ) -> None:
-        """``most_sequences``: as many run at once in one engine. ``admission`` bounds the queue, if no policy does."""
+        """``admission`` bounds the queue, if no policy does."""
         super().__init__(gate, queue, enter, statistics, loop)
-        self._most_sequences = most_sequences
         self._admission = admission
         self._ratio = TokenRatio()
         self._reports: dict[Runner, EngineReport] = {}
         """The last of each engine that there is."""
         self._begun = 0
         """Requests that have been let in."""
-        gate.limit_running(most_sequences)
 
     def submit(self, request: InferenceRequest) -> None:
         """Let a request in, now or later, or refuse it."""
@@ -76,7 +73,8 @@ class EngineTurnstile(Turnstile):
         self._reports[runner] = report
         reports = self._reports.values()
         total, free = sum(each.total_blocks for each in reports), sum(each.free_blocks for each in reports)
-        self.gate.limit_running(self._most_sequences * len(reports))
+        most = [each.most_sequences for each in reports]
+        self.gate.limit_running(sum(most) if all(most) else 0)
         now = _now()
         for progress in report.progress:
             passage = progress.request.sink

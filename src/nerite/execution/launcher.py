@@ -26,7 +26,6 @@ from nerite.execution.households import Households
 from nerite.execution.instance_plan import instance_plans
 from nerite.execution.rationed_roster import RationedRoster
 from nerite.execution.rations import RationedMaker, Rations
-from nerite.execution.reception import GENERATING
 from nerite.execution.rehearsal import Rehearsal
 from nerite.execution.runner_makers import NativeMaker, NoInstances, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
@@ -119,7 +118,8 @@ class Launcher:
             self._around.loop,
         )
         running.let_in_by(self._around.reception, bounds)
-        alone = running.decoupled or running.cached or config.backend in GENERATING  # others are asked before it
+        # Whoever has to be let in, or may be answered from elsewhere, does not go on in the worker.
+        alone = running.decoupled or running.cached or config.backend in registry.GENERATING
         if rations is None and config.sequence_batching is None and not alone:
             running.worker = households.shared_by(context)
         running.load_seconds = time.monotonic() - began

@@ -9,7 +9,6 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from nerite.cache.gate import Queue
-from nerite.config.model_config import ModelConfig
 from nerite.core.request import InferenceRequest
 from nerite.execution import quota
 from nerite.execution.engine_turnstile import EngineTurnstile
@@ -26,12 +25,8 @@ from nerite.scheduling.tokens.usage import Usage
 _now = time.monotonic_ns
 
 
-GENERATING: Final = frozenset({"llm"})
-"""Backends whose models have an engine that generates tokens."""
 _NONE: Final = Policy(llms={ANY_MODEL: ModelLimits(queue_length=0)})
 """Of who may use what nothing is said: queues have their own bounds."""
-_MOST_SEQUENCES: Final = "MAX_NUM_SEQS"
-_STANDARD: Final = 256
 
 
 class Reception:
@@ -66,19 +61,18 @@ class Reception:
         return turnstile
 
     def engine_turnstile(
-        self, config: ModelConfig, queue: Queue, statistics: VersionStatistics, admission: Admission
+        self, model: str, queue: Queue, statistics: VersionStatistics, admission: Admission
     ) -> EngineTurnstile:
         """Return the same of a model whose engine generates tokens: one lets in as many as the engine can do at once.
 
         ``admission`` bounds the queue where no policy does.
         """
         turnstile = EngineTurnstile(
-            self._gate(config.name, tokens=True),
+            self._gate(model, tokens=True),
             queue,
             queue.submit,
             statistics,
             self._loop,
-            _most_sequences(config),
             None if self._in_force else admission,
         )
         self._turnstiles.add(turnstile)
@@ -110,9 +104,3 @@ class Reception:
 
     def _gates(self) -> list[Gate]:
         return [turnstile.gate for turnstile in self._turnstiles]
-
-
-def _most_sequences(config: ModelConfig) -> int:
-    """Return how many sequences an engine runs at once, as its backend reads it."""
-    parameter = config.parameters.get(_MOST_SEQUENCES)
-    return int(parameter.string_value) if parameter is not None and parameter.string_value else _STANDARD

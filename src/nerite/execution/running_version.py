@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nerite.backends.registry import GENERATING
 from nerite.cache.gate import Gate, Queue
 from nerite.cache.interface import ResponseCache
 from nerite.config.model_config import ModelConfig
@@ -21,7 +22,7 @@ from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.readiness import ask_all
-from nerite.execution.reception import GENERATING, Reception
+from nerite.execution.reception import Reception
 from nerite.execution.runner import OnReport, Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.scheduler import Scheduler
@@ -175,7 +176,7 @@ class RunningVersion:
             dispatcher = self._scheduler
             assert isinstance(dispatcher, Dispatcher)
             turnstile = engine = reception.engine_turnstile(
-                self.config, dispatcher, self.statistics, Admission(bounds, self.name)
+                self.name, dispatcher, self.statistics, Admission(bounds, self.name)
             )
             dispatcher.on_usable = lambda: engine.set_ready(dispatcher.able)
             self.listen(engine.reported)

@@ -18,7 +18,7 @@ from nerite.core.engine_report import Ended, EngineReport, Progress
 from nerite.core.errors import Internal, NeriteError, TooLate
 from nerite.core.request import InferenceRequest
 
-STATS = EngineStats(2, 1, 64, 60, 32, 500, 10, 20, 3, preemptions=5)
+STATS = EngineStats(2, 1, 64, 60, 32, 500, 16, 10, 20, 3, preemptions=5)
 
 
 class Bench:
@@ -66,7 +66,7 @@ def test_nothing_leaves_before_the_step_is_over() -> None:
     assert bench.left == []
     bench.step.over(STATS)
     report, answered = bench.left
-    assert report[:13] == (2, 1, 64, 60, 32, 500, 30, 3, None, None, 5, None, None)
+    assert report[:14] == (2, 1, 64, 60, 32, 500, 16, 30, 3, None, None, 5, None, None)
     assert answered == (asked, False)
     begun, came = report.progress
     assert begun.request is came.request is asked

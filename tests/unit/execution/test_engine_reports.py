@@ -25,7 +25,7 @@ def test_what_is_packed_is_what_is_read() -> None:
     (first, second), (third,) = batches.values()
     begun = Begun(2**63, 1_000_000, 999_999, 40)
     report = EngineReport(
-        3, 2, 4096, 17, 32, 100, 60, 9, prefix_queries=2**40, preemptions=0,
+        3, 2, 4096, 17, 32, 100, 16, 60, 9, prefix_queries=2**40, preemptions=0,
         progress=[Progress(first, 5, begun), Progress(second, ended=Ended.FAILED), Progress(third, 1)],
     )  # fmt: skip
     packed = engine_reports.frame(7, report, places.get)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from doubles import Caller as Sink
 from doubles import FakeLoop
-from nerite.config.model_config import ModelConfig
 from nerite.config.options import QueueOptions
 from nerite.core import dtype as dtypes
 from nerite.core.caller import Caller
@@ -69,19 +67,19 @@ class House:
     """A turnstile before an engine."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, policy: str = "", most: str = "2", bounds: QueueOptions | None = None
+        self, monkeypatch: pytest.MonkeyPatch, policy: str = "", most: int = 2, bounds: QueueOptions | None = None
     ) -> None:
         self.loop = FakeLoop()
         for each in (module, base, reception_module):
             monkeypatch.setattr(each, "_now", self.loop.now)
         self.engine = Engine()
         self.reception = Reception(parse(policy) if policy else None, self.loop)  # type: ignore[arg-type]
-        parameters: Any = {"MAX_NUM_SEQS": SimpleNamespace(string_value=most)}
-        config = ModelConfig(name="llm", backend="llm", parameters=parameters)
+        self.most = most
         admission = Admission(bounds or QueueOptions(), "llm")
-        self.turnstile = self.reception.engine_turnstile(config, self.engine, VersionStatistics(), admission)
+        self.turnstile = self.reception.engine_turnstile("llm", self.engine, VersionStatistics(), admission)
         self.gate = self.turnstile.gate
         self.sink = Sink()
+        self.step()
 
     def ask(
         self, tenant: str = "a", prompt: bytes = b"12345678", parent: InferenceRequest | None = None, **sampling: Any
@@ -98,7 +96,8 @@ class House:
 
     def step(self, *progress: Progress, free: int = 100) -> None:
         self.loop.pass_time(MS)
-        self.turnstile.reported(RUNNER, EngineReport(0, 0, 100, free, 10, 1000, progress=progress))
+        report = EngineReport(0, 0, 100, free, 10, 1000, self.most, progress=progress)
+        self.turnstile.reported(RUNNER, report)
         self.loop.settle()
 
     def use(self, tenant: str = "a") -> Any:

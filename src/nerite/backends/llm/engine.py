@@ -130,7 +130,8 @@ class EngineStats:
     block_size: int
     """Tokens that a block holds."""
     context_length: int
-    """As ``Capabilities`` have it."""
+    most_sequences: int
+    """As ``Capabilities`` have them."""
     prompt_tokens: int
     generated_tokens: int
     """Since the engine started, those of sequences that were cut short, too."""

@@ -49,6 +49,7 @@ class Step:
                     stats.free_blocks,
                     stats.block_size,
                     stats.context_length,
+                    stats.most_sequences,
                     self._patience,
                     stats.failures,
                     stats.prefix_queries,

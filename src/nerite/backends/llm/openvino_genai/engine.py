@@ -132,6 +132,7 @@ class OpenVinoGenAiEngine:
             self._blocks - used,
             _BLOCK,
             self._able.context_length,
+            self._able.most_sequences,
             self._prompt_tokens,
             self._generated_tokens,
             self._failures,

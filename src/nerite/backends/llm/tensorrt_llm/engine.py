@@ -113,6 +113,7 @@ class TensorRtLlmEngine:
             free if self._running else total,
             size,
             self._able.context_length,
+            self._able.most_sequences,
             self._prompt_tokens,
             self._generated_tokens,
             0,

@@ -110,6 +110,7 @@ class VllmEngine:
             total - round(usage * total),
             size,
             self._able.context_length,
+            self._able.most_sequences,
             self._prompt_tokens,
             self._generated_tokens,
             0,
