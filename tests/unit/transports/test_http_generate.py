@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from doubles import Caller
 from nerite.core import dtype as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.errors import (
+    Internal,
+    InvalidArgument,
+    NeriteError,
+    Overloaded,
+    QuotaExceeded,
+    TooLarge,
+    TooLate,
+    Unavailable,
+)
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.signature import Input, Signature
@@ -250,3 +259,23 @@ def test_a_client_that_goes_cancels(peer: Peer) -> None:
     assert asked.cancelled
     asked.respond(response(a=2))
     assert peer.transport.taken() == b""
+
+
+@pytest.mark.parametrize("path", ["/generate", "/stream"])
+@pytest.mark.parametrize(
+    ("error", "status", "again"),
+    [
+        (Unavailable("full", 3), b"400", b""),
+        (Internal("broken"), b"400", b""),
+        (QuotaExceeded("enough", 3), b"429", b"Retry-After: 3\r\n"),
+        (Overloaded("full", 2), b"503", b"Retry-After: 2\r\n"),
+        (TooLarge("long"), b"413", b""),
+        (TooLate("late"), b"503", b""),
+    ],
+)
+def test_the_status_of_an_error(peer: Peer, path: str, error: NeriteError, status: bytes, again: bytes) -> None:
+    """Triton has one for whatever goes wrong with a model; what it does not know keeps its own."""
+    ask(peer, path).respond(InferenceResponse.failed(error))
+    said = peer.transport.taken()
+    assert said.startswith(b"HTTP/1.1 %b " % status)
+    assert (again in said, b"Retry-After" in said) == (True, bool(again))
