@@ -67,7 +67,7 @@ class Dispatcher:
         self._on_part: Part = self._part
         self._on_drained: list[Callable[[], None]] = []
         self.on_usable: Callable[[], None] = _nothing
-        """Called when an instance went down, came up, or failed to come up."""
+        """Called when an instance came or left, went down, came up, or failed to come up."""
         for runner in runners:
             self._adopt(runner)
 
@@ -153,6 +153,7 @@ class Dispatcher:
     def add(self, runner: Runner) -> None:
         """Have one more instance."""
         self._adopt(runner)
+        self.on_usable()
         self._turn()
 
     def remove(self, runner: Runner, left: Callable[[Runner], None]) -> None:
@@ -175,6 +176,7 @@ class Dispatcher:
             self._runners.remove(runner)
             self._roster.gone(runner)
             self._leaving.pop(runner)(runner)
+            self.on_usable()
         if not self._runners:
             self._fail_hopeless()
 

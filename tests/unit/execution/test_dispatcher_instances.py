@@ -64,6 +64,22 @@ def test_requests_wait_for_an_instance_that_works_though_the_others_cannot_be_st
     assert bench.runners[0].batch == asked
 
 
+def test_whether_requests_come_to_an_end_is_told_when_it_changes(bench: Bench) -> None:
+    of = bench.dispatcher(instances=2)
+    told: list[bool] = []
+    of.on_usable = lambda: told.append(of.able)
+    first, second = bench.runners
+    first.die()
+    second.die()
+    first.fail_to_come_back()
+    second.fail_to_come_back()
+    assert told == [True, False, False, True], "who comes then is refused, and does not wait for ever"
+    second.come_back()
+    second.die()
+    of.add(FakeRunner("model_2"))
+    assert told[4:] == [True, False, True]
+
+
 def test_one_more_instance_takes_what_waits(bench: Bench) -> None:
     of = bench.dispatcher(max_batch_size=1)
     first, second = bench.ask(of, 1, 1)
