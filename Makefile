@@ -26,7 +26,7 @@ check: $(VENV)/dev  ## lint, formatting, types
 
 # Files in the order of their folders: those that take longest begin first.
 test: $(VENV)/dev  ## every test, in several processes
-	$(BIN)/pytest --numprocesses auto --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload
 	$(BIN)/python benchmarks/run.py

@@ -5,6 +5,7 @@ Run as a program it makes them in the folder that it is given.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -25,18 +26,17 @@ def models(cache: Path) -> Path:
     """Return the folder with the models, in ``cache``; made by the first call with these versions of all."""
     key = hashlib.sha256(Path(__file__).read_bytes() + _version().encode()).hexdigest()[:12]
     folder = cache / key
-    if not folder.exists():
-        unfinished = cache / f"{key}.{os.getpid()}"
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        done = subprocess.run(
-            [sys.executable, __file__, str(unfinished)], env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr[-4000:])
-        try:
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side
+        if not folder.exists():
+            unfinished = cache / f"{key}.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+            command = [sys.executable, __file__, str(unfinished)]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(done.stderr[-4000:])
             unfinished.rename(folder)
-        except OSError:  # another test run was faster
-            shutil.rmtree(unfinished)
     return folder
 
 

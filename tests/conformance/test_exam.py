@@ -22,11 +22,7 @@ from conformance.triton_installation import TritonUnavailable, installation
 pytestmark = pytest.mark.timeout(600)
 
 ALLOWED = by_exchange()
-CASES = [
-    pytest.param(topic, name, id=f"{topic.name}/{name}", marks=pytest.mark.xdist_group(f"scene-{topic.scene.name}"))
-    for topic in topics()
-    for name in topic.exchanges
-]
+CASES = [(topic, name) for topic in topics() for name in topic.exchanges]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +38,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     stage.clear()
 
 
-@pytest.mark.parametrize(("topic", "name"), CASES)
+@pytest.mark.parametrize(("topic", "name"), CASES, ids=[f"{topic.name}/{name}" for topic, name in CASES])
 def test_same_answers(stage: Stage, topic: Topic, name: str) -> None:
     """Ask both servers, and fail unless they answer alike or as the list of differences says."""
     exchange, steps = f"{topic.name}/{name}", topic.exchanges[name]
