@@ -10,6 +10,7 @@ import functools
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ END = 1
 """The token by which the model says that it is done."""
 
 
-def language_model(directory: Path, context: int = CONTEXT) -> Path:
-    """Write the version directory of a language model; return it."""
+def language_model(directory: Path, context: int = CONTEXT, changes: Mapping[str, Any] | None = None) -> Path:
+    """Write the version directory of a language model; return it. ``changes`` are added to weights of that name."""
     shutil.copytree(_written(), directory)
+    if changes:
+        ov.save_model(_network(changes), directory / "openvino_model.xml", compress_to_fp16=False)
     (directory / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
     return directory
 
@@ -39,7 +42,7 @@ def _written() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="language-model-"))
     atexit.register(shutil.rmtree, folder)
     # Half the precision would make the XML many times as long.
-    ov.save_model(_network(), folder / "openvino_model.xml", compress_to_fp16=False)
+    ov.save_model(_network({}), folder / "openvino_model.xml", compress_to_fp16=False)
     # Its import has all cores read what it adds to OpenVINO.
     from openvino_tokenizers import convert_tokenizer
 
@@ -63,8 +66,8 @@ def _tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
 
-def _network() -> Any:
-    """A decoder as exporters write it: KV in variables, attention as one operation."""
+def _network(changes: Mapping[str, Any]) -> Any:
+    """A decoder as exporters write it: KV in variables, attention as one operation. ``changes`` are added to it."""
     random = np.random.default_rng(0)
 
     def weights(rows: int, columns: int, scale: float = 0.2) -> Any:
@@ -83,6 +86,14 @@ def _network() -> Any:
 
     def product(left: Any, right: Any) -> Any:
         return ops.matmul(left, right, False, False)
+
+    def projected(values: Any, layer: int, name: str) -> Any:
+        """Multiply with weights, under a name as exporters give it."""
+        name = f"model.layers.{layer}.self_attn.{name}"
+        matrix = random.standard_normal((WIDTH, WIDTH)) * 0.2 + changes.get(name, 0)
+        made = product(values, ops.constant(matrix.astype(np.float32)))
+        made.set_friendly_name(f"__module.{name}/ov_ext::linear/MatMul")
+        return made
 
     def normal(values: Any) -> Any:
         return ops.mvn(values, numbers(-1), True, 1e-5, "inside_sqrt")
@@ -115,10 +126,10 @@ def _network() -> Any:
     hidden = ops.add(ops.gather(weights(VOCABULARY, WIDTH, 1.0), ids, number(0)), place)
     for layer in range(LAYERS):
         before = normal(hidden)
-        query = heads(product(before, weights(WIDTH, WIDTH)))
-        keys = cached(f"past_key_values.{layer}.keypresent.{layer}.key", heads(product(before, weights(WIDTH, WIDTH))))
+        query = heads(projected(before, layer, "q_proj"))
+        keys = cached(f"past_key_values.{layer}.keypresent.{layer}.key", heads(projected(before, layer, "k_proj")))
         kept = f"past_key_values.{layer}.valuepresent.{layer}.value"
-        values = cached(kept, heads(product(before, weights(WIDTH, WIDTH))))
+        values = cached(kept, heads(projected(before, layer, "v_proj")))
         first = ops.subtract(length(keys), length(query))
         at = ops.unsqueeze(ops.range(first, length(keys), number(1), ov.Type.i64), number(1))
         earlier = ops.less_equal(

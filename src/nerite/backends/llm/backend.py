@@ -6,18 +6,20 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nerite.backends.interface import InstanceContext, Marks, ModelContext
-from nerite.backends.llm import call, ports
+from nerite.backends.interface import Instance, InstanceContext, Marks, ModelContext
+from nerite.backends.llm import call, ports, tasks
 from nerite.backends.llm.answer import Answer, Headers
+from nerite.backends.llm.embedding import EmbeddingInstance
 from nerite.backends.llm.engine import Engine, GenerationRequest
-from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, options
+from nerite.backends.llm.openvino_genai import OpenVinoEmbedder, OpenVinoGenAiEngine, OpenVinoReranker, options
+from nerite.backends.llm.reranking import RerankingInstance
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 
 
 class LlmBackend:
-    """Language models that generate text."""
+    """Language models that generate text, that turn it into vectors, or that say which of several answers a query."""
 
     name = "llm"
     isolated = True
@@ -27,8 +29,9 @@ class LlmBackend:
 
         Raises ``NeriteError``, also where the version directory holds nothing that an engine can run.
         """
-        options.check_files(context)
-        return ports.completed(context.name, context.config)
+        task = tasks.task(context)
+        options.check_files(context, task)
+        return ports.completed(context, task)
 
     def open(self, context: ModelContext) -> LlmModel:
         """Open a model whose configuration is complete. Raises ``NeriteError``."""
@@ -46,8 +49,15 @@ class LlmModel:
     def __init__(self, context: ModelContext) -> None:
         self._context = context
 
-    def instance(self, context: InstanceContext) -> LlmInstance:
+    def instance(self, context: InstanceContext) -> Instance:
         """Make an instance, and load its engine. Raises ``NeriteError``."""
+        task = tasks.task(self._context)
+        if task == tasks.EMBED:
+            embedder = OpenVinoEmbedder(options.read_encoder(self._context, context, task))
+            return EmbeddingInstance(self._context, embedder)
+        if task == tasks.RERANK:
+            reranker = OpenVinoReranker(options.read_encoder(self._context, context, task))
+            return RerankingInstance(self._context, reranker)
         engine = OpenVinoGenAiEngine(options.read(self._context, context))
         engine.start()
         return LlmInstance(self._context, context.name, engine)
@@ -100,7 +110,10 @@ class LlmInstance:
         answer = Answer(request, asked, self._headers)
         request.on_pause = answer.paused
         request.on_cancel = lambda _request: self._engine.abort(number)
-        lora = asked.sampling.lora_name
-        self._engine.add(GenerationRequest(number, asked.prompt, asked.sampling, lora=lora), answer)
+        sampling = asked.sampling
+        wanted = GenerationRequest(
+            number, asked.prompt, sampling, asked.images, grammar=sampling.grammar, lora=sampling.lora_name
+        )
+        self._engine.add(wanted, answer)
         if request.is_cancelled():  # before the engine had it
             self._engine.abort(number)

@@ -39,8 +39,8 @@ NEEDS: Final = (
 
 
 def is_text(signature: Signature) -> bool:
-    """Say whether a model turns text into text."""
-    return _takes_text(signature) and _is_of(signature.outputs.get(TEXT), dtypes.BYTES)
+    """Say whether a model turns text into text. One with vectors has its text for them."""
+    return _takes_text(signature) and _is_of(signature.outputs.get(TEXT), dtypes.BYTES) and not is_embedding(signature)
 
 
 def is_embedding(signature: Signature) -> bool:

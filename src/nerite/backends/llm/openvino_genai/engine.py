@@ -11,11 +11,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from nerite.backends.llm import images
 from nerite.backends.llm.engine import (
     Capabilities,
     Delta,
@@ -24,15 +25,18 @@ from nerite.backends.llm.engine import (
     Listener,
     refuse_what_is_lacking,
 )
-from nerite.backends.llm.openvino_genai import framework
+from nerite.backends.llm.openvino_genai import framework, lora
+from nerite.backends.llm.openvino_genai.grammars import Grammars
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.openvino_genai.running import Running, decoded
+from nerite.backends.llm.structured import EBNF, JSON_SCHEMA, REGEX
 from nerite.backends.openvino.framework import openvino, translated
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 
 _log = logging.getLogger("nerite.backends.llm")
 
 NAME: Final = "openvino_genai"
+_GRAMMARS: Final = frozenset({JSON_SCHEMA, REGEX, EBNF})
 _BLOCK: Final = 32
 """Tokens in a block of KV, on a CPU."""
 
@@ -44,6 +48,7 @@ class OpenVinoGenAiEngine:
         self._options = options
         self._pipeline: Any = None
         self._tokenizer: Any = None
+        self._grammars: Grammars
         self._ends: frozenset[int] = frozenset()
         """The tokens by which the model says that it is done."""
         self._able: Capabilities
@@ -61,9 +66,13 @@ class OpenVinoGenAiEngine:
 
     def start(self) -> None:
         """Load the model, and generate a token with it. Raises ``NeriteError``."""
+        adapter = self._options.adapter
         try:
-            self._pipeline = framework.pipeline(self._options)
-            self._tokenizer = self._pipeline.get_tokenizer()
+            if adapter is not None:
+                lora.check(adapter, framework.layers(self._options.model))
+            self._tokenizer = framework.tokenizer(self._options.directory)
+            self._pipeline = framework.pipeline(self._options, self._tokenizer)
+            self._grammars = Grammars(self._options, self._tokenizer)
             own = self._pipeline.get_config()
             ends = {own.eos_token_id, self._tokenizer.get_eos_token_id(), *own.stop_token_ids}
             self._ends = frozenset(end for end in ends if end >= 0)
@@ -71,7 +80,15 @@ class OpenVinoGenAiEngine:
         except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
             raise translated(error, "loading model") from error
         length = self._options.context_length
-        self._able = Capabilities(NAME, min(length or capacity, capacity), self._options.most_sequences)
+        self._able = Capabilities(
+            NAME,
+            min(length or capacity, capacity),
+            self._options.most_sequences,
+            # A guess that is not taken cannot be taken back from a grammar.
+            grammars=frozenset() if self._options.speculates else _GRAMMARS,
+            images=self._options.sees,
+            adapters=frozenset() if adapter is None else frozenset({adapter.name}),
+        )
         self._thread.start()
 
     def add(self, request: GenerationRequest, listener: Listener) -> None:
@@ -79,12 +96,7 @@ class OpenVinoGenAiEngine:
         if not self.is_healthy():
             raise Unavailable("the engine does not run")
         refuse_what_is_lacking(request, self._able)
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            tokens = self._tokenizer.encode(prompt).input_ids
-        else:
-            tokens = openvino().Tensor(np.array([prompt], np.int64))
-        length = int(tokens.shape[1])
+        length, prompt = self._prompt(request)
         most = self._able.context_length
         if not length:
             raise InvalidArgument("the prompt is empty")
@@ -93,9 +105,13 @@ class OpenVinoGenAiEngine:
                 f"the prompt has {length} tokens, and the model a context of {most}: leave out at least "
                 f"{length - most + 1}, so that there is room for an answer"
             )
+        form = None
+        if request.grammar is not None:
+            self._grammars.check(request.grammar, {*request.sampling.stop_token_ids, *self._ends})
+            form = framework.structured(request.grammar)
         try:
             configs = [
-                framework.generation(request.sampling, index, most - length, self._ends)
+                framework.generation(self._options, request.sampling, index, most - length, self._ends, form)
                 for index in range(request.sampling.n)
             ]
         except RuntimeError as error:
@@ -104,8 +120,29 @@ class OpenVinoGenAiEngine:
         with self._wake:
             if not self.is_healthy():
                 raise Unavailable("the engine does not run")
-            self._coming.append(Running(request, listener, tokens, configs))
+            self._coming.append(Running(request, listener, length, prompt, configs))
             self._wake.notify()
+
+    def _prompt(self, request: GenerationRequest) -> tuple[int, Sequence[Any]]:
+        """Return how many tokens a prompt has, without those of its images, and the prompt for the pipeline."""
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            tokens = self._tokenizer.encode(prompt).input_ids
+        else:
+            tokens = openvino().Tensor(np.array([prompt], np.int64))
+        length = int(tokens.shape[1])
+        cut = request.sampling.truncate_prompt_tokens
+        if self._options.sees:
+            if cut is not None or not isinstance(prompt, str):
+                what = "tokens" if cut is None else "'truncate_prompt_tokens'"
+                raise Unsupported(f"{what}: a model that takes images takes its prompt as text, and the whole of it")
+            return length, (prompt, [openvino().Tensor(image) for image in images.pixels(request.images)])
+        if cut is not None:
+            least = 1 if request.sampling.max_tokens is None else request.sampling.max_tokens
+            kept = max(self._able.context_length - least, 1) if cut < 0 else cut
+            if kept < length:
+                length, tokens = kept, openvino().Tensor(np.ascontiguousarray(tokens.data[:, -kept:]))
+        return length, (tokens,)
 
     def abort(self, id: str) -> None:
         """End a request, if it runs or waits."""
@@ -142,6 +179,7 @@ class OpenVinoGenAiEngine:
         if self._thread.ident is not None:
             self._thread.join()
         self._pipeline = self._tokenizer = None
+        del self._grammars
 
     # The engine's thread
 
@@ -217,7 +255,7 @@ class OpenVinoGenAiEngine:
         self._fail_all(Internal(f"The engine failed while it ran this request: {reason}"))
         self._pipeline = None
         try:
-            self._pipeline = framework.pipeline(self._options)
+            self._pipeline = framework.pipeline(self._options, self._tokenizer)
         except Exception as failure:  # It is not healthy from now on.
             why = translated(failure, "loading model").message
             _log.error("'%s': the engine cannot begin anew: %s", self._options.name, why)
@@ -245,9 +283,10 @@ class OpenVinoGenAiEngine:
 
     def _capacity(self) -> int:
         """Return how many tokens have room in the cache. Nothing tells but the share of it that one block is."""
-        config = framework.genai().GenerationConfig()
+        config = framework.guessing(self._options)
         config.max_new_tokens = 1
-        handle = self._pipeline.add_request(self._sequences, openvino().Tensor(np.zeros((1, 1), np.int64)), config)
+        prompt: Sequence[Any] = ("0", []) if self._options.sees else (openvino().Tensor(np.zeros((1, 1), np.int64)),)
+        handle = self._pipeline.add_request(self._sequences, *prompt, config)
         self._sequences += 1
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
