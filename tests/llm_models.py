@@ -10,8 +10,9 @@ import functools
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def language_model(directory: Path, context: int = CONTEXT, changes: Mapping[str
     """Write the version directory of a language model; return it. ``changes`` are added to weights of that name."""
     shutil.copytree(_written(), directory)
     if changes:
-        ov.save_model(_network(changes), directory / "openvino_model.xml", compress_to_fp16=False)
+        ov.save_model(network(changes), directory / "openvino_model.xml", compress_to_fp16=False)
     (directory / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
     return directory
 
@@ -42,17 +43,22 @@ def _written() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="language-model-"))
     atexit.register(shutil.rmtree, folder)
     # Half the precision would make the XML many times as long.
-    ov.save_model(_network({}), folder / "openvino_model.xml", compress_to_fp16=False)
-    # Its import has all cores read what it adds to OpenVINO.
-    from openvino_tokenizers import convert_tokenizer
-
-    there, back = convert_tokenizer(_tokenizer(), with_detokenizer=True)
-    ov.save_model(there, folder / "openvino_tokenizer.xml")
-    ov.save_model(back, folder / "openvino_detokenizer.xml")
+    ov.save_model(network(), folder / "openvino_model.xml", compress_to_fp16=False)
+    write_tokenizer(folder)
     return folder
 
 
-def _tokenizer() -> Any:
+def write_tokenizer(folder: Path, *special: str) -> None:
+    """Write the tokenizer of a model and the way back: bytes, and after them some special tokens."""
+    # Its import has all cores read what it adds to OpenVINO.
+    from openvino_tokenizers import convert_tokenizer
+
+    there, back = convert_tokenizer(_tokenizer(special), with_detokenizer=True)
+    ov.save_model(there, folder / "openvino_tokenizer.xml")
+    ov.save_model(back, folder / "openvino_detokenizer.xml")
+
+
+def _tokenizer(special: Sequence[str]) -> Any:
     """Bytes are tokens: the first two are special ones."""
     # Here, for they take seconds, and whoever collects tests imports this file.
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -63,11 +69,18 @@ def _tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", additional_special_tokens=list(special)
+    )
 
 
-def _network(changes: Mapping[str, Any]) -> Any:
-    """A decoder as exporters write it: KV in variables, attention as one operation. ``changes`` are added to it."""
+def network(
+    changes: Mapping[str, Any] = MappingProxyType({}), vocabulary: int = VOCABULARY, *, embedded: bool = False
+) -> Any:
+    """A decoder as exporters write it: KV in variables, attention as one operation. ``changes`` are added to it.
+
+    ``embedded``: tokens come as vectors.
+    """
     random = np.random.default_rng(0)
 
     def weights(rows: int, columns: int, scale: float = 0.2) -> Any:
@@ -105,7 +118,10 @@ def _network(changes: Mapping[str, Any]) -> Any:
     def length(values: Any) -> Any:
         return ops.gather(ops.shape_of(values), number(2), number(0))
 
-    ids = parameter("input_ids", [-1, -1], ov.Type.i64)
+    if embedded:
+        ids = parameter("inputs_embeds", [-1, -1, WIDTH], ov.Type.f32)
+    else:
+        ids = parameter("input_ids", [-1, -1], ov.Type.i64)
     mask = parameter("attention_mask", [-1, -1], ov.Type.i64)
     positions = parameter("position_ids", [-1, -1], ov.Type.i64)
     beams = parameter("beam_idx", [-1], ov.Type.i32)
@@ -123,7 +139,8 @@ def _network(changes: Mapping[str, Any]) -> Any:
         return both
 
     place = ops.gather(weights(512, WIDTH, 0.3), ops.mod(positions, number(512)), number(0))
-    hidden = ops.add(ops.gather(weights(VOCABULARY, WIDTH, 1.0), ids, number(0)), place)
+    tokens = ids if embedded else ops.gather(weights(vocabulary, WIDTH, 1.0), ids, number(0))
+    hidden = ops.add(tokens, place)
     for layer in range(LAYERS):
         before = normal(hidden)
         query = heads(projected(before, layer, "q_proj"))
@@ -142,6 +159,6 @@ def _network(changes: Mapping[str, Any]) -> Any:
         hidden = ops.add(hidden, product(joined, weights(WIDTH, WIDTH)))
         inner = ops.relu(product(normal(hidden), weights(WIDTH, 2 * WIDTH)))
         hidden = ops.add(hidden, product(inner, weights(2 * WIDTH, WIDTH)))
-    logits = product(normal(hidden), weights(WIDTH, VOCABULARY, 0.5))
+    logits = product(normal(hidden), weights(WIDTH, vocabulary, 0.5))
     logits.output(0).set_names({"logits"})
     return ov.Model([ops.result(logits)], assigned, [ids, mask, positions, beams], "language_model")

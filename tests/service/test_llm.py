@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
+import io
 import json
 import os
 import queue
@@ -13,16 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import tritonclient.grpc as grpc_client
 
 from llm_models import CONTEXT, language_model
+from seeing_models import MARK, seeing_model
 from serving import Serving, eventually, serving
 
 CHAT = 'parameters { key: "MAX_NUM_SEQS" value { string_value: "16" } }\n'
 NARROW = 'backend: "llm"\nparameters { key: "MAX_NUM_SEQS" value { string_value: "1" } }\n'
 SINGLE = 'backend: "openvino_genai"\nmodel_transaction_policy { decoupled: false }\n'
 FEW = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+TEMPLATE = (
+    "{% for part in messages[0].content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}"
+)
 ENDLESS = {**FEW, "max_tokens": CONTEXT}
 
 
@@ -212,3 +220,28 @@ def test_a_checkpoint_has_to_be_converted(server: Serving, tmp_path: Path) -> No
     (version.parent / "config.pbtxt").write_text('backend: "llm"\n')
     with serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false") as other:
         assert f"optimum-cli export openvino --model '{version}'" in other.text
+
+
+def test_images_by_each_way(server: Serving, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 255, (10, 20, 3), np.uint8)
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(file, "PNG")
+    encoded = base64.b64encode(file.getvalue()).decode()
+    models = tmp_path / "models"
+    seeing_model(models / "sees" / "1")
+    (models / "sees" / "1" / "chat_template.jinja").write_text(TEMPLATE)
+    with serving(models, tmp_path / "log") as other:
+        said = {"text_input": f"{MARK}what is it", "exclude_input_in_output": True, "parameters": FEW}
+        status, told = generate(other, "sees", **said, image=[encoded])
+        assert status == 200
+        assert generate(other, "sees", **{**said, "text_input": "what is it"})[1]["text_output"] != told["text_output"]
+        parts = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}},
+            {"type": "text", "text": "what is it"},
+        ]
+        asked = {"model": "sees", "messages": [{"role": "user", "content": parts}], **FEW}
+        chosen = other.json("POST", "/v1/chat/completions", asked)["choices"]
+        assert chosen[0]["message"]["content"] == told["text_output"]
+        for image, text in (("?", "'image' 0 is no base64"), ("aGk=", "'image' 0 is none of JPEG")):
+            status, refused = generate(other, "sees", **said, image=[image])
+            assert (status, text in refused["error"]) == (400, True)

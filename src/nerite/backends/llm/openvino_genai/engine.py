@@ -116,6 +116,9 @@ class OpenVinoGenAiEngine:
             ]
         except RuntimeError as error:
             raise InvalidArgument(translated(error, "reading sampling parameters").message) from error
+        if self._options.sees:  # how many tokens images are is known when the pipeline has encoded them
+            for config in configs:
+                config.max_length = most
         listener.admitted(length)
         with self._wake:
             if not self.is_healthy():
@@ -216,7 +219,11 @@ class OpenVinoGenAiEngine:
             running.begin(self._pipeline, numbers)
         except Exception as error:  # Of this request alone: no step has seen it.
             del self._running[running.id]
-            running.fail(translated(error, "beginning a request"))
+            if "'max_length'" in str(error):
+                most = self._able.context_length
+                running.fail(InvalidArgument(f"the prompt with its images has more than {most} tokens, the context"))
+            else:
+                running.fail(translated(error, "beginning a request"))
             return
         self._prompt_tokens += running.prompt_tokens
 
@@ -283,7 +290,7 @@ class OpenVinoGenAiEngine:
 
     def _capacity(self) -> int:
         """Return how many tokens have room in the cache. Nothing tells but the share of it that one block is."""
-        config = framework.guessing(self._options)
+        config = framework.common(self._options)
         config.max_new_tokens = 1
         prompt: Sequence[Any] = ("0", []) if self._options.sees else (openvino().Tensor(np.zeros((1, 1), np.int64)),)
         handle = self._pipeline.add_request(self._sequences, *prompt, config)

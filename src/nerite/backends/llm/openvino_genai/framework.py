@@ -64,9 +64,10 @@ def layers(file: Path) -> list[str]:
     return [node.get_friendly_name() for node in model.get_ops() if node.get_type_name() == "MatMul"]
 
 
-def guessing(options: Options) -> Any:
-    """Return what each request has to say where tokens are guessed; nothing where they are not."""
+def common(options: Options) -> Any:
+    """Return what each request of a model has to say."""
     config = genai().GenerationConfig()
+    config.apply_chat_template = False  # prompts come as the model is to have them
     if options.speculates:
         config.num_assistant_tokens = options.guesses
     if options.lookup:
@@ -84,8 +85,7 @@ def generation(
     Stop strings are not in it: they are looked for in the text that is handed out. Nor are stop tokens where those
     of the model are ignored: the framework then ignores all of them. Raises what the framework raises.
     """
-    config = guessing(options)
-    config.apply_chat_template = False  # prompts come as the model is to have them
+    config = common(options)
     config.max_new_tokens = min(sampling.max_tokens or room, room)
     config.min_new_tokens = min(sampling.min_tokens, config.max_new_tokens)
     config.ignore_eos = sampling.ignore_eos
