@@ -14,7 +14,7 @@ import pytest
 from llm_listening import FEW, asked, eventually
 from llm_models import END, language_model
 from nerite.backends.llm.engine import FinishReason
-from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine
+from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, compiling
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.structured import Grammar, read
 from nerite.core.errors import InvalidArgument, Unsupported
@@ -125,13 +125,41 @@ def test_what_cannot_be_compiled_is_refused_alone(engine: OpenVinoGenAiEngine, w
     neighbour = asked(engine, LONG, id="neighbour").begun()
     for _ in range(2):
         with pytest.raises(InvalidArgument, match=r"structured output \("):
-            asked(engine, FREE, id="wrong", grammar=wrong)
+            asked(engine, FREE, id="wrong", grammar=wrong).over()
     told = len(neighbour.tokens())
     eventually(lambda: len(neighbour.tokens()) > told)
     assert asked(engine, FREE, id="right", grammar=form(regex="[0-9]{3}")).over().reason is FinishReason.STOP
     engine.abort("neighbour")
     assert neighbour.over().reason is FinishReason.ABORT
     assert engine.stats().failures == 0
+
+
+@pytest.mark.parametrize(
+    ("heavy", "text"),
+    [
+        (form(regex="(a{0,300}b){0,300}"), "it takes more than 2 seconds to compile"),
+        (form(grammar="root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000), "its compiler does not survive it"),
+    ],
+)
+def test_what_is_too_heavy_is_refused_alone(
+    engine: OpenVinoGenAiEngine, monkeypatch: pytest.MonkeyPatch, heavy: Grammar, text: str
+) -> None:
+    monkeypatch.setattr(compiling, "LONGEST_SECONDS", 2.0)
+    neighbour = asked(engine, LONG, id="neighbour").begun()
+    waiting = asked(engine, FREE, id="heavy", grammar=heavy)
+    dropped = asked(engine, replace(FREE, n=2), id="dropped", grammar=form(regex="[0-9]{7}"))
+    assert engine.stats().waiting == 3
+    # Who has no new form does not wait for it, nor who does not want the answer any more.
+    assert asked(engine, FEW, id="quick").over().reason is FinishReason.LENGTH
+    engine.abort("dropped")
+    assert [delta.finish_reason for delta in dropped.over().deltas] == [FinishReason.ABORT] * 2
+    with pytest.raises(InvalidArgument, match=text):
+        waiting.over()
+    assert re.fullmatch("[0-9]{3}", asked(engine, FREE, grammar=form(regex="[0-9]{3}")).over().text())
+    assert neighbour.deltas[-1].finish_reason is None
+    engine.abort("neighbour")
+    assert neighbour.over().reason is FinishReason.ABORT
+    assert (engine.stats().waiting, engine.stats().failures) == (0, 0)
 
 
 def test_what_contradicts_a_form(engine: OpenVinoGenAiEngine) -> None:

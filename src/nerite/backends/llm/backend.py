@@ -8,7 +8,7 @@ from typing import Any
 
 from nerite.backends.interface import Instance, InstanceContext, Marks, ModelContext
 from nerite.backends.llm import call, ports, tasks
-from nerite.backends.llm.answer import Answer, Headers
+from nerite.backends.llm.answer import WRONG, Answer, Headers
 from nerite.backends.llm.embedding import EmbeddingInstance
 from nerite.backends.llm.engine import Engine, GenerationRequest
 from nerite.backends.llm.openvino_genai import OpenVinoEmbedder, OpenVinoGenAiEngine, OpenVinoReranker, options
@@ -95,7 +95,7 @@ class LlmInstance:
         try:
             self._begin(request)
         except NeriteError as error:
-            return InferenceResponse.failed(error.prefixed("Error generating stream: "))
+            return InferenceResponse.failed(error.prefixed(WRONG))
         return None
 
     def _begin(self, request: InferenceRequest) -> None:

@@ -55,6 +55,8 @@ class OpenVinoGenAiEngine:
         self._wake = threading.Condition()
         self._coming: deque[Running] = deque()
         self._aborts: deque[str] = deque()
+        self._untried: dict[str, Running] = {}
+        """Those whose grammar is being tried."""
         self._stopping = False
         self._running: dict[str, Running] = {}
         self._sequences = 0
@@ -107,7 +109,6 @@ class OpenVinoGenAiEngine:
             )
         form = None
         if request.grammar is not None:
-            self._grammars.check(request.grammar, {*request.sampling.stop_token_ids, *self._ends})
             form = framework.structured(request.grammar)
         try:
             configs = [
@@ -119,12 +120,31 @@ class OpenVinoGenAiEngine:
         if self._options.sees:  # how many tokens images are is known when the pipeline has encoded them
             for config in configs:
                 config.max_length = most
+        running = Running(request, listener, length, prompt, configs)
+        ends = {*request.sampling.stop_token_ids, *self._ends}
+        known = request.grammar is None or self._grammars.known(request.grammar, ends)
         listener.admitted(length)
         with self._wake:
             if not self.is_healthy():
                 raise Unavailable("the engine does not run")
-            self._coming.append(Running(request, listener, length, prompt, configs))
-            self._wake.notify()
+            if known:
+                self._coming.append(running)
+                self._wake.notify()
+                return
+            self._untried[running.id] = running
+        assert request.grammar is not None
+        self._grammars.find_out(request.grammar, ends, lambda wrong: self._tried(running, wrong))
+
+    def _tried(self, running: Running, wrong: NeriteError | None) -> None:
+        """Go on with a request whose grammar was tried, if somebody still wants it."""
+        with self._wake:
+            if self._untried.pop(running.id, None) is not running:
+                return
+            if wrong is None and self.is_healthy():
+                self._coming.append(running)
+                self._wake.notify()
+                return
+        running.fail(wrong or Unavailable("the engine does not run"))
 
     def _prompt(self, request: GenerationRequest) -> tuple[int, Sequence[Any]]:
         """Return how many tokens a prompt has, without those of its images, and the prompt for the pipeline."""
@@ -150,8 +170,12 @@ class OpenVinoGenAiEngine:
     def abort(self, id: str) -> None:
         """End a request, if it runs or waits."""
         with self._wake:
-            self._aborts.append(id)
-            self._wake.notify()
+            untried = self._untried.pop(id, None)
+            if untried is None:
+                self._aborts.append(id)
+                self._wake.notify()
+        if untried is not None:
+            untried.abort()
 
     def stats(self) -> EngineStats:
         """Return how it is now. The pipeline's own numbers stand still when it does."""
@@ -159,7 +183,7 @@ class OpenVinoGenAiEngine:
         running, usage = self._usage if sequences else (0, 0.0)
         return EngineStats(
             running,
-            sum(len(each.configs) for each in list(self._coming)) + max(sequences - running, 0),
+            sum(len(each.configs) for each in (*self._coming, *self._untried.values())) + max(sequences - running, 0),
             usage,
             self._prompt_tokens,
             self._generated_tokens,
@@ -178,11 +202,15 @@ class OpenVinoGenAiEngine:
         """Abort what runs, and let go of the model."""
         with self._wake:
             self._stopping = True
+            untried = list(self._untried.values())
+            self._untried.clear()
             self._wake.notify()
+        for running in untried:
+            running.abort()
         if self._thread.ident is not None:
             self._thread.join()
+            self._grammars.close()
         self._pipeline = self._tokenizer = None
-        del self._grammars
 
     # The engine's thread
 

@@ -1,99 +1,100 @@
-"""Grammars are compiled before the pipeline sees them: one that cannot be would fail each of its steps, for all.
+"""Grammars are tried before the pipeline sees them: one that cannot be compiled would fail each of its steps, for all.
 
-The framework compiles with the first token that is chosen, and remembers what it compiled with the tokenizer. So a
-second pipeline with that tokenizer and with a model that knows nothing chooses one token: either it says what is wrong
-with the grammar, or the first pipeline finds it compiled.
+A thread tries them one after the other, so that requests without a new grammar need not wait for it.
 """
 
 from __future__ import annotations
 
-import re
-import tempfile
+import logging
+import queue
 import threading
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
-import numpy as np
-
-from nerite.backends.llm.openvino_genai import framework
-from nerite.backends.llm.openvino_genai.options import MODEL, Options
+from nerite.backends.llm.openvino_genai.compiling import Compiler, CompilerProcess
+from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.structured import Grammar
 from nerite.backends.openvino.framework import openvino
-from nerite.core.errors import InvalidArgument
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
 
-_PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
-"""What stands before the words that matter."""
+_log = logging.getLogger("nerite.backends.llm")
 _MOST: Final = 4096
 """Grammars that are known to be good or bad."""
+
+_Key = tuple[Grammar, frozenset[int]]
 
 
 class Grammars:
     """Tries grammars. May be used from any thread."""
 
     def __init__(self, options: Options, tokenizer: Any) -> None:
-        self._file = options.model
+        self._options = options
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._pipeline: Any = None
+        self._tried: dict[_Key, str] = {}
+        """What is wrong with each; empty where nothing is."""
         self._vocabulary = 0
         """How many tokens the model knows; 0 until it was looked for."""
-        self._tried: dict[tuple[Grammar, frozenset[int]], str] = {}
-        """What is wrong with each; empty where nothing is."""
+        self._asked: queue.SimpleQueue[tuple[_Key, Callable[[NeriteError | None], None]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._apart: CompilerProcess | None = None
+        self._here: Compiler | None = None
 
-    def check(self, grammar: Grammar, ends: Collection[int]) -> None:
-        """Raise ``InvalidArgument`` if a text of this form, which one of the tokens ``ends`` ends, cannot be."""
-        key = grammar, frozenset(ends)
-        with self._lock:
-            wrong = self._tried.get(key)
-            if wrong is None:
-                if len(self._tried) >= _MOST:
-                    self._tried.clear()
-                wrong = self._tried[key] = self._try(grammar, ends)
-        if wrong:
-            raise InvalidArgument(f"structured output ({grammar.kind}): {wrong}")
+    def known(self, grammar: Grammar, ends: Collection[int]) -> bool:
+        """Return whether a text of this form, which one of the tokens ``ends`` ends, is known to be possible.
 
-    def _try(self, grammar: Grammar, ends: Collection[int]) -> str:
+        Raises ``InvalidArgument`` if it is known that it is not.
+        """
         if not self._vocabulary:
-            logits = openvino().Core().read_model(self._file).output("logits")
+            logits = openvino().Core().read_model(self._options.model).output("logits")
             self._vocabulary = logits.get_partial_shape()[2].get_length()
         if max(ends) >= self._vocabulary:  # the framework would write where it must not
-            return f"'stop_token_ids' has {max(ends)}, and the vocabulary {self._vocabulary} tokens"
-        if self._pipeline is None:
-            self._pipeline = self._made()
-        config = framework.genai().GenerationConfig()
-        config.max_new_tokens = 1
-        config.stop_token_ids = set(ends)
-        config.structured_output_config = framework.structured(grammar)
-        try:
-            self._pipeline.generate(openvino().Tensor(np.zeros((1, 1), np.int64)), config)
-        except Exception as error:  # whatever it is, it would be the same in the other pipeline
-            return _PLACE.sub("", " ".join(str(error).split())) or type(error).__name__
-        return ""
+            raise InvalidArgument(f"'stop_token_ids' has {max(ends)}, and the vocabulary {self._vocabulary} tokens")
+        wrong = self._tried.get((grammar, frozenset(ends)))
+        if wrong:
+            raise _refusal(grammar, wrong)
+        return wrong is not None
 
-    def _made(self) -> Any:
-        """Return a pipeline that finds all tokens equally likely."""
-        ov = openvino()
-        with tempfile.TemporaryDirectory(prefix="nerite-") as folder:
-            file = Path(folder) / MODEL
-            ov.save_model(_indifferent(self._vocabulary), file, compress_to_fp16=False)
-            text, weights = file.read_text(), file.with_suffix(".bin").read_bytes()
-        return framework.genai().LLMPipeline(
-            text, ov.Tensor(np.frombuffer(weights, np.uint8)), self._tokenizer, "CPU", ATTENTION_BACKEND="SDPA"
-        )
+    def find_out(self, grammar: Grammar, ends: Collection[int], then: Callable[[NeriteError | None], None]) -> None:
+        """Try a grammar, and tell ``then`` what is wrong with it, if anything is. On a thread of its own."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+                self._thread.start()
+        self._asked.put(((grammar, frozenset(ends)), then))
+
+    def close(self) -> None:
+        """End the thread, after what it tries just now."""
+        if self._thread is not None:
+            self._asked.put(None)
+            self._thread.join()
+        if self._apart is not None:
+            self._apart.close()
+        self._here = None
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            key, then = asked
+            try:
+                wrong = self._tried.get(key)
+                if wrong is None:
+                    if len(self._tried) >= _MOST:
+                        self._tried.clear()
+                    wrong = self._tried[key] = self._wrong(*key)
+                then(_refusal(key[0], wrong) if wrong else None)
+            except Exception as error:
+                _log.exception("'%s': a grammar could not be tried", self._options.name)
+                then(Internal(f"structured output ({key[0].kind}) could not be tried: {error}"))
+
+    def _wrong(self, grammar: Grammar, ends: Collection[int]) -> str:
+        if self._apart is None:
+            self._apart = CompilerProcess(self._vocabulary, self._options.directory)
+        if wrong := self._apart.wrong(grammar, ends):
+            return wrong
+        if self._here is None:
+            self._here = Compiler(self._vocabulary, self._tokenizer)
+        return self._here.wrong(grammar, ends)
 
 
-def _indifferent(vocabulary: int) -> Any:
-    """Return the network: for each token of the input the same number for each of the vocabulary."""
-    ov = openvino()
-    ops = ov.opset15
-    inputs = {"input_ids": ov.Type.i64, "attention_mask": ov.Type.i64, "beam_idx": ov.Type.i32}
-    parameters = []
-    for name, element in inputs.items():
-        parameter = ops.parameter(ov.PartialShape([-1] * (1 if name == "beam_idx" else 2)), element, name=name)
-        parameter.output(0).set_names({name})
-        parameters.append(parameter)
-    shape = ops.concat([ops.shape_of(parameters[0]), ops.constant(np.array([vocabulary], np.int64))], 0)
-    logits = ops.broadcast(ops.constant(np.float32(0)), shape)
-    logits.output(0).set_names({"logits"})
-    return ov.Model([ops.result(logits)], parameters, "indifferent")
+def _refusal(grammar: Grammar, wrong: str) -> NeriteError:
+    return InvalidArgument(f"structured output ({grammar.kind}): {wrong}")

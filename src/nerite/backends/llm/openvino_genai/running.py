@@ -106,17 +106,21 @@ class Running:
         self.configs = configs
         self.prompt_tokens = length
         self.open: list[RunningSequence] = []
-        """The sequences that are not finished."""
+        """The sequences that are not finished, once it has begun."""
+        self._begun = False
         self._prompt = prompt
 
     def begin(self, pipeline: Any, numbers: Iterable[int]) -> None:
         """Give the sequences to the pipeline, under these numbers."""
+        self._begun = True
         for index, (number, config) in enumerate(zip(numbers, self.configs, strict=True)):
             self.open.append(RunningSequence(self, index, pipeline.add_request(number, *self._prompt, config)))
 
     def abort(self) -> None:
         """End the sequences that are not finished, and say so."""
         deltas = [sequence.cancel() for sequence in self.open]
+        if not self._begun:
+            deltas = [Delta(index, (), "", (), FinishReason.ABORT) for index in range(len(self.configs))]
         self.open.clear()
         self.listener.advanced(deltas)
 
