@@ -48,12 +48,19 @@ def _written() -> Path:
     return folder
 
 
-def write_tokenizer(folder: Path, *special: str) -> None:
-    """Write the tokenizer of a model and the way back: bytes, and after them some special tokens."""
+def write_tokenizer(folder: Path, *special: str, longest: int = 0) -> None:
+    """Write the tokenizer of a model and the way back: bytes, and after them some special tokens.
+
+    ``longest``: it can cut texts there.
+    """
     # Its import has all cores read what it adds to OpenVINO.
     from openvino_tokenizers import convert_tokenizer
 
-    there, back = convert_tokenizer(_tokenizer(special), with_detokenizer=True)
+    tokenizer = _tokenizer(special)
+    if longest:
+        tokenizer.model_max_length = longest
+        tokenizer.backend_tokenizer.enable_truncation(longest)
+    there, back = convert_tokenizer(tokenizer, with_detokenizer=True)
     ov.save_model(there, folder / "openvino_tokenizer.xml")
     ov.save_model(back, folder / "openvino_detokenizer.xml")
 

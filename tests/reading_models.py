@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_models import VOCABULARY, language_model
+from llm_models import VOCABULARY, language_model, write_tokenizer
 from nerite.backends.openvino.framework import openvino
 
 ov = openvino()
@@ -20,9 +20,15 @@ ops = ov.opset15
 WIDTH = 8
 
 
-def embedding_model(directory: Path, positions: int = 512, **described: Any) -> Path:
-    """Write the version directory of a model that turns texts into vectors; return it."""
-    return _model(directory, {"architectures": ["BertModel"], "max_position_embeddings": positions, **described}, 0)
+def embedding_model(directory: Path, positions: int = 512, *, longest: int = 0, **described: Any) -> Path:
+    """Write the version directory of a model that turns texts into vectors; return it.
+
+    ``longest``: its tokenizer cuts texts there, whatever positions there are.
+    """
+    _model(directory, {"architectures": ["BertModel"], "max_position_embeddings": positions, **described}, 0)
+    if longest:
+        write_tokenizer(directory, longest=longest)
+    return directory
 
 
 def reranking_model(directory: Path, positions: int = 512, **described: Any) -> Path:

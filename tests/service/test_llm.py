@@ -245,3 +245,31 @@ def test_images_by_each_way(server: Serving, tmp_path: Path) -> None:
         for image, text in (("?", "'image' 0 is no base64"), ("aGk=", "'image' 0 is none of JPEG")):
             status, refused = generate(other, "sees", **said, image=[image])
             assert (status, text in refused["error"]) == (400, True)
+
+
+def test_tools_and_json_under_v1(server: Serving) -> None:
+    colour = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": colour}} for name in ("paint", "wash")]
+    asked = {"model": "chat", "messages": [{"role": "user", "content": "Paint it."}], "max_tokens": 400}
+    for seed in range(3):
+        told = server.json(
+            "POST", "/v1/chat/completions", {**asked, "seed": seed, "tools": tools[:1], "tool_choice": "required"}
+        )
+        for call in told["choices"][0]["message"]["tool_calls"]:
+            assert call["function"]["name"] == "paint"
+            assert json.loads(call["function"]["arguments"])["colour"] in ("red", "green")
+        named = {"type": "function", "function": {"name": "wash"}}
+        told = server.json(
+            "POST", "/v1/chat/completions", {**asked, "seed": seed, "tools": tools, "tool_choice": named}
+        )
+        (call,) = told["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == "wash"
+    chosen = {**asked, "structured_outputs": {"choice": ["red", "green"]}}
+    told = server.json("POST", "/v1/chat/completions", chosen)
+    assert told["choices"][0]["message"]["content"] in ("red", "green")
+    told = server.json("POST", "/v1/chat/completions", {**asked, "seed": 1, "response_format": {"type": "json_object"}})
+    choice = told["choices"][0]
+    assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
+    refused = {**asked, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}
+    status, _, body = server.ask("POST", "/v1/chat/completions", refused)
+    assert (status, "cannot be made sure of" in json.loads(body)["error"]["message"]) == (400, True)

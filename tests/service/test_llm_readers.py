@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         if config:
             (models / name / "config.pbtxt").write_text(config)
     embedding_model(models / "vectors" / "1")
-    embedding_model(models / "narrow" / "1", 16)
+    embedding_model(models / "narrow" / "1", longest=16)
     embedding_model(models / "named" / "1", architectures=["OwnForCausalLM"])
     pooling = models / "named" / "1" / "1_Pooling"
     pooling.mkdir()

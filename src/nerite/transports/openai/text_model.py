@@ -135,7 +135,7 @@ class TextModel:
     def _parameters(self, sampling: Sampling) -> dict[str, Parameter]:
         """Return settings as parameters of the request, which a model may read; they have to be simple for that."""
         for name, setting in sampling.items():
-            if name == "guided_decoding" or type(setting.value) not in (bool, int, float, str):
+            if name in ("guided_decoding", "structured_outputs") or type(setting.value) not in (bool, int, float, str):
                 raise not_offered(
                     setting.param, f"model '{self.name}' has no input '{SAMPLING}', by which it could be told"
                 )

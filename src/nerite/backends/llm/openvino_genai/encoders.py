@@ -18,6 +18,8 @@ from nerite.core.tensor import Array
 
 _MOST: Final = 32
 """Texts in one run of a reranker: each is padded to the longest."""
+_UNTOLD: Final = 8192
+"""Tokens that are tried where nobody says how many a model takes."""
 
 
 class _Encoder:
@@ -25,9 +27,9 @@ class _Encoder:
 
     def __init__(self, options: EncoderOptions, *, pairs: bool = False) -> None:
         """Raises ``NeriteError``."""
-        self._most = options.context_length
         try:
             self._tokenizer: Any = framework.tokenizer(options.directory, pairs=pairs)
+            self._most = _limit(self._tokenizer, options.context_length)
             self._pipeline: Any = self._made(options)
         except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
             raise translated(error, "loading model") from error
@@ -103,6 +105,13 @@ class OpenVinoReranker(_Encoder):
                 scores[at + index] = score
             at += len(some)
         return scores
+
+
+def _limit(tokenizer: Any, most: int) -> int:
+    """Return how many tokens a text may have: ``most``, or fewer if the pipeline cuts there; 0 for any number."""
+    text = "a " * ((most or _UNTOLD) + 1)
+    (whole,), (cut,) = (_lengths(tokenizer.encode([text], truncation=truncation)) for truncation in (False, True))
+    return min((limit for limit in (most, cut if cut < whole else 0) if limit), default=0)
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[Sequence[str]]:
