@@ -10,7 +10,9 @@ import functools
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,9 +29,11 @@ END = 1
 """The token by which the model says that it is done."""
 
 
-def language_model(directory: Path, context: int = CONTEXT) -> Path:
-    """Write the version directory of a language model; return it."""
+def language_model(directory: Path, context: int = CONTEXT, changes: Mapping[str, Any] | None = None) -> Path:
+    """Write the version directory of a language model; return it. ``changes`` are added to weights of that name."""
     shutil.copytree(_written(), directory)
+    if changes:
+        ov.save_model(network(changes), directory / "openvino_model.xml", compress_to_fp16=False)
     (directory / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
     return directory
 
@@ -39,17 +43,29 @@ def _written() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="language-model-"))
     atexit.register(shutil.rmtree, folder)
     # Half the precision would make the XML many times as long.
-    ov.save_model(_network(), folder / "openvino_model.xml", compress_to_fp16=False)
-    # Its import has all cores read what it adds to OpenVINO.
-    from openvino_tokenizers import convert_tokenizer
-
-    there, back = convert_tokenizer(byte_tokenizer(), with_detokenizer=True)
-    ov.save_model(there, folder / "openvino_tokenizer.xml")
-    ov.save_model(back, folder / "openvino_detokenizer.xml")
+    ov.save_model(network(), folder / "openvino_model.xml", compress_to_fp16=False)
+    write_tokenizer(folder)
     return folder
 
 
-def byte_tokenizer() -> Any:
+def write_tokenizer(folder: Path, *special: str, longest: int = 0) -> None:
+    """Write the tokenizer of a model and the way back: bytes, and after them some special tokens.
+
+    ``longest``: it can cut texts there.
+    """
+    # Its import has all cores read what it adds to OpenVINO.
+    from openvino_tokenizers import convert_tokenizer
+
+    tokenizer = byte_tokenizer(special)
+    if longest:
+        tokenizer.model_max_length = longest
+        tokenizer.backend_tokenizer.enable_truncation(longest)
+    there, back = convert_tokenizer(tokenizer, with_detokenizer=True)
+    ov.save_model(there, folder / "openvino_tokenizer.xml")
+    ov.save_model(back, folder / "openvino_detokenizer.xml")
+
+
+def byte_tokenizer(special: Sequence[str] = ()) -> Any:
     """Bytes are tokens: the first two are special ones."""
     # Here, for they take seconds, and whoever collects tests imports this file.
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -60,11 +76,18 @@ def byte_tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", additional_special_tokens=list(special)
+    )
 
 
-def _network() -> Any:
-    """A decoder as exporters write it: KV in variables, attention as one operation."""
+def network(
+    changes: Mapping[str, Any] = MappingProxyType({}), vocabulary: int = VOCABULARY, *, embedded: bool = False
+) -> Any:
+    """A decoder as exporters write it: KV in variables, attention as one operation. ``changes`` are added to it.
+
+    ``embedded``: tokens come as vectors.
+    """
     random = np.random.default_rng(0)
 
     def weights(rows: int, columns: int, scale: float = 0.2) -> Any:
@@ -84,6 +107,14 @@ def _network() -> Any:
     def product(left: Any, right: Any) -> Any:
         return ops.matmul(left, right, False, False)
 
+    def projected(values: Any, layer: int, name: str) -> Any:
+        """Multiply with weights, under a name as exporters give it."""
+        name = f"model.layers.{layer}.self_attn.{name}"
+        matrix = random.standard_normal((WIDTH, WIDTH)) * 0.2 + changes.get(name, 0)
+        made = product(values, ops.constant(matrix.astype(np.float32)))
+        made.set_friendly_name(f"__module.{name}/ov_ext::linear/MatMul")
+        return made
+
     def normal(values: Any) -> Any:
         return ops.mvn(values, numbers(-1), True, 1e-5, "inside_sqrt")
 
@@ -94,7 +125,10 @@ def _network() -> Any:
     def length(values: Any) -> Any:
         return ops.gather(ops.shape_of(values), number(2), number(0))
 
-    ids = parameter("input_ids", [-1, -1], ov.Type.i64)
+    if embedded:
+        ids = parameter("inputs_embeds", [-1, -1, WIDTH], ov.Type.f32)
+    else:
+        ids = parameter("input_ids", [-1, -1], ov.Type.i64)
     mask = parameter("attention_mask", [-1, -1], ov.Type.i64)
     positions = parameter("position_ids", [-1, -1], ov.Type.i64)
     beams = parameter("beam_idx", [-1], ov.Type.i32)
@@ -112,13 +146,14 @@ def _network() -> Any:
         return both
 
     place = ops.gather(weights(512, WIDTH, 0.3), ops.mod(positions, number(512)), number(0))
-    hidden = ops.add(ops.gather(weights(VOCABULARY, WIDTH, 1.0), ids, number(0)), place)
+    tokens = ids if embedded else ops.gather(weights(vocabulary, WIDTH, 1.0), ids, number(0))
+    hidden = ops.add(tokens, place)
     for layer in range(LAYERS):
         before = normal(hidden)
-        query = heads(product(before, weights(WIDTH, WIDTH)))
-        keys = cached(f"past_key_values.{layer}.keypresent.{layer}.key", heads(product(before, weights(WIDTH, WIDTH))))
+        query = heads(projected(before, layer, "q_proj"))
+        keys = cached(f"past_key_values.{layer}.keypresent.{layer}.key", heads(projected(before, layer, "k_proj")))
         kept = f"past_key_values.{layer}.valuepresent.{layer}.value"
-        values = cached(kept, heads(product(before, weights(WIDTH, WIDTH))))
+        values = cached(kept, heads(projected(before, layer, "v_proj")))
         first = ops.subtract(length(keys), length(query))
         at = ops.unsqueeze(ops.range(first, length(keys), number(1), ov.Type.i64), number(1))
         earlier = ops.less_equal(
@@ -131,6 +166,6 @@ def _network() -> Any:
         hidden = ops.add(hidden, product(joined, weights(WIDTH, WIDTH)))
         inner = ops.relu(product(normal(hidden), weights(WIDTH, 2 * WIDTH)))
         hidden = ops.add(hidden, product(inner, weights(2 * WIDTH, WIDTH)))
-    logits = product(normal(hidden), weights(WIDTH, VOCABULARY, 0.5))
+    logits = product(normal(hidden), weights(WIDTH, vocabulary, 0.5))
     logits.output(0).set_names({"logits"})
     return ov.Model([ops.result(logits)], assigned, [ids, mask, positions, beams], "language_model")

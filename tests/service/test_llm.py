@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
+import io
 import json
 import os
 import queue
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import tritonclient.grpc as grpc_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from llm_models import CONTEXT, language_model
+from seeing_models import MARK, seeing_model
 from serving import Serving, eventually, serving
 
 CHAT = 'parameters { key: "MAX_NUM_SEQS" value { string_value: "16" } }\n'
 NARROW = 'backend: "llm"\nparameters { key: "MAX_NUM_SEQS" value { string_value: "1" } }\n'
 SINGLE = 'backend: "openvino_genai"\nmodel_transaction_policy { decoupled: false }\n'
 FEW = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+TEMPLATE = (
+    "{% for part in messages[0].content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}"
+)
 ENDLESS = {**FEW, "max_tokens": CONTEXT}
 
 
@@ -221,7 +230,8 @@ def test_those_that_wait_for_room_are_served_in_turn(server: Serving) -> None:
         ({"sampling_parameters": '{"max_token": 3}'}, "Did you mean max_tokens?"),
         ({"sampling_parameters": '{"top_p": 3}'}, "'top_p' has to be above 0"),
         ({"sampling_parameters": '{"logit_bias": {"1": 2}}'}, "'logit_bias' is not offered"),
-        ({"sampling_parameters": '{"structured_outputs": {"json": "{}"}}'}, "structured output"),
+        ({"sampling_parameters": '{"structured_outputs": {"json": {"type": "a"}}}'}, "structured output (json_schema)"),
+        ({"sampling_parameters": '{"guided_decoding": "{\\"regex\\": \\"[\\"}"}'}, "structured output (regex)"),
         ({"sampling_parameters": '{"lora_name": "a"}'}, "LoRA feature is not enabled."),
         ({"sampling_parameters": '{"logprobs": 5}'}, "tells the probability of the chosen token alone"),
         ({"stream": True, "exclude_input_in_output": False}, "When streaming, `exclude_input_in_output` = False"),
@@ -234,3 +244,56 @@ def test_what_is_refused(server: Serving, said: dict[str, Any], text: str) -> No
     status, answer = generate(server, **said)
     assert (status, answer["error"].startswith("Error generating stream: ")) == (400, True)
     assert text in answer["error"]
+
+
+def test_images_by_each_way(server: Serving, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 255, (10, 20, 3), np.uint8)
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(file, "PNG")
+    encoded = base64.b64encode(file.getvalue()).decode()
+    models = tmp_path / "models"
+    seeing_model(models / "sees" / "1")
+    (models / "sees" / "1" / "chat_template.jinja").write_text(TEMPLATE)
+    with serving(models, tmp_path / "log") as other:
+        said = {"text_input": f"{MARK}what is it", "exclude_input_in_output": True, "parameters": FEW}
+        status, told = generate(other, "sees", **said, image=[encoded])
+        assert status == 200
+        assert generate(other, "sees", **{**said, "text_input": "what is it"})[1]["text_output"] != told["text_output"]
+        parts = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}},
+            {"type": "text", "text": "what is it"},
+        ]
+        asked = {"model": "sees", "messages": [{"role": "user", "content": parts}], **FEW}
+        chosen = other.json("POST", "/v1/chat/completions", asked)["choices"]
+        assert chosen[0]["message"]["content"] == told["text_output"]
+        for image, text in (("?", "'image' 0 is no base64"), ("aGk=", "'image' 0 is none of JPEG")):
+            status, refused = generate(other, "sees", **said, image=[image])
+            assert (status, text in refused["error"]) == (400, True)
+
+
+def test_tools_and_json_under_v1(server: Serving) -> None:
+    colour = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": colour}} for name in ("paint", "wash")]
+    asked = {"model": "chat", "messages": [{"role": "user", "content": "Paint it."}], "max_tokens": 400}
+    for seed in range(3):
+        told = server.json(
+            "POST", "/v1/chat/completions", {**asked, "seed": seed, "tools": tools[:1], "tool_choice": "required"}
+        )
+        for call in told["choices"][0]["message"]["tool_calls"]:
+            assert call["function"]["name"] == "paint"
+            assert json.loads(call["function"]["arguments"])["colour"] in ("red", "green")
+        named = {"type": "function", "function": {"name": "wash"}}
+        told = server.json(
+            "POST", "/v1/chat/completions", {**asked, "seed": seed, "tools": tools, "tool_choice": named}
+        )
+        (call,) = told["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == "wash"
+    chosen = {**asked, "structured_outputs": {"choice": ["red", "green"]}}
+    told = server.json("POST", "/v1/chat/completions", chosen)
+    assert told["choices"][0]["message"]["content"] in ("red", "green")
+    told = server.json("POST", "/v1/chat/completions", {**asked, "seed": 1, "response_format": {"type": "json_object"}})
+    choice = told["choices"][0]
+    assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
+    refused = {**asked, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}
+    status, _, body = server.ask("POST", "/v1/chat/completions", refused)
+    assert (status, "cannot be made sure of" in json.loads(body)["error"]["message"]) == (400, True)

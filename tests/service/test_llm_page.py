@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from llm_models import language_model
@@ -18,11 +19,12 @@ def test_the_page(tmp_path: Path) -> None:
     # What the exporter writes, which is not installed here: it needs another release of transformers.
     assert PAGE.block("optimum-cli").endswith(" models/chat/1\n")
     assert PAGE.block("serve") == "nerite serve models\n"
-    for name, config in (("chat", ""), ("single", CONFIGURATIONS[0]), ("narrow", CONFIGURATIONS[1])):
+    single, guessing, narrow = CONFIGURATIONS
+    for name, config in (("chat", ""), ("single", single), ("guessing", guessing), ("narrow", narrow)):
         language_model(models / name / "1")
         if config:
             (models / name / "config.pbtxt").write_text(config)
-    plain, streamed, sampled = [text for _, text in PAGE.blocks if text.startswith("curl")]
+    plain, streamed, sampled, expressed, structured = [text for _, text in PAGE.blocks if text.startswith("curl")]
     with serving(models, tmp_path / "log") as server:
         whole = json.loads(run(plain, server))["text_output"]
         assert whole.startswith("The capital of France is")
@@ -31,7 +33,10 @@ def test_the_page(tmp_path: Path) -> None:
         answer = json.loads(run(sampled, server))
         assert answer["finish_reason"] in ("stop", "length")
         assert not {".", "!"} & set(answer["text_output"])
+        assert re.fullmatch("(red|green), [0-9]{1,2}", json.loads(run(expressed, server))["text_output"])
+        drawn = json.loads(json.loads(run(structured, server))["choices"][0]["text"])
+        assert (drawn["colour"] in ("red", "green"), 0 <= drawn["number"] <= 99) == (True, True)
         inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["once"]}]
-        for name in ("single", "narrow"):
+        for name in ("single", "guessing", "narrow"):
             assert server.json("POST", f"/v2/models/{name}/generate", {"text_input": "once"})["text_output"]
         assert server.json("POST", "/v2/models/single/infer", {"inputs": inputs})["outputs"][0]["data"]

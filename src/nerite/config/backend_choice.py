@@ -34,6 +34,7 @@ FRAMEWORKS: Final = (
     Framework("pytorch", "model.pt2", "torch_aoti"),
     Framework("python", "model.py", "", None),
     Framework("llm", "openvino_model.xml", "openvino_genai"),
+    Framework("llm", "openvino_language_model.xml", "openvino_genai"),
     Framework("llm", "model.safetensors", "huggingface"),
     Framework("llm", "model.safetensors.index.json", "huggingface"),
     Framework("fil", "xgboost.ubj"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -69,20 +68,10 @@ def test_what_a_directory_holds(files: tuple[str, ...], content: Content, tmp_pa
     assert checkpoint.content(tmp_path / "nowhere") is Content.NOTHING
 
 
-@pytest.mark.parametrize(
-    ("architecture", "more", "task"),
-    [
-        ("Qwen3ForCausalLM", {}, "text-generation-with-past"),
-        ("GPT2LMHeadModel", {}, "text-generation-with-past"),
-        ("BertModel", {}, "feature-extraction"),
-        ("BertForSequenceClassification", {}, "text-classification"),
-        ("Qwen2VLForConditionalGeneration", {"vision_config": {}}, "image-text-to-text"),
-        ("", {}, ""),
-    ],
-)
-def test_what_a_checkpoint_does(architecture: str, more: dict[str, object], task: str, tmp_path: Path) -> None:
-    described = {"architectures": [architecture] if architecture else [], **more}
-    (tmp_path / "config.json").write_text(json.dumps(described))
-    assert checkpoint.task(tmp_path) == task
-    (tmp_path / "modules.json").touch()
-    assert checkpoint.task(tmp_path) == "feature-extraction"
+@pytest.mark.parametrize("task", ["embed", "rerank"])
+def test_models_that_read(task: str) -> None:
+    every = frozenset(choice.ENGINES)
+    assert choose(Content.CHECKPOINT, "", every, gpu=True, task=task) == ("openvino_genai", f"no other one can {task}")
+    assert choose(Content.OPENVINO, "openvino_genai", every, gpu=False, task=task).engine == "openvino_genai"
+    with pytest.raises(Unsupported, match=f"the engine vllm generates text here, and the model is to {task}"):
+        choose(Content.CHECKPOINT, "vllm", every, gpu=True, task=task)

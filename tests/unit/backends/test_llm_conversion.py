@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -75,6 +76,24 @@ def test_once_for_its_content(model: Callable[..., ModelContext], tmp_path: Path
     assert calls(tmp_path, "other") == []
     origins = {Path(kept.origin) for kept in environment_store.listed(tmp_path / "kept")}
     assert origins == {tmp_path / "m" / "1"}
+
+
+@pytest.mark.parametrize(
+    ("described", "task"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "text-generation-with-past"),
+        ({"architectures": ["BertModel"]}, "feature-extraction"),
+        ({"architectures": ["BertForSequenceClassification"]}, "text-classification"),
+        ({"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {}}, "image-text-to-text"),
+    ],
+)
+def test_for_what_the_model_does(
+    model: Callable[..., ModelContext], tmp_path: Path, described: dict[str, object], task: str
+) -> None:
+    context = model()
+    (context.version_directory / "config.json").write_text(json.dumps(described))
+    conversion.converted(context)
+    assert calls(tmp_path) == [f"--task {task} --weight-format fp16 1"]
 
 
 def test_several_at_once(model: Callable[..., ModelContext], tmp_path: Path) -> None:

@@ -6,69 +6,24 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llm_listening import FEW, asked, eventually, ignored
 from llm_models import END, language_model
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.llm import LlmBackend
-from nerite.backends.llm.engine import Delta, EngineStats, FinishReason, GenerationRequest, Grammar
+from nerite.backends.llm.engine import EngineStats, FinishReason
 from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, options
 from nerite.backends.llm.openvino_genai.options import Options
-from nerite.backends.llm.sampling import SamplingParameters
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, Unavailable, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, TooLate, Unavailable, Unsupported
 
-FEW = SamplingParameters(max_tokens=8, temperature=0, ignore_eos=True)
 LONG = replace(FEW, max_tokens=3000)
 CONTEXT = 4000
-
-
-class Heard:
-    """A listener that keeps what it hears."""
-
-    def __init__(self, sequences: int = 1) -> None:
-        self.prompt_tokens = 0
-        self.deltas: list[Delta] = []
-        self.steps: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._over: queue.SimpleQueue[NeriteError | None] = queue.SimpleQueue()
-        self._unfinished = sequences
-
-    def admitted(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
-        self.prompt_tokens = prompt_tokens
-
-    def advanced(self, deltas: Any) -> None:
-        self.deltas += deltas
-        self.steps.put(None)
-        self._unfinished -= sum(delta.finish_reason is not None for delta in deltas)
-        if not self._unfinished:
-            self._over.put(None)
-
-    def failed(self, error: NeriteError) -> None:
-        self._over.put(error)
-
-    def begun(self) -> Heard:
-        self.steps.get(timeout=20)
-        return self
-
-    def over(self) -> Heard:
-        error = self._over.get(timeout=20)
-        if error is not None:
-            raise error
-        return self
-
-    def text(self, index: int = 0) -> str:
-        return "".join(delta.text for delta in self.deltas if delta.index == index)
-
-    def tokens(self, index: int = 0) -> list[int]:
-        return [token for delta in self.deltas if delta.index == index for token in delta.tokens]
-
-    @property
-    def reason(self) -> FinishReason | None:
-        return self.deltas[-1].finish_reason
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +37,6 @@ def engine(directory: Path) -> Iterator[OpenVinoGenAiEngine]:
     made.start(ignored, ignored)
     yield made
     made.stop()
-
-
-def ignored(_told: object) -> None:
-    pass
 
 
 class Steps:
@@ -115,21 +66,6 @@ class Steps:
         self.go_on()
 
 
-def asked(
-    engine: OpenVinoGenAiEngine, sampling: SamplingParameters = FEW, prompt: Any = "once", id: str = "a", **more: Any
-) -> Heard:
-    heard = Heard(sampling.n)
-    engine.add(GenerationRequest(id, prompt, sampling, **more), heard)
-    return heard
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_a_delta_for_each_step(engine: OpenVinoGenAiEngine) -> None:
     heard = asked(engine).over()
     assert (heard.prompt_tokens, len(heard.tokens()), heard.reason) == (4, 8, FinishReason.LENGTH)
@@ -138,6 +74,7 @@ def test_a_delta_for_each_step(engine: OpenVinoGenAiEngine) -> None:
     assert asked(engine, prompt=[80, 79, 68, 70]).over().prompt_tokens == 4
 
 
+@pytest.mark.feature("openvino_genai", "seeds")
 def test_seeds(engine: OpenVinoGenAiEngine) -> None:
     seeded = replace(FEW, temperature=1.5, seed=3)
     first = asked(engine, seeded).over().tokens()
@@ -147,12 +84,14 @@ def test_seeds(engine: OpenVinoGenAiEngine) -> None:
     assert len({tuple(asked(engine, replace(seeded, seed=None)).over().tokens()) for _ in range(4)}) > 1
 
 
+@pytest.mark.feature("openvino_genai", "several sequences of a prompt (`n`)")
 def test_several_sequences(engine: OpenVinoGenAiEngine) -> None:
     heard = asked(engine, replace(FEW, n=3, temperature=1.5, seed=3)).over()
     assert [len(heard.tokens(index)) for index in range(3)] == [8, 8, 8]
     assert len({heard.text(index) for index in range(3)}) > 1
 
 
+@pytest.mark.feature("openvino_genai", "stop strings and tokens")
 def test_what_ends_a_sequence(engine: OpenVinoGenAiEngine) -> None:
     whole = asked(engine).over()
     third = whole.tokens()[2]
@@ -166,6 +105,25 @@ def test_what_ends_a_sequence(engine: OpenVinoGenAiEngine) -> None:
     assert END not in whole.tokens()
 
 
+@pytest.mark.feature("openvino_genai", "penalties")
+def test_penalties(engine: OpenVinoGenAiEngine) -> None:
+    many = replace(FEW, max_tokens=60)
+    plain = asked(engine, many).over().tokens()
+    for penalty in ({"repetition_penalty": 2.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
+        assert len(set(asked(engine, replace(many, **penalty)).over().tokens())) > len(set(plain))
+
+
+@pytest.mark.feature("openvino_genai", "prompts cut to length (`truncate_prompt_tokens`)")
+def test_prompts_that_are_cut(engine: OpenVinoGenAiEngine) -> None:
+    expected = asked(engine, FEW, "once").over()
+    cut = asked(engine, replace(FEW, truncate_prompt_tokens=4), "not all of it, but once").over()
+    assert (cut.prompt_tokens, cut.tokens()) == (4, expected.tokens())
+    assert asked(engine, replace(FEW, truncate_prompt_tokens=9), "once").over().prompt_tokens == 4
+    most = asked(engine, replace(FEW, truncate_prompt_tokens=-1), "x" * 5000).over()
+    assert most.prompt_tokens == CONTEXT - 8
+
+
+@pytest.mark.feature("openvino_genai", "probability of the chosen token")
 def test_log_probabilities(engine: OpenVinoGenAiEngine) -> None:
     heard = asked(engine, replace(FEW, logprobs=0)).over()
     told = [each for delta in heard.deltas for each in delta.logprobs]
@@ -173,6 +131,8 @@ def test_log_probabilities(engine: OpenVinoGenAiEngine) -> None:
     assert all(each.logprob < 0 for each in told)
 
 
+@pytest.mark.feature("openvino_genai", "continuous batching")
+@pytest.mark.feature("openvino_genai", "cancellation")
 def test_many_run_at_once_and_leave_nothing(engine: OpenVinoGenAiEngine) -> None:
     alone = asked(engine).over().tokens()
     before = engine.stats()
@@ -274,7 +234,6 @@ def test_the_cache_is_the_context_where_it_is_smaller(directory: Path) -> None:
         ({"prompt": "x" * CONTEXT}, InvalidArgument, f"the prompt has {CONTEXT} tokens, and the model a context of"),
         ({"prompt": ""}, InvalidArgument, "the prompt is empty"),
         ({"prompt": []}, InvalidArgument, "the prompt is empty"),
-        ({"grammar": Grammar("json_schema", "{}")}, Unsupported, r"structured output \(json_schema\) is not offered"),
         ({"lora": "a"}, Unsupported, "LoRA feature is not enabled"),
         ({"priority": 1}, Unsupported, "knows no priorities"),
         ({"sampling": replace(FEW, logprobs=1)}, Unsupported, "'logprobs' is 1"),

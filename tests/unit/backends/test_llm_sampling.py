@@ -61,6 +61,7 @@ def test_what_is_read(said: dict[str, Any], field: str, value: Any) -> None:
         ({"stop_token_ids": 3}, "'stop_token_ids' has to be a list of numbers"),
         ({"ignore_eos": 1}, "'ignore_eos' has to be true or false"),
         ({"logprobs": -1}, "'logprobs' has to be 0 or more"),
+        ({"truncate_prompt_tokens": 0}, "'truncate_prompt_tokens' has to be above 0, or -1 for what has room"),
         ({"max_token": 4}, "'max_token' is no sampling parameter. Did you mean max_tokens?"),
         ({"zebra": 4}, "'zebra' is no sampling parameter. There are: frequency_penalty, "),
     ],
@@ -76,7 +77,6 @@ def test_what_is_wrong(said: dict[str, Any], text: str) -> None:
     [
         ({"logit_bias": {"3": 1}}, "the sampling parameter 'logit_bias' is not offered"),
         ({"bad_words": ["x"]}, "the sampling parameter 'bad_words' is not offered"),
-        ({"guided_decoding": {"json": "{}"}}, "structured output ('guided_decoding') is not offered yet"),
     ],
 )
 def test_what_is_lacking(said: dict[str, Any], text: str) -> None:

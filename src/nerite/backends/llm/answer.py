@@ -16,12 +16,13 @@ import numpy as np
 from nerite.backends.llm.call import Call
 from nerite.backends.llm.engine import Delta, FinishReason, TokenLogprob
 from nerite.core import dtype
-from nerite.core.errors import Cancelled, NeriteError
+from nerite.core.errors import Cancelled, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Array, Buffer, TensorSpec, from_array
 
 CANCELLED: Final = "Request was cancelled"
+WRONG: Final = "Error generating stream: "
 
 
 class _Gathered:
@@ -65,6 +66,8 @@ class Answer:
 
     def failed(self, error: NeriteError) -> None:
         """Respond with the reason why nothing more comes."""
+        if isinstance(error, InvalidArgument):
+            error = error.prefixed(WRONG)
         self._request.respond(InferenceResponse.failed(error))
 
     def paused(self, _request: InferenceRequest, paused: bool) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from nerite.backends import values
-from nerite.backends.interface import InstanceContext, Marks, ModelContext
-from nerite.backends.llm import call, ports, selection
-from nerite.backends.llm.answer import Answer, Headers
+from nerite.backends.interface import Instance, InstanceContext, Marks, ModelContext
+from nerite.backends.llm import call, ports, selection, tasks
+from nerite.backends.llm.answer import WRONG, Answer, Headers
 from nerite.backends.llm.choice import VLLM
+from nerite.backends.llm.embedding import EmbeddingInstance
 from nerite.backends.llm.engine import Engine, GenerationRequest
-from nerite.backends.llm.selection import EngineModule
+from nerite.backends.llm.reranking import RerankingInstance
+from nerite.backends.llm.selection import EngineModule, ReaderModule
 from nerite.backends.llm.step import Follower, Step
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
@@ -24,7 +26,10 @@ _STEP_SECONDS: Final = "120"
 
 
 class LlmBackend:
-    """Language models that generate text, each by the best engine that can run it."""
+    """Language models that generate text, that turn it into vectors, or that say which of several answers a query.
+
+    Each is run by the best engine that can run it.
+    """
 
     name = "llm"
     isolated = True
@@ -42,7 +47,7 @@ class LlmBackend:
         Raises ``NeriteError``, also where the version directory holds nothing that an engine can run.
         """
         selection.check(context, self.name)
-        return ports.completed(context.name, context.config)
+        return ports.completed(context, tasks.task(context))
 
     def open(self, context: ModelContext) -> LlmModel:
         """Open a model whose configuration is complete. Raises ``NeriteError``."""
@@ -73,8 +78,14 @@ class LlmModel:
         self._context = context
         self._engines = engines
 
-    def instance(self, context: InstanceContext) -> LlmInstance:
+    def instance(self, context: InstanceContext) -> Instance:
         """Make an instance, and load its engine. Raises ``NeriteError``."""
+        task = tasks.task(self._context)
+        if task != tasks.GENERATE:
+            readers = cast(ReaderModule, self._engines)  # No other one is chosen for such a model.
+            if task == tasks.EMBED:
+                return EmbeddingInstance(self._context, readers.embedder(self._context, context))
+            return RerankingInstance(self._context, readers.reranker(self._context, context))
         engine = self._engines.engine(self._context, context)
         step = Step(context.reporter, _patience(self._context))
         engine.start(step.over, context.reporter.give_up)
@@ -115,7 +126,7 @@ class LlmInstance:
         try:
             self._begin(request)
         except NeriteError as error:
-            return InferenceResponse.failed(error.prefixed("Error generating stream: "))
+            return InferenceResponse.failed(error.prefixed(WRONG))
         return None
 
     def _begin(self, request: InferenceRequest) -> None:
@@ -130,9 +141,11 @@ class LlmInstance:
         answer = Answer(request, asked, self._headers)
         request.on_pause = answer.paused
         request.on_cancel = lambda _request: self._engine.abort(number)
-        lora = asked.sampling.lora_name
-        follower = Follower(request, answer, asked.sampling.n, self._step)
-        self._engine.add(GenerationRequest(number, asked.prompt, asked.sampling, lora=lora), follower)
+        sampling = asked.sampling
+        wanted = GenerationRequest(
+            number, asked.prompt, sampling, asked.images, grammar=sampling.grammar, lora=sampling.lora_name
+        )
+        self._engine.add(wanted, Follower(request, answer, sampling.n, self._step))
         if request.is_cancelled():  # before the engine had it
             self._engine.abort(number)
 

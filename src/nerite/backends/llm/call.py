@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nerite.backends.llm import sampling
@@ -10,9 +12,6 @@ from nerite.backends.llm.sampling import SamplingParameters
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.request import InferenceRequest
 from nerite.core.tensor import Buffer, decode_bytes
-
-_LACKING = {"image": "takes no images", "embedding_request": "makes no embeddings"}
-"""Inputs that Triton's vLLM backend has, and why one is refused."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,15 @@ class Call:
     """What stands before the text of the answer: the prompt, or nothing."""
     extras: frozenset[str]
     """The outputs that are wanted beside the text."""
+    images: tuple[bytes, ...] = ()
+    """Files, in the order in which the prompt speaks of them."""
 
 
 def read(request: InferenceRequest) -> Call:
     """Return what ``request`` asks for. Raises ``NeriteError``."""
     given = dict(zip((spec.name for spec in request.header.inputs), request.data, strict=True))
-    for name, reason in _LACKING.items():
-        if name in given:
-            raise Unsupported(f"the model {reason}: leave the input '{name}' out")
+    if "embedding_request" in given:
+        raise Unsupported("the model makes no embeddings: leave the input 'embedding_request' out")
     prompt = _text(given, "text_input")
     stream = _flag(given, "stream")
     excluded = _flag(given, "exclude_input_in_output", default=stream)
@@ -47,7 +47,18 @@ def read(request: InferenceRequest) -> Call:
     extras = frozenset(
         name.removeprefix("return_") for name in given if name.startswith("return_") and _flag(given, name)
     )
-    return Call(prompt, wanted, stream, "" if excluded else prompt, extras)
+    return Call(prompt, wanted, stream, "" if excluded else prompt, extras, tuple(_images(request)))
+
+
+def _images(request: InferenceRequest) -> Iterator[bytes]:
+    """Yield the files that are there in base64."""
+    for spec, data in zip(request.header.inputs, request.data, strict=True):
+        if spec.name == "image":
+            for place, encoded in enumerate(decode_bytes(data, spec.elements)):
+                try:
+                    yield base64.b64decode(encoded, validate=True)
+                except binascii.Error as error:
+                    raise InvalidArgument(f"'image' {place} is no base64: {error}") from None
 
 
 def _text(given: Mapping[str, Buffer], name: str) -> str:

@@ -55,19 +55,3 @@ def described(directory: Path, file: str = CONFIG) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def task(directory: Path) -> str:
-    """Return what the model of a checkpoint does, in the words of the exporter; empty where nothing tells."""
-    config = described(directory)
-    architecture = next(iter(config.get("architectures") or ()), "")
-    if (directory / "modules.json").is_file():
-        # Written by sentence-transformers, whose models are those for embeddings.
-        return "feature-extraction"
-    if "vision_config" in config:
-        return "image-text-to-text"
-    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        return "text-generation-with-past"
-    if architecture.endswith("ForSequenceClassification"):
-        return "text-classification"
-    return "feature-extraction" if architecture.endswith("Model") else ""

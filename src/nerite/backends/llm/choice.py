@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Container, Mapping
 from typing import Final, NamedTuple
 
-from nerite.backends.llm import installation
+from nerite.backends.llm import installation, tasks
 from nerite.backends.llm.checkpoint import Content
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
@@ -44,13 +44,17 @@ def remedy(engine: str) -> str:
     return (installation.TENSORRT_LLM if engine == TENSORRT else installation.vllm()).command
 
 
-def choose(content: Content, wanted: str, installed: Container[str], *, gpu: bool) -> Choice:
+def choose(
+    content: Content, wanted: str, installed: Container[str], *, gpu: bool, task: str = tasks.GENERATE
+) -> Choice:
     """Return the engine for a model: the one that is wanted, else the best that is installed and can run it.
 
     Raises ``NeriteError`` where there is none, with what to do.
     """
+    if task != tasks.GENERATE and wanted in ("", OPENVINO):
+        return Choice(OPENVINO, f"no other one can {task}")
     if wanted:
-        return _wanted(content, wanted)
+        return _wanted(content, wanted, task)
     if content is Content.ARGUMENTS:
         return Choice(VLLM, "the model has arguments for it")
     if content is Content.OPENVINO:
@@ -64,11 +68,13 @@ def choose(content: Content, wanted: str, installed: Container[str], *, gpu: boo
     raise Unsupported(f"no engine for language models is installed. Install one with: {ways}")
 
 
-def _wanted(content: Content, wanted: str) -> Choice:
+def _wanted(content: Content, wanted: str, task: str) -> Choice:
     if wanted not in _RUNS:
         meant = nearest(wanted, ENGINES)
         hint = f"Did you mean {meant}?" if meant else f"There are: {', '.join(ENGINES)}."
         raise InvalidArgument(f"'{wanted}' is no engine. {hint}")
+    if task != tasks.GENERATE:
+        raise Unsupported(f"the engine {wanted} generates text here, and the model is to {task}: choose {OPENVINO}")
     if content is not Content.NOTHING and content not in _RUNS[wanted]:
         able = " or ".join(each.value for each in Content if each in _RUNS[wanted])
         raise Unavailable(f"the engine {wanted} runs {able}, and there is {content.value}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from nerite.backends.interface import ModelContext
-from nerite.backends.llm import checkpoint, installation
+from nerite.backends.llm import checkpoint, installation, tasks
 from nerite.backends.llm.checkpoint import Content
 from nerite.backends.python import environment_store, installer
 from nerite.config.near import nearest
@@ -26,6 +26,13 @@ _log = logging.getLogger("nerite.backends.llm")
 PARAMETER: Final = "WEIGHT_FORMAT"
 """Of the configuration: how weights are kept."""
 _FORMATS: Final = ("fp16", "fp32", "int8", "int4")
+_TASKS: Final = {
+    tasks.GENERATE: "text-generation-with-past",
+    tasks.EMBED: "feature-extraction",
+    tasks.RERANK: "text-classification",
+}
+_WRITERS: Final = ("ForCausalLM", "LMHeadModel")
+"""Ends of the names of architectures that write text."""
 _TOKENIZER: Final = "openvino_tokenizer.xml"
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
 """Nothing is asked of a hub: what is not in the directory is not there."""
@@ -39,7 +46,7 @@ def converted(context: ModelContext) -> Path:
     directory = context.version_directory
     if checkpoint.content(directory) is not Content.CHECKPOINT:
         return directory
-    weights, task = _weights(context), checkpoint.task(directory)
+    weights, task = _weights(context), _task(context)
     if not task:
         raise Unavailable(
             f"model '{context.name}': '{directory}/{checkpoint.CONFIG}' does not say what the model does: write its "
@@ -67,6 +74,18 @@ def _export(python: Path, directory: Path, target: Path, task: str, weights: str
             f"{product} made no tokenizer: its tokenizer is none that OpenVINO can run. What the exporter said is in "
             "the log"
         )
+
+
+def _task(context: ModelContext) -> str:
+    """Return what the model of a checkpoint does, in the words of the exporter; empty where nothing tells."""
+    directory = context.version_directory
+    task = tasks.task(context)
+    if task == tasks.GENERATE and "vision_config" in checkpoint.described(directory):
+        return "image-text-to-text"
+    if task == tasks.GENERATE and not context.parameter(tasks.PARAMETER):
+        architecture = next(iter(tasks.architectures(directory)), "")
+        return _TASKS[task] if architecture.endswith(_WRITERS) else ""
+    return _TASKS[task]
 
 
 def _weights(context: ModelContext) -> str:

@@ -13,7 +13,8 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from nerite.backends.llm.sampling import SamplingParameters
-from nerite.core.errors import NeriteError, Unsupported
+from nerite.backends.llm.structured import Grammar
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 
 
 class FinishReason(Enum):
@@ -28,15 +29,6 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True)
-class Grammar:
-    """What the text has to be an instance of."""
-
-    kind: str
-    """``json_schema``, ``regex`` or ``ebnf``."""
-    source: str
-
-
-@dataclass(frozen=True)
 class GenerationRequest:
     """A prompt, and what is wanted of it."""
 
@@ -45,6 +37,8 @@ class GenerationRequest:
     prompt: str | Sequence[int]
     """Text, or the tokens of it."""
     sampling: SamplingParameters
+    images: Sequence[bytes] = ()
+    """Files. The prompt is text then."""
     grammar: Grammar | None = None
     lora: str = ""
     """The name of an adapter."""
@@ -113,6 +107,7 @@ class Capabilities:
     grammars: frozenset[str] = frozenset()
     adapters: frozenset[str] = frozenset()
     """LoRA adapters that may be chosen by request."""
+    images: bool = False
     priorities: bool = False
 
 
@@ -188,7 +183,7 @@ class Engine(Protocol):
 
 
 def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> None:
-    """Raise ``Unsupported`` for the first thing in ``request`` that the engine cannot do."""
+    """Raise ``NeriteError`` for the first thing in ``request`` that the engine cannot do."""
     sampling = request.sampling
     if sampling.logprobs is not None and sampling.logprobs > able.top_logprobs:
         raise Unsupported(
@@ -196,8 +191,15 @@ def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> No
             f"{f'{able.top_logprobs} tokens at most' if able.top_logprobs else 'the chosen token alone'}: set it to "
             f"{able.top_logprobs}"
         )
+    if request.images and not able.images:
+        raise Unsupported("the model takes no images: leave the input 'image' out")
     if request.grammar is not None and request.grammar.kind not in able.grammars:
         raise Unsupported(f"structured output ({request.grammar.kind}) is not offered by the engine {able.engine}")
+    if request.grammar is not None and (sampling.ignore_eos or sampling.min_tokens):
+        name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
+        raise InvalidArgument(
+            f"'{name}' and structured output contradict each other: the text ends where its form does"
+        )
     if request.lora and not able.adapters:
         raise Unsupported(
             f"LoRA feature is not enabled. The engine {able.engine} has no adapters that a request can choose, such as "

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+from nerite.backends.llm import structured
+from nerite.backends.llm.structured import Grammar
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 
@@ -49,7 +51,11 @@ class SamplingParameters:
     logprobs: int | None = None
     """How many alternatives to tell of, beside the chosen token; None: not even that one's."""
     skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    """Of a longer prompt the last so many; -1: as many as there is room for."""
     lora_name: str = ""
+    grammar: Grammar | None = None
+    """What the text has to be an instance of."""
 
 
 _LACKING: Final[Mapping[str, Any]] = {
@@ -58,25 +64,23 @@ _LACKING: Final[Mapping[str, Any]] = {
     "best_of": 1,
     "detokenize": True,
     "extra_args": None,
-    "guided_decoding": None,
     "logit_bias": None,
     "logits_processors": None,
     "output_kind": None,
     "prompt_logprobs": None,
     "spaces_between_special_tokens": True,
-    "structured_outputs": None,
-    "truncate_prompt_tokens": None,
 }
 """What vLLM knows and we do not, and the value that asks for nothing."""
 
-_STRUCTURED: Final = frozenset({"guided_decoding", "structured_outputs"})
+_STRUCTURED: Final = ("guided_decoding", "structured_outputs")
+"""vLLM's earlier and later name for ``grammar``."""
 
 
 def from_json(text: str | bytes) -> SamplingParameters:
     """Read the value of ``sampling_parameters``. Raises ``NeriteError``."""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"'sampling_parameters' is no JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidArgument("'sampling_parameters' has to be a JSON object, such as {\"max_tokens\": 64}")
@@ -88,7 +92,7 @@ def from_parameters(parameters: Mapping[str, Any]) -> SamplingParameters:
 
     They have no lists: ``stop`` is one string.
     """
-    known = (*_READERS, *_LACKING)
+    known = (*_READERS, *_STRUCTURED, *_LACKING)
     ours = {name: value for name, value in parameters.items() if name in known or nearest(name, known, _CLOSE)}
     return from_mapping(ours)
 
@@ -100,16 +104,24 @@ def from_mapping(given: Mapping[str, Any]) -> SamplingParameters:
         if name in _READERS:
             if value is not None or name in ("max_tokens", "seed", "logprobs"):
                 read[name] = _READERS[name](name, value)
+        elif name in _STRUCTURED:
+            if value is not None:
+                if "grammar" in read:
+                    raise InvalidArgument(
+                        f"{' and '.join(map(repr, _STRUCTURED))} are one thing: leave one of them out"
+                    )
+                read["grammar"] = structured.read(name, value)
         elif name not in _LACKING:
             raise _unknown(name)
         elif value is not None and value != _LACKING[name]:
-            raise _not_offered(name)
+            raise Unsupported(f"the sampling parameter '{name}' is not offered: take it out")
     made = SamplingParameters(**read)
     _check(made)
     return made
 
 
 def _check(made: SamplingParameters) -> None:
+    cut = made.truncate_prompt_tokens
     for name, holds, wanted in (
         ("n", made.n >= 1, "at least 1"),
         ("max_tokens", made.max_tokens is None or made.max_tokens >= 1, "at least 1"),
@@ -122,6 +134,7 @@ def _check(made: SamplingParameters) -> None:
         ("repetition_penalty", made.repetition_penalty > 0, "above 0"),
         ("logprobs", made.logprobs is None or made.logprobs >= 0, "0 or more"),
         ("seed", made.seed is None or 0 <= made.seed < 2**63, "0 to 2**63 - 1"),
+        ("truncate_prompt_tokens", cut is None or cut == -1 or cut > 0, "above 0, or -1 for what has room"),
         ("stop", all(made.stop), "text, and not empty"),
         ("stop_token_ids", all(token >= 0 for token in made.stop_token_ids), "numbers of tokens"),
     ):
@@ -130,15 +143,9 @@ def _check(made: SamplingParameters) -> None:
 
 
 def _unknown(name: str) -> NeriteError:
-    meant = nearest(name, (*_READERS, *_LACKING))
+    meant = nearest(name, (*_READERS, *_STRUCTURED, *_LACKING))
     remedy = f"Did you mean {meant}?" if meant else f"There are: {', '.join(sorted(_READERS))}."
     return InvalidArgument(f"'{name}' is no sampling parameter. {remedy}")
-
-
-def _not_offered(name: str) -> NeriteError:
-    if name in _STRUCTURED:
-        return Unsupported(f"structured output ('{name}') is not offered yet: take the sampling parameter out")
-    return Unsupported(f"the sampling parameter '{name}' is not offered: take it out")
 
 
 def _wrong(name: str, value: Any, wanted: str) -> InvalidArgument:
@@ -233,6 +240,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
         "ignore_eos": _boolean,
         "logprobs": _optional,
         "skip_special_tokens": _boolean,
+        "truncate_prompt_tokens": _optional,
         "lora_name": _text,
     },
 )

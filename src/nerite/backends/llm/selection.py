@@ -15,10 +15,12 @@ from typing import Final, Protocol, cast
 
 from nerite.backends import registry
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.llm import checkpoint, choice, conversion, installation
+from nerite.backends.llm import checkpoint, choice, conversion, installation, tasks
 from nerite.backends.llm.checkpoint import Content
 from nerite.backends.llm.choice import Choice
+from nerite.backends.llm.embedding import Embedder
 from nerite.backends.llm.engine import Engine
+from nerite.backends.llm.reranking import Reranker
 from nerite.backends.python import environment_store
 from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
 from nerite.observability.gpus import driver_is_loaded
@@ -38,6 +40,16 @@ class EngineModule(Protocol):
 
     def engine(self, model: ModelContext, instance: InstanceContext) -> Engine:
         """Return an engine for an instance, not started yet. Raises ``NeriteError``."""
+
+
+class ReaderModule(Protocol):
+    """What the package of an engine offers whose models may read alone."""
+
+    def embedder(self, model: ModelContext, instance: InstanceContext) -> Embedder:
+        """Return what embeds for an instance. Slow. Raises ``NeriteError``."""
+
+    def reranker(self, model: ModelContext, instance: InstanceContext) -> Reranker:
+        """Return what reranks for an instance. Slow. Raises ``NeriteError``."""
 
 
 def prepared(context: ModelContext, backend: str) -> Path | None:
@@ -99,7 +111,8 @@ def _choice(context: ModelContext, backend: str, installed: Container[str]) -> C
     directory = context.version_directory
     content = checkpoint.content(directory)
     try:
-        chosen = choice.choose(content, wanted or named, installed, gpu=_may_use_gpus(context))
+        gpu, task = _may_use_gpus(context), tasks.task(context)
+        chosen = choice.choose(content, wanted or named, installed, gpu=gpu, task=task)
     except (InvalidArgument, Unavailable) as error:
         raise error.prefixed(f"model '{context.name}': ") from None
     if content is Content.NOTHING:

@@ -82,6 +82,7 @@ ENDPOINTS: Final = (
     _endpoint("completions", "POST", "inference", "/v1/completions"),
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
+    _endpoint("rerank", "POST", "inference", "/v1/rerank"),
 )
 _FIRST: Final = {"/v2/models/stats": "all_statistics"}
 

@@ -15,7 +15,7 @@ from nerite.transports.callers import Sender
 from nerite.transports.http import access, reply, routes
 from nerite.transports.http.target import Call, Target
 from nerite.transports.keys import Lock
-from nerite.transports.openai import chat_request, completion_request, embeddings, sampling
+from nerite.transports.openai import chat_request, completion_request, embeddings, reranking, sampling, text_models
 from nerite.transports.openai.chat_models import ChatModels
 from nerite.transports.openai.completion_request import Wanted
 from nerite.transports.openai.errors import MISTAKE, ApiError, reply_of
@@ -139,12 +139,20 @@ class OpenAi:
     def embeddings(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Turn texts into vectors."""
         asked = embeddings.read(body)
-        model = TextModel(asked.model, self._models.find(asked.model, embeds=True).signature)
+        model = TextModel(asked.model, self._models.find(asked.model, text_models.EMBEDDING).signature)
         self._begin(
             embeddings.Embedding(connection, asked),
             f"embd-{secrets.token_hex(16)}",
             [model.ask(text, {}, sender) for text in asked.texts],
         )
+
+    def rerank(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
+        """Say which texts answer a query best."""
+        asked = reranking.read(body)
+        signature = self._models.find(asked.model, text_models.RERANKING).signature
+        made = f"rerank-{secrets.token_hex(16)}"
+        work = reranking.Reranking(connection, made, asked)
+        self._begin(work, made, [reranking.ask(asked, signature, sender)])
 
     def _begin(self, work: JointWork, name: str, asked: Sequence[Asked]) -> None:
         """Ask the model all of it at once."""

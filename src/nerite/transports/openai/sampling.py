@@ -29,6 +29,7 @@ EXTENSIONS: Final = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "stop_token_ids",
+    "structured_outputs",
     "top_k",
     "truncate_prompt_tokens",
 )

@@ -40,8 +40,8 @@ NEEDS: Final = (
 
 
 def is_text(signature: Signature) -> bool:
-    """Say whether a model turns text into text."""
-    return _takes_text(signature) and _is_of(signature.outputs.get(TEXT), dtypes.BYTES)
+    """Say whether a model turns text into text. One with vectors has its text for them."""
+    return _takes_text(signature) and _is_of(signature.outputs.get(TEXT), dtypes.BYTES) and not is_embedding(signature)
 
 
 def is_embedding(signature: Signature) -> bool:
@@ -136,7 +136,7 @@ class TextModel:
     def _parameters(self, sampling: Sampling) -> dict[str, Parameter]:
         """Return settings as parameters of the request, which a model may read; they have to be simple for that."""
         for name, setting in sampling.items():
-            if name == "guided_decoding" or type(setting.value) not in (bool, int, float, str):
+            if name in ("guided_decoding", "structured_outputs") or type(setting.value) not in (bool, int, float, str):
                 raise not_offered(
                     setting.param, f"model '{self.name}' has no input '{SAMPLING}', by which it could be told"
                 )

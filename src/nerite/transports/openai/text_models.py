@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.config.near import nearest
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.signature import Signature
-from nerite.transports.openai import text_model
+from nerite.transports.openai import reranking, text_model
 from nerite.transports.openai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
 _OWNER: Final = "nerite"
+
+TEXT: Final = "text"
+EMBEDDING: Final = "embedding"
+RERANKING: Final = "reranking"
+_PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
+    TEXT: (text_model.is_text, f"is no text model: {text_model.NEEDS}"),
+    EMBEDDING: (
+        text_model.is_embedding,
+        f"has no embeddings: it needs an output '{text_model.EMBEDDING}' (FP32)",
+    ),
+    RERANKING: (reranking.is_reranker, f"rates no texts: {reranking.NEEDS}"),
+}
+"""What a model can be asked for: what tells whether it can, and what is said of one that cannot."""
 
 
 class TextModels:
@@ -26,7 +40,7 @@ class TextModels:
         self._began = int(time.time())
         """What is said of when models were made: nobody knows, and clients expect a time."""
 
-    def find(self, name: str, *, embeds: bool = False) -> RunningVersion:
+    def find(self, name: str, purpose: str = TEXT) -> RunningVersion:
         """Return where requests for a model go. Raises ``ApiError`` if it is not there, or for something else.
 
         Raises also what the server says of a model that cannot be asked now.
@@ -36,11 +50,9 @@ class TextModels:
         except NotFound:
             raise self._unknown(name) from None
         signature = running.signature
-        if embeds and not text_model.is_embedding(signature):
-            needs = f"it needs an output '{text_model.EMBEDDING}' (FP32)"
-            raise ApiError(f"Model '{name}' has no embeddings: {needs}.", "model", "model_not_supported")
-        if not embeds and not text_model.is_text(signature):
-            raise ApiError(f"Model '{name}' is no text model: {text_model.NEEDS}.", "model", "model_not_supported")
+        serves, lack = _PURPOSES[purpose]
+        if not serves(signature):
+            raise ApiError(f"Model '{name}' {lack}.", "model", "model_not_supported")
         return running
 
     def listed(self) -> list[dict[str, Any]]:
@@ -75,4 +87,4 @@ class TextModels:
 
 
 def _answers(signature: Signature) -> bool:
-    return text_model.is_text(signature) or text_model.is_embedding(signature)
+    return any(serves(signature) for serves, _ in _PURPOSES.values())

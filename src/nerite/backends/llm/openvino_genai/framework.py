@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nerite.backends.llm.openvino_genai import json_strings
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.sampling import SamplingParameters
+from nerite.backends.llm.structured import EBNF, JSON_SCHEMA, REGEX, Grammar
 from nerite.backends.openvino.framework import openvino
 from nerite.core.errors import Unsupported
 
@@ -23,7 +26,12 @@ def genai() -> ModuleType:
     return py_openvino_genai  # type: ignore[no-any-return]  # The package has no types.
 
 
-def pipeline(options: Options) -> Any:
+def tokenizer(directory: Path, *, pairs: bool = False) -> Any:
+    """Load the tokenizer of a model; one for pairs of texts, where it can be. Raises what the framework raises."""
+    return genai().Tokenizer(str(directory), **({"add_second_input": True} if pairs else {}))
+
+
+def pipeline(options: Options, tokenizer: Any) -> Any:
     """Load a model. Raises what the framework raises."""
     library = genai()
     scheduling = library.SchedulerConfig()
@@ -34,18 +42,50 @@ def pipeline(options: Options) -> Any:
         scheduling.num_kv_blocks = options.cache_blocks
     else:
         scheduling.cache_size = options.cache_gb
+    properties: dict[str, Any] = dict(options.properties or {})
+    more: dict[str, Any] = {}
+    if options.adapter is not None:
+        adapter = library.Adapter(str(options.adapter.file))
+        # Also for weights of few bits, which could not be changed.
+        static = library.AdapterConfig.Mode.MODE_STATIC
+        more["adapters"] = library.AdapterConfig(adapter, options.adapter.scale, mode=static)
+    if options.draft is not None:
+        more["draft_model"] = library.draft_model(str(options.draft), options.device, **properties)
+    if options.lookup:
+        more["prompt_lookup"] = True
     return library.ContinuousBatchingPipeline(
-        str(options.directory), scheduling, options.device, dict(options.properties or {})
+        str(options.directory), tokenizer, scheduling, options.device, **properties, **more
     )
 
 
-def generation(sampling: SamplingParameters, index: int, room: int, ends: Collection[int]) -> Any:
+def layers(file: Path) -> list[str]:
+    """Return the names of the layers of a model that an adapter can change. Raises what the framework raises."""
+    model = openvino().Core().read_model(file)
+    return [node.get_friendly_name() for node in model.get_ops() if node.get_type_name() == "MatMul"]
+
+
+def common(options: Options) -> Any:
+    """Return what each request of a model has to say."""
+    config = genai().GenerationConfig()
+    config.apply_chat_template = False  # prompts come as the model is to have them
+    if options.speculates:
+        config.num_assistant_tokens = options.guesses
+    if options.lookup:
+        config.max_ngram_size = options.lookup
+    return config
+
+
+def generation(
+    options: Options, sampling: SamplingParameters, index: int, room: int, ends: Collection[int], form: Any = None
+) -> Any:
     """Return how one of the sequences of a request is generated: ``room`` tokens at most, until one of ``ends``.
+
+    ``form`` is what ``structured`` made of a grammar.
 
     Stop strings are not in it: they are looked for in the text that is handed out. Nor are stop tokens where those
     of the model are ignored: the framework then ignores all of them. Raises what the framework raises.
     """
-    config = genai().GenerationConfig()
+    config = common(options)
     config.max_new_tokens = min(sampling.max_tokens or room, room)
     config.min_new_tokens = min(sampling.min_tokens, config.max_new_tokens)
     config.ignore_eos = sampling.ignore_eos
@@ -65,5 +105,13 @@ def generation(sampling: SamplingParameters, index: int, room: int, ends: Collec
             config.top_k = sampling.top_k
         # Of itself the framework would have the same one for each request.
         config.rng_seed = random.getrandbits(63) if sampling.seed is None else (sampling.seed + index) % 2**63
+    config.structured_output_config = form
     config.validate()
     return config
+
+
+def structured(grammar: Grammar) -> Any:
+    """Return a grammar as the framework takes it, which has not looked at it by then. Raises ``Unsupported``."""
+    if grammar.kind == JSON_SCHEMA:
+        return genai().StructuredOutputConfig(json_schema=json_strings.plain(grammar.source))
+    return genai().StructuredOutputConfig(**{{REGEX: "regex", EBNF: "grammar"}[grammar.kind]: grammar.source})

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from nerite.backends import values
 from nerite.backends.cores import usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.llm import checkpoint
+from nerite.backends.llm import checkpoint, tasks
 from nerite.backends.llm.checkpoint import Content
 from nerite.backends.llm.conversion import converted
+from nerite.backends.llm.openvino_genai import lora
+from nerite.backends.llm.openvino_genai.lora import LoraAdapter
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, Unavailable
 
-MODEL: Final = "openvino_model.xml"
-_FILES: Final = (MODEL, "openvino_tokenizer.xml", "openvino_detokenizer.xml")
-_CHECKPOINT: Final = "config.json"
+_log = logging.getLogger("nerite.backends.llm")
 
-_OWN: Final = (
-    "ENABLE_PREFIX_CACHING",
+MODEL: Final = "openvino_model.xml"
+SEEING_MODEL: Final = "openvino_language_model.xml"
+"""The same of a model that takes images, which has others for them."""
+_FILES: Final = (MODEL, "openvino_tokenizer.xml", "openvino_detokenizer.xml")
+_SEEING_FILES: Final = (
+    SEEING_MODEL,
+    "openvino_text_embeddings_model.xml",
+    "openvino_vision_embeddings_model.xml",
+    *_FILES[1:],
+)
+
+_COMMON: Final = (
     "ENGINE",
     "INFERENCE_NUM_THREADS",
-    "KV_CACHE_GB",
     "MAX_MODEL_LEN",
+    "TARGET_DEVICE",
+    "WEIGHT_FORMAT",
+    tasks.PARAMETER,
+)
+_OWN: Final = (
+    "ENABLE_PREFIX_CACHING",
+    "KV_CACHE_GB",
     "MAX_NUM_BATCHED_TOKENS",
     "MAX_NUM_SEQS",
     "NUM_KV_BLOCKS",
-    "TARGET_DEVICE",
-    "WEIGHT_FORMAT",
+    "NUM_SPECULATIVE_TOKENS",
+    "PROMPT_LOOKUP_MAX",
+    "SPECULATIVE_MODEL",
 )
+_EMBEDDING: Final = ("NORMALIZE", "POOLING_TYPE")
 _PROPERTIES: Final = (
     "CACHE_DIR",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE",
@@ -44,6 +62,16 @@ _PROPERTIES: Final = (
 """Parameters that are handed on to OpenVINO as they are."""
 _ELSEWHERE: Final = ("EXECUTION_MODE", "EXECUTION_ENV_PATH", "STEP_TIMEOUT_SECONDS", "WORKER")
 _CLOSE: Final = 0.8
+
+_POOLINGS: Final = {"CLS": "CLS", "MEAN": "MEAN", "LAST": "LAST_TOKEN"}
+"""vLLM's names, and the framework's."""
+_POOLING_FILE: Final = "1_Pooling/config.json"
+_POOLING_MODES: Final = {
+    "pooling_mode_cls_token": "CLS",
+    "pooling_mode_mean_tokens": "MEAN",
+    "pooling_mode_lasttoken": "LAST",
+}
+"""How that file of Sentence Transformers says it."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +93,55 @@ class Options:
     prefix_caching: bool = True
     context_length: int = 0
     """0: as the model and the cache have it."""
+    adapter: LoraAdapter | None = None
+    """What all requests are answered with."""
+    draft: Path | None = None
+    """A smaller model that guesses tokens, which the model then looks at in one step."""
+    lookup: int = 0
+    """Instead of it: the text so far is the guess. So many tokens have to be the same before it."""
+    guesses: int = 5
+    """Tokens that are guessed at a time."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether tokens are guessed."""
+        return self.draft is not None or self.lookup > 0
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes images."""
+        return (self.directory / SEEING_MODEL).is_file()
+
+    @property
+    def model(self) -> Path:
+        """The network that makes tokens."""
+        return self.directory / (SEEING_MODEL if self.sees else MODEL)
 
 
-def check_files(context: ModelContext) -> None:
+@dataclass(frozen=True)
+class EncoderOptions:
+    """What a pipeline for embeddings or for reranking is made of."""
+
+    directory: Path
+    device: str
+    properties: Mapping[str, str | int]
+    context_length: int
+    """Tokens of a text; 0: nobody knows how many are too many."""
+    pooling: str = "CLS"
+    """How a vector is made of those of the tokens, by the framework's name."""
+    normalize: bool = True
+    """Whether vectors have length 1."""
+
+
+def check_files(context: ModelContext, task: str) -> None:
     """Raise ``Unavailable`` if the version directory lacks what an engine needs, with what brings it."""
     directory = context.version_directory
     if checkpoint.content(directory) is Content.CHECKPOINT:
         return  # What it is converted to has everything.
-    missing = [file for file in _FILES if not (directory / file).is_file()]
+    needed: Sequence[str] = _FILES if task == tasks.GENERATE else _FILES[:2]
+    if task == tasks.GENERATE and (directory / SEEING_MODEL).is_file():
+        needed = _SEEING_FILES
+    missing = [file for file in needed if not (directory / file).is_file()]
     if not missing:
         return
     raise Unavailable(
@@ -83,18 +152,10 @@ def check_files(context: ModelContext) -> None:
 
 def read(context: ModelContext, instance: InstanceContext) -> Options:
     """Return what configuration and files say; convert a checkpoint, if that was not done. Raises ``NeriteError``."""
-    check_files(context)
-    _check_names(context)
+    check_files(context, tasks.GENERATE)
+    _check_names(context, (*_COMMON, *_OWN))
     standard = Options(instance.name, converted(context))
-    properties: dict[str, str | int] = {}
-    threads = values.thread_count(context, "INFERENCE_NUM_THREADS")
-    device = context.parameter("TARGET_DEVICE", "CPU").upper()
-    if device == "CPU":
-        properties = {
-            "INFERENCE_NUM_THREADS": threads or len(instance.cores) or usable_cores(),
-            "ENABLE_CPU_PINNING": "NO",
-        }
-    properties |= {name: context.parameter(name) for name in _PROPERTIES if context.parameter(name)}
+    device, properties = _device(context, instance)
     return Options(
         instance.name,
         standard.directory,
@@ -106,11 +167,82 @@ def read(context: ModelContext, instance: InstanceContext) -> Options:
         _count(context, "NUM_KV_BLOCKS", standard.cache_blocks),
         values.flag(context, "ENABLE_PREFIX_CACHING", default=standard.prefix_caching),
         _context_length(context),
+        lora.find(context),
+        _draft(context),
+        _count(context, "PROMPT_LOOKUP_MAX", standard.lookup),
+        _count(context, "NUM_SPECULATIVE_TOKENS", standard.guesses),
     )
 
 
-def _check_names(context: ModelContext) -> None:
-    known = (*_OWN, *_PROPERTIES, *_ELSEWHERE)
+def _draft(context: ModelContext) -> Path | None:
+    said = context.parameter("SPECULATIVE_MODEL")
+    if not said:
+        if context.parameter("NUM_SPECULATIVE_TOKENS") and not context.parameter("PROMPT_LOOKUP_MAX"):
+            raise InvalidArgument(
+                f"model '{context.name}' has NUM_SPECULATIVE_TOKENS and nothing that guesses tokens: say "
+                "SPECULATIVE_MODEL, or PROMPT_LOOKUP_MAX"
+            )
+        return None
+    if context.parameter("PROMPT_LOOKUP_MAX"):
+        raise InvalidArgument(f"model '{context.name}' has SPECULATIVE_MODEL and PROMPT_LOOKUP_MAX: choose one")
+    directory = context.version_directory / said
+    missing = [file for file in _FILES if not (directory / file).is_file()]
+    if missing:
+        raise Unavailable(
+            f"parameter 'SPECULATIVE_MODEL' of model '{context.name}' is '{said}', and '{directory}' has no "
+            f"{', '.join(missing)}"
+        )
+    return directory
+
+
+def read_encoder(context: ModelContext, instance: InstanceContext, task: str) -> EncoderOptions:
+    """Return what configuration and files say of a model that embeds or reranks. Raises ``NeriteError``."""
+    check_files(context, task)
+    _check_names(context, (*_COMMON, *(_EMBEDDING if task == tasks.EMBED else ())))
+    device, properties = _device(context, instance)
+    made = EncoderOptions(converted(context), device, properties, _context_length(context))
+    if task != tasks.EMBED:
+        return made
+    return replace(made, pooling=_pooling(context), normalize=values.flag(context, "NORMALIZE", default=True))
+
+
+def _pooling(context: ModelContext) -> str:
+    said = context.parameter("POOLING_TYPE").upper()
+    if not said:
+        described = checkpoint.described(context.version_directory, _POOLING_FILE)
+        said = next((name for mode, name in _POOLING_MODES.items() if described.get(mode)), "")
+    if not said:
+        said = "CLS"
+        _log.warning(
+            "model '%s' does not say how vectors of tokens become one: the first token's is taken. Say POOLING_TYPE "
+            "MEAN, LAST or CLS, or copy %s of the checkpoint into %s",
+            context.name,
+            _POOLING_FILE,
+            context.version_directory,
+        )
+    if said not in _POOLINGS:
+        raise InvalidArgument(
+            f"parameter 'POOLING_TYPE' of model '{context.name}' is '{said}'. There are: {', '.join(_POOLINGS)}."
+        )
+    return _POOLINGS[said]
+
+
+def _device(context: ModelContext, instance: InstanceContext) -> tuple[str, Mapping[str, str | int]]:
+    """Return where a model runs, and the properties that OpenVINO is given."""
+    properties: dict[str, str | int] = {}
+    threads = values.thread_count(context, "INFERENCE_NUM_THREADS")
+    device = context.parameter("TARGET_DEVICE", "CPU").upper()
+    if device == "CPU":
+        properties = {
+            "INFERENCE_NUM_THREADS": threads or len(instance.cores) or usable_cores(),
+            "ENABLE_CPU_PINNING": "NO",
+        }
+    properties |= {name: context.parameter(name) for name in _PROPERTIES if context.parameter(name)}
+    return device, properties
+
+
+def _check_names(context: ModelContext, own: Sequence[str]) -> None:
+    known = (*own, *_PROPERTIES, *_ELSEWHERE)
     for key in context.config.get("parameters", {}):
         if key not in known and (meant := nearest(key.upper(), known, _CLOSE)):
             raise InvalidArgument(f"model '{context.name}' has the parameter '{key}'. Did you mean {meant}?")
@@ -124,7 +256,7 @@ def _count(context: ModelContext, key: str, default: int) -> int:
 
 
 def _context_length(context: ModelContext) -> int:
-    wanted, own = _count(context, "MAX_MODEL_LEN", 0), _positions(context.version_directory / _CHECKPOINT)
+    wanted, own = _count(context, "MAX_MODEL_LEN", 0), _positions(context.version_directory)
     if own and wanted > own:
         raise InvalidArgument(
             f"parameter 'MAX_MODEL_LEN' of model '{context.name}' is {wanted}, and the model has {own} positions"
@@ -132,14 +264,9 @@ def _context_length(context: ModelContext) -> int:
     return wanted or own
 
 
-def _positions(file: Path) -> int:
+def _positions(directory: Path) -> int:
     """Return how many positions a model has by its config.json; 0 where that does not say."""
-    try:
-        described: Any = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return 0
-    if not isinstance(described, dict):
-        return 0
+    described = checkpoint.described(directory)
     inner = described.get("text_config")
     for place in (described, inner if isinstance(inner, dict) else {}):
         if isinstance(positions := place.get("max_position_embeddings"), int):

@@ -96,26 +96,32 @@ class RunningSequence:
 class Running:
     """A request, from when the engine took it up."""
 
-    def __init__(self, request: GenerationRequest, listener: Listener, tokens: Any, configs: Sequence[Any]) -> None:
-        """``tokens`` are the prompt, ``configs`` how each sequence is generated."""
+    def __init__(
+        self, request: GenerationRequest, listener: Listener, length: int, prompt: Sequence[Any], configs: Sequence[Any]
+    ) -> None:
+        """``length`` is the prompt's; ``prompt`` as the pipeline takes it; ``configs`` how each sequence is made."""
         self.request = request
         self.id = request.id
         self.listener = listener
         self.configs = configs
-        self.prompt_tokens = int(tokens.shape[1])
+        self.prompt_tokens = length
         self.open: list[RunningSequence] = []
-        """The sequences that are not finished."""
-        self._tokens = tokens
+        """The sequences that are not finished, once it has begun."""
+        self._begun = False
+        self._prompt = prompt
 
     def begin(self, pipeline: Any, numbers: Iterable[int]) -> None:
         """Give the sequences to the pipeline, under these numbers, and say so."""
+        self._begun = True
         for index, (number, config) in enumerate(zip(numbers, self.configs, strict=True)):
-            self.open.append(RunningSequence(self, index, pipeline.add_request(number, self._tokens, config)))
+            self.open.append(RunningSequence(self, index, pipeline.add_request(number, *self._prompt, config)))
         self.listener.admitted(self.prompt_tokens)
 
     def abort(self) -> None:
         """End the sequences that are not finished, and say so."""
         deltas = [sequence.cancel() for sequence in self.open]
+        if not self._begun:
+            deltas = [Delta(index, (), "", (), FinishReason.ABORT) for index in range(len(self.configs))]
         self.open.clear()
         self.listener.advanced(deltas)
 

@@ -62,6 +62,7 @@ ENDPOINTS: Final[Mapping[str, Told]] = {
         "Go on with a conversation, as in OpenAI's API", "ChatRequest", "Completion", (_JSON, _EVENTS)
     ),
     "embeddings": Told("Turn texts into vectors, as in OpenAI's API", "EmbeddingRequest", "Embeddings"),
+    "rerank": Told("Say which of several texts answer a query best", "RerankRequest", "Ranking"),
 }
 """By the names of ``routes.ENDPOINTS``."""
 

@@ -160,6 +160,15 @@ COMMON: Final[dict[str, Schema]] = {
         dimensions=_NUMBER,
     )
     | {"required": ["model", "input"]},
+    "RerankRequest": _object(
+        model=_TEXT,
+        query=_TEXT,
+        documents=_list({"anyOf": [_TEXT, _object(text=_TEXT)]}),
+        top_n=_NUMBER,
+        return_documents=_FLAG,
+    )
+    | {"required": ["model", "query", "documents"]},
+    "Ranking": _object(id=_TEXT, model=_TEXT, results=_list({"type": "object"}), usage={"type": "object"}),
     "Embeddings": _object(object=_TEXT, model=_TEXT, data=_list({"type": "object"}), usage={"type": "object"}),
     "ChatRequest": _object(
         model=_TEXT,
