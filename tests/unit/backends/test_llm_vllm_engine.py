@@ -69,6 +69,8 @@ class Server:
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "stand_ins" / "vllm"))
+    for name, value in framework.VARIABLES.items():
+        monkeypatch.setenv(name, value)
     # It makes a group of this process and its children, which is pytest's business.
     monkeypatch.setattr(framework, "_end_children_with_us", lambda: None)
     yield

@@ -181,10 +181,10 @@ class VllmEngine:
             NAME,
             config.model_config.max_model_len,
             config.scheduler_config.max_num_seqs,
-            config.model_config.max_logprobs,
-            framework.GRAMMARS,
-            frozenset(self._adapters),
-            config.scheduler_config.policy == "priority",
+            top_logprobs=config.model_config.max_logprobs,
+            grammars=framework.GRAMMARS,
+            adapters=frozenset(self._adapters),
+            priorities=config.scheduler_config.policy == "priority",
         )
         # What is compiled for the first request would otherwise be waited for by its caller; so for probabilities.
         said = SamplingParameters(max_tokens=2, ignore_eos=True, logprobs=min(1, self._able.top_logprobs))

@@ -16,7 +16,7 @@ from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailab
 
 _log = logging.getLogger("nerite.backends.llm")
 
-_VARIABLES: Final[Mapping[str, str]] = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+VARIABLES: Final[Mapping[str, str]] = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 """What vLLM reads, unless the server's environment says otherwise."""
 _GUARD: Final = 'read -r _; kill -9 "-$0"'
 _FORMS: Final[Mapping[str, str]] = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
@@ -29,7 +29,7 @@ Stepped = Callable[[Any, Any], None]
 
 def begin(arguments: Arguments) -> None:
     """Prepare this process, before vLLM is imported. Raises ``Unsupported`` where it cannot be imported."""
-    for name, value in {**_VARIABLES, **arguments.variables}.items():
+    for name, value in {**VARIABLES, **arguments.variables}.items():
         os.environ.setdefault(name, value)
     _end_children_with_us()
     try:
