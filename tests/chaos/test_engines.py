@@ -32,6 +32,7 @@ parameters [
   {{ key: "STEP_TIMEOUT_SECONDS" value {{ string_value: "{STEP_TIMEOUT}" }} }}
 ]
 """
+NARROW = CHAT.replace('"16"', '"1"')
 SINGLE = CHAT + "model_transaction_policy { decoupled: false }\n"
 ENDLESS = {"max_tokens": CONTEXT - 10, "temperature": 0, "ignore_eos": True}
 FEW = {**ENDLESS, "max_tokens": 8}
@@ -41,7 +42,7 @@ FEW = {**ENDLESS, "max_tokens": 8}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("engines")
     models = folder / "models"
-    for name, config in (("chat", CHAT), ("single", SINGLE)):
+    for name, config in (("chat", CHAT), ("single", SINGLE), ("narrow", NARROW)):
         (models / name).mkdir(parents=True)
         language_model(models / name / "1")
         (models / name / "config.pbtxt").write_text(config)
@@ -179,6 +180,19 @@ def test_an_engine_that_hangs_under_load(server: Serving) -> None:
             os.kill(workers[name], signal.SIGSTOP)
 
     under_load(server, stop, f"its engine has finished no step for {STEP_TIMEOUT} s, and it was killed")
+
+
+def test_those_that_wait_survive_the_death_of_the_engine(server: Serving) -> None:
+    narrow = Api("/v2/models/narrow/generate", lambda said: {"text_input": PROMPT, "parameters": said}, 400)
+    with ThreadPoolExecutor(5) as callers:
+        runs = callers.submit(ask, server, narrow, ENDLESS)
+        eventually(lambda: Metrics(server)("vllm:num_requests_running", model="narrow") == 1)
+        wait = [callers.submit(ask, server, narrow) for _ in range(4)]
+        eventually(lambda: Metrics(server)("nv_inference_pending_request_count", model="narrow") == len(wait))
+        os.kill(server.workers()["narrow_0"], signal.SIGKILL)
+        status, text = runs.result()
+        assert (status, DEATH in text) == (narrow.status, True)
+        assert {each.result()[0] for each in wait} == {200}
 
 
 def test_an_engine_that_rests_does_not_hang(server: Serving) -> None:
