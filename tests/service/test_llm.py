@@ -39,7 +39,7 @@ ENDLESS = {**FEW, "max_tokens": CONTEXT}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("llm")
     models = folder / "models"
-    for name, config in (("chat", CHAT), ("narrow", NARROW), ("single", SINGLE)):
+    for name, config in (("chat", CHAT), ("narrow", NARROW), ("single", SINGLE), ("unknown", SINGLE)):
         (models / name).mkdir(parents=True)
         language_model(models / name / "1")
         (models / name / "config.pbtxt").write_text(config)
@@ -199,6 +199,17 @@ def test_the_metrics_of_a_language_model(server: Serving) -> None:
     families = {family.name: family.type for family in text_string_to_metric_families(page)}
     assert families["vllm:request_params_n"] == "histogram"
     assert families["vllm:prompt_tokens"] == "counter"
+
+
+def test_a_deadline_cuts_an_answer(server: Serving) -> None:
+    """That of a model whose speed nobody knows: else a request that will be too late is refused."""
+    inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["once"]}]
+    body = {"inputs": inputs, "parameters": {**ENDLESS, "timeout": 1_000_000}}
+    status, _, answer = server.ask("POST", "/v2/models/unknown/infer", body)
+    assert (status, "would be complete too late" in answer.decode()) == (503, True)
+    labels = 'model="unknown",version="1"'
+    eventually(lambda: server.metrics()[f'nerite_llm_wasted_tokens_total{{{labels},reason="timeout"}}'] > 0)
+    assert server.metrics()[f'vllm:request_success_total{{{labels},finished_reason="timeout"}}'] == 1
 
 
 @pytest.mark.parametrize("path", ["/v2/models/single/generate", "/v1/completions"])

@@ -179,6 +179,7 @@ class RunningVersion:
                 self.name, dispatcher, self.statistics, Admission(bounds, self.name)
             )
             dispatcher.on_usable = lambda: engine.set_ready(dispatcher.able)
+            engine.on_late = self._too_late
             self.listen(engine.reported)
         else:
             turnstile = reception.turnstile(self.name, self._queue, self._entry, self.statistics)
@@ -225,6 +226,10 @@ class RunningVersion:
         self.tokens.reported(runner, report, time.monotonic_ns())
         for listener in self._listeners:
             listener(runner, report)
+
+    def _too_late(self, request: InferenceRequest) -> None:
+        if self.tokens is not None:
+            self.tokens.too_late(request)
 
     def ask_ready(self, answered: Callable[[bool], None]) -> None:
         """Ask every instance that takes requests whether it can serve; all must."""

@@ -53,6 +53,8 @@ class Turnstile:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._on_drained: list[Callable[[], None]] = []
+        self.on_late: Callable[[InferenceRequest], None] = _ignored
+        """Called with a request that was let in and is cut now, because its deadline has passed."""
 
     @property
     def pending(self) -> int:
@@ -150,6 +152,7 @@ class Turnstile:
         self._enter(request)
 
     def _too_late(self, request: InferenceRequest, passage: Passage) -> None:
+        self.on_late(request)
         ticket = passage.ticket
         offered, end = ticket.offered_at, ticket.deadline or 0
         self.stop(request, passage, reasons.late(end - offered, float(_now() - offered)).as_error())
@@ -250,3 +253,7 @@ def _ending(request: InferenceRequest, error: NeriteError | None) -> Ending:
     if request.cancelled or isinstance(error, Cancelled):
         return Ending.CANCELLED
     return Ending.COMPLETE if error is None else Ending.FAILED
+
+
+def _ignored(_request: InferenceRequest) -> None:
+    """Take no note of a request that is cut."""

@@ -29,7 +29,7 @@ TALLIES: Final = ("prefix_queries", "prefix_hits", "preemptions", "drafted", "ac
 class _Course:
     """A request that an engine has."""
 
-    __slots__ = ("begun", "engine", "first_ns", "last_ns", "tokens")
+    __slots__ = ("begun", "engine", "first_ns", "last_ns", "late", "tokens")
 
     def __init__(self, engine: object) -> None:
         self.engine = engine
@@ -38,6 +38,8 @@ class _Course:
         self.first_ns = 0
         """When the first token was here."""
         self.last_ns = 0
+        self.late = False
+        """Its deadline has passed."""
 
 
 class TokenStatistics:
@@ -95,6 +97,11 @@ class TokenStatistics:
         if report.progress:
             self.step_tokens.note(sum([self._advance(engine, progress, now) for progress in report.progress]))
 
+    def too_late(self, request: InferenceRequest) -> None:
+        """Note that a request is cut because its deadline has passed."""
+        if request in self._courses:
+            self._courses[request].late = True
+
     def _advance(self, engine: object, progress: Progress, now: int) -> int:
         """Count what a step has brought to a request; return the tokens that the step had to do with."""
         request, tokens, begun, ended = progress
@@ -122,6 +129,8 @@ class TokenStatistics:
 
     def _end(self, request: InferenceRequest, course: _Course, ended: Ended, now: int) -> None:
         del self._courses[request]
+        if course.late and ended is Ended.CANCELLED:
+            ended = Ended.TOO_LATE
         self.ended[ended] += 1
         if ended in self.wasted_tokens:
             self.wasted_tokens[ended] += course.tokens

@@ -108,6 +108,18 @@ def test_tokens_of_those_without_a_good_end_are_wasted() -> None:
     assert found["vllm:request_success_total timeout"] == 1
 
 
+def test_one_that_is_cut_because_it_is_late_is_no_client_that_went() -> None:
+    bench = Bench()
+    asked = bench.arrives()
+    bench.says(Progress(asked, 3, bench.begun()))
+    bench.statistics.too_late(asked)
+    bench.says(Progress(asked, 1, None, Ended.CANCELLED))
+    bench.statistics.too_late(asked)
+    found = bench.samples()
+    assert (found["vllm:request_success_total timeout"], found["vllm:request_success_total abort"]) == (1, 0)
+    assert found["nerite_llm_wasted_tokens_total timeout"] == 4
+
+
 def test_a_request_that_never_began_has_ended_and_no_more() -> None:
     bench = Bench()
     bench.says(Progress(bench.arrives(), 0, None, Ended.FAILED))
