@@ -1,6 +1,6 @@
 """Checkpoints of Hugging Face in a repository: converted on the first load, by the real exporter where that is there.
 
-Its environment has 1.3 GB. What needs no exporter is in tests/unit/backends/test_llm_conversion.py.
+Its environment has 1.4 GB. What needs no exporter is in tests/unit/backends/test_llm_conversion.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A repository of Triton's vLLM backend, as it is, behind a server. Runs where `nerite engines install vllm` has run.
 
-Its environment has 3.5 GB, which no run of all tests can fetch. What needs no vLLM is in tests/unit/backends.
+Its environment has 2.2 GB, which no run of all tests can fetch. What needs no vLLM is in tests/unit/backends.
 """
 
 from __future__ import annotations
