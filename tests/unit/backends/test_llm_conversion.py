@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,14 @@ def test_for_what_the_model_does(
     (context.version_directory / "config.json").write_text(json.dumps(described))
     conversion.converted(context)
     assert calls(tmp_path) == [f"--task {task} --weight-format fp16 1"]
+
+
+def test_a_repository_with_a_relative_path(
+    model: Callable[..., ModelContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = conversion.converted(replace(model(), directory=Path("m")))
+    assert (made / "openvino_model.xml").is_file()
 
 
 def test_several_at_once(model: Callable[..., ModelContext], tmp_path: Path) -> None:

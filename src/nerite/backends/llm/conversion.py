@@ -43,7 +43,7 @@ def converted(context: ModelContext) -> Path:
 
     Making it takes minutes, the first time. Raises ``NeriteError``, with what the exporter said.
     """
-    directory = context.version_directory
+    directory = context.version_directory.absolute()  # the exporter runs elsewhere
     if checkpoint.content(directory) is not Content.CHECKPOINT:
         return directory
     weights, task = _weights(context), _task(context)

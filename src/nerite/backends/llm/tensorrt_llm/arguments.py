@@ -29,7 +29,7 @@ def read(context: ModelContext) -> dict[str, Any]:
     for key in context.config.get("parameters", {}):
         if key not in known and (meant := nearest(key.upper(), known, _CLOSE)):
             raise InvalidArgument(f"model '{context.name}' has the parameter '{key}'. Did you mean {meant}?")
-    given: dict[str, Any] = {"model": str(context.version_directory)}
+    given: dict[str, Any] = {"model": str(context.version_directory.absolute())}
     given |= {name: _count(context, key) for key, name in _NUMBERS.items() if context.parameter(key)}
     cache: dict[str, Any] = {"enable_block_reuse": values.flag(context, _PREFIXES, default=True)}
     if context.parameter(_CACHE):

@@ -59,7 +59,7 @@ def read(context: ModelContext, instance: InstanceContext | None = None) -> Argu
     """Return what files and configuration say; without an instance, for a look. Raises ``NeriteError``."""
     given = _file(context)
     if "model" not in given:
-        given["model"] = str(context.version_directory)
+        given["model"] = str(context.version_directory.absolute())
     _check_names(context)
     given |= _of_parameters(context)
     # vLLM has gone from a switch that is off to one that is on.
