@@ -28,7 +28,7 @@ exported = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "START_SECONDS", 500)
+    monkeypatch.setattr(serving, "PATIENCE", 500)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ FEW = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
     reason="there is no GPU, or TensorRT-LLM is not installed: nerite engines install tensorrt-llm",
 )
 def test_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "START_SECONDS", 800)
+    monkeypatch.setattr(serving, "PATIENCE", 800)
     language_checkpoint(tmp_path / "models" / "chat" / "1")
     (tmp_path / "models" / "chat" / "config.pbtxt").write_text(CONFIG)
     with serving.serving(tmp_path / "models", tmp_path / "log") as server:

@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     adapters = {name: str(adapter(place / name, seed)) for seed, name in enumerate("AB")}
     (version / "multi_lora.json").write_text(json.dumps(adapters))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving, "START_SECONDS", 500)
+        patch.setattr(serving, "PATIENCE", 500)
         with serving.serving(place / "models", place / "log") as running:
             yield running
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,15 @@ from nerite.core.errors import InvalidArgument
 from nerite.observability import gpus
 from pages import ROOT
 
-WANTED = Installation("vllm", "an engine", "engine", "engine", "torch==2.13.0")
+WANTED = Installation("vllm", "an engine", "engine", "engine")
+WITH_TORCH = replace(WANTED, torch="torch==2.13.0")
 
 
 @pytest.fixture(autouse=True)
 def _list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list that brings an engine, which needs torch; an index that has both, and that only pip knows."""
+    """A list that brings an engine, and an index that has torch, and that only pip knows."""
     folder = tmp_path / "wheels"
-    wheels.wheel(folder, "engine", "1.0", "import torch\n")
+    wheels.wheel(folder, "engine", "1.0", "")
     wheels.wheel(folder, "torch", "2.13.0", "")
     (tmp_path / "engine.txt").write_text(f"--no-index\n--find-links {folder}\nengine==1.0\n")
     monkeypatch.setattr(installation, "_LISTS", tmp_path)
@@ -40,13 +42,13 @@ def test_it_is_made_once(uv: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if not uv:
         monkeypatch.setattr(installer, "_uv", lambda: None)
     place = tmp_path / "environments"
-    assert installation.found(WANTED, place) is None
-    interpreter = installation.made(WANTED, place)
-    subprocess.run([interpreter, "-c", "import engine"], check=True)
-    assert installation.found(WANTED, place) == installation.made(WANTED, place) == interpreter
+    assert installation.found(WITH_TORCH, place) is None
+    interpreter = installation.made(WITH_TORCH, place)
+    subprocess.run([interpreter, "-c", "import engine, torch"], check=True)
+    assert installation.found(WITH_TORCH, place) == installation.made(WITH_TORCH, place) == interpreter
     # Other pins, another environment.
     (tmp_path / "engine.txt").write_text("engine==2.0\n")
-    assert installation.found(WANTED, place) is None
+    assert installation.found(WITH_TORCH, place) is None
 
 
 def test_what_cannot_be_installed_says_why_and_what_to_do(tmp_path: Path) -> None:
