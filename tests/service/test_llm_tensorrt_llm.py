@@ -42,7 +42,7 @@ def test_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         status, _, body = server.ask(
             "POST", "/v2/models/chat/generate", {**asked, "parameters": {**FEW, "logprobs": 3}}
         )
-        assert (status, "'logprobs' is not offered by the engine" in json.loads(body)["error"]) == (400, True)
+        assert (status, "tells the probability of the chosen token alone" in json.loads(body)["error"]) == (400, True)
 
 
 @pytest.mark.skipif(driver_is_loaded(), reason="there is a GPU")

@@ -9,7 +9,7 @@ import queue
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -236,3 +236,17 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, server: Server) ->
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(Unsupported, match="nerite engines install vllm"):
         VllmEngine(Arguments("m", {})).start(server.stats.append, server.given_up.put)
+
+
+@dataclass(frozen=True)
+class MoreSampling(SamplingParameters):
+    """With a parameter that another engine has learned."""
+
+    curiosity: int = 0
+
+
+def test_what_it_was_not_taught_is_refused_and_not_left_out(started: Started) -> None:
+    engine = started()
+    with pytest.raises(Unsupported, match="'curiosity' is not offered by the engine vllm: take it out"):
+        asked(engine, MoreSampling(max_tokens=4, curiosity=1))
+    assert asked(engine, MoreSampling(max_tokens=4)).over().text() == "abcd"

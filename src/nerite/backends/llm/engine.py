@@ -7,8 +7,8 @@ by name what it cannot do, in ``add``, and never leaves it out in silence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Protocol, TypeAlias
 
@@ -180,6 +180,15 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """Abort what runs and give everything back."""
+
+
+def refuse_what_is_unknown(sampling: SamplingParameters, known: Container[str], engine: str) -> None:
+    """Raise ``Unsupported`` for the first sampling parameter that says something and that an engine does not know."""
+    for field in fields(sampling):
+        if field.name not in known and getattr(sampling, field.name) != field.default:
+            raise Unsupported(
+                f"the sampling parameter '{field.name}' is not offered by the engine {engine}: take it out"
+            )
 
 
 def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> None:

@@ -23,6 +23,7 @@ from nerite.backends.llm.engine import (
     Listener,
     Stepped,
     refuse_what_is_lacking,
+    refuse_what_is_unknown,
 )
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, Unavailable, Unsupported
 
@@ -35,6 +36,14 @@ _REASONS: Final[Mapping[str, FinishReason]] = {
     "length": FinishReason.LENGTH,
     "cancelled": FinishReason.ABORT,
 }
+_SAMPLING: Final = frozenset(
+    {
+        *("n", "max_tokens", "min_tokens", "ignore_eos", "seed", "temperature", "top_p", "top_k"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "lora_name", "grammar"),
+    }
+)
+"""What we hand on; ``lora_name`` and ``grammar`` are refused in words of their own."""
 _LOOK_AGAIN: Final = 0.5
 """Seconds between two looks at the engine's statistics."""
 
@@ -83,9 +92,7 @@ class TensorRtLlmEngine:
         if not self.is_healthy():
             raise Unavailable("the engine does not run")
         refuse_what_is_lacking(request, self._able)
-        for name, asked in (("min_p", request.sampling.min_p), ("logprobs", request.sampling.logprobs is not None)):
-            if asked:
-                raise Unsupported(f"'{name}' is not offered by the engine {NAME}: take it out")
+        refuse_what_is_unknown(request.sampling, _SAMPLING, NAME)
         prompt = request.prompt
         tokens = self._model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         most = self._able.context_length

@@ -22,6 +22,7 @@ from nerite.backends.llm.engine import (
     Listener,
     Stepped,
     refuse_what_is_lacking,
+    refuse_what_is_unknown,
 )
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.vllm import framework
@@ -77,6 +78,7 @@ class VllmEngine:
         if not self.is_healthy():
             raise Unavailable("the engine does not run")
         refuse_what_is_lacking(request, self._able)
+        refuse_what_is_unknown(request.sampling, framework.SAMPLING, NAME)
         prompt = request.prompt
         tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         most = self._able.context_length

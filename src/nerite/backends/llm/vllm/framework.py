@@ -22,6 +22,14 @@ _GUARD: Final = 'read -r _; kill -9 "-$0"'
 _FORMS: Final[Mapping[str, str]] = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 """Kinds of grammars, and what vLLM calls them."""
 GRAMMARS: Final = frozenset(_FORMS)
+_SAME: Final = (
+    *("n", "max_tokens", "min_tokens", "ignore_eos", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("include_stop_str_in_output", "skip_special_tokens"),
+)
+"""Sampling parameters that are vLLM's as they are."""
+SAMPLING: Final = frozenset({*_SAME, "stop", "stop_token_ids", "lora_name", "grammar"})
+"""All that we hand on, in one way or the other."""
 
 Stepped = Callable[[Any, Any], None]
 """Called with vLLM's statistics of its scheduler and of the step, each of which may be None."""
@@ -98,27 +106,9 @@ def sampling(request: GenerationRequest) -> Any:
     form = None
     if request.grammar is not None:
         form = StructuredOutputsParams(**{_FORMS[request.grammar.kind]: request.grammar.source})
-    return SamplingParams(
-        n=said.n,
-        max_tokens=said.max_tokens,
-        min_tokens=said.min_tokens,
-        temperature=said.temperature,
-        top_p=said.top_p,
-        top_k=said.top_k,
-        min_p=said.min_p,
-        seed=said.seed,
-        presence_penalty=said.presence_penalty,
-        frequency_penalty=said.frequency_penalty,
-        repetition_penalty=said.repetition_penalty,
-        stop=list(said.stop),
-        stop_token_ids=list(said.stop_token_ids),
-        include_stop_str_in_output=said.include_stop_str_in_output,
-        ignore_eos=said.ignore_eos,
-        logprobs=said.logprobs,
-        skip_special_tokens=said.skip_special_tokens,
-        structured_outputs=form,
-        output_kind=RequestOutputKind.DELTA,
-    )
+    given = {name: getattr(said, name) for name in _SAME}
+    lists = {"stop": list(said.stop), "stop_token_ids": list(said.stop_token_ids)}
+    return SamplingParams(**given, **lists, structured_outputs=form, output_kind=RequestOutputKind.DELTA)
 
 
 def translated(error: Exception, doing: str) -> NeriteError:
