@@ -160,6 +160,12 @@ def test_several_run_and_are_aborted(started: Started, server: Server) -> None:
     assert engine.is_healthy()
 
 
+def test_a_prompt_is_cut(started: Started) -> None:
+    engine = started()
+    assert asked(engine, replace(FEW, truncate_prompt_tokens=2), prompt="x" * 200).over().prompt_tokens == 2
+    assert asked(engine, replace(FEW, truncate_prompt_tokens=-1), prompt="x" * 200).over().prompt_tokens == 96
+
+
 def test_a_deadline(started: Started) -> None:
     engine = started()
     with pytest.raises(TooLate, match="the deadline of the request has passed"):
@@ -178,6 +184,7 @@ def test_a_deadline(started: Started) -> None:
         ({"prompt": ""}, InvalidArgument, "the prompt is empty"),
         ({"lora": "C"}, Unsupported, "LoRA feature is not enabled"),
         ({"priority": 1}, Unsupported, "knows no priorities"),
+        ({"images": [b""]}, Unsupported, "takes no images"),
         ({"sampling": replace(FEW, logprobs=21)}, Unsupported, "'logprobs' is 21"),
         (
             {"sampling": replace(FEW, top_k=2000)},
@@ -187,7 +194,7 @@ def test_a_deadline(started: Started) -> None:
         (
             {"prompt": [1, REFUSED]},
             InvalidArgument,
-            "Error generating stream: vllm error in beginning a request: a token that is none",
+            "vllm error in beginning a request: a token that is none",
         ),
     ],
 )

@@ -182,6 +182,15 @@ class Engine(Protocol):
         """Abort what runs and give everything back."""
 
 
+def kept_of_prompt(sampling: SamplingParameters, context_length: int) -> int | None:
+    """Return how many of a prompt's last tokens are taken, by ``truncate_prompt_tokens``; None for all of them."""
+    cut = sampling.truncate_prompt_tokens
+    if cut is None or cut > 0:
+        return cut
+    least = 1 if sampling.max_tokens is None else sampling.max_tokens
+    return max(context_length - least, 1)
+
+
 def refuse_what_is_unknown(sampling: SamplingParameters, known: Container[str], engine: str) -> None:
     """Raise ``Unsupported`` for the first sampling parameter that says something and that an engine does not know."""
     for field in fields(sampling):

@@ -25,6 +25,7 @@ from nerite.backends.llm.engine import (
     GivenUp,
     Listener,
     Stepped,
+    kept_of_prompt,
     refuse_what_is_lacking,
 )
 from nerite.backends.llm.openvino_genai import framework, lora
@@ -169,11 +170,9 @@ class OpenVinoGenAiEngine:
                 what = "tokens" if cut is None else "'truncate_prompt_tokens'"
                 raise Unsupported(f"{what}: a model that takes images takes its prompt as text, and the whole of it")
             return length, (prompt, [openvino().Tensor(image) for image in images.pixels(request.images)])
-        if cut is not None:
-            least = 1 if request.sampling.max_tokens is None else request.sampling.max_tokens
-            kept = max(self._able.context_length - least, 1) if cut < 0 else cut
-            if kept < length:
-                length, tokens = kept, openvino().Tensor(np.ascontiguousarray(tokens.data[:, -kept:]))
+        kept = kept_of_prompt(request.sampling, self._able.context_length)
+        if kept is not None and kept < length:
+            length, tokens = kept, openvino().Tensor(np.ascontiguousarray(tokens.data[:, -kept:]))
         return length, (tokens,)
 
     def abort(self, id: str) -> None:

@@ -30,7 +30,6 @@ from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, 
 _log = logging.getLogger("nerite.backends.llm")
 
 NAME: Final = "tensorrt_llm"
-_REFUSED: Final = "Error generating stream: "
 _REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -196,7 +195,7 @@ class TensorRtLlmEngine:
                 tokens, _sampling(request, self._able.context_length - len(tokens)), streaming=True
             )
         except Exception as error:  # Of this request alone.
-            listener.failed(_translated(error, "beginning a request").prefixed(_REFUSED))
+            listener.failed(_translated(error, "beginning a request"))
             self._stepped(self.stats())
             return
         self._running[request.id] = result

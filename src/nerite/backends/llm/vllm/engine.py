@@ -21,6 +21,7 @@ from nerite.backends.llm.engine import (
     GivenUp,
     Listener,
     Stepped,
+    kept_of_prompt,
     refuse_what_is_lacking,
     refuse_what_is_unknown,
 )
@@ -33,7 +34,6 @@ from nerite.core.errors import InvalidArgument, NeriteError, TooLate, Unavailabl
 _log = logging.getLogger("nerite.backends.llm")
 
 NAME: Final = "vllm"
-_REFUSED: Final = "Error generating stream: "
 
 
 class VllmEngine:
@@ -82,6 +82,9 @@ class VllmEngine:
         prompt = request.prompt
         tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         most = self._able.context_length
+        kept = kept_of_prompt(request.sampling, most)
+        if kept is not None:
+            tokens = tokens[-kept:]
         if not tokens:
             raise InvalidArgument("the prompt is empty")
         if len(tokens) >= most:
@@ -213,7 +216,7 @@ class VllmEngine:
                 priority=request.priority,
             )
         except Exception as error:  # Of this request alone; or the engine is dead, and says so.
-            running.listener.failed(framework.translated(error, "beginning a request").prefixed(_REFUSED))
+            running.listener.failed(framework.translated(error, "beginning a request"))
             self._stepped(self.stats())
             return
         self._running[running.id] = running
