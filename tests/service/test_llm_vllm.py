@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +89,17 @@ def test_the_choice_is_logged_with_its_reason(server: Serving) -> None:
     assert config["model_transaction_policy"]["decoupled"]
 
 
+@pytest.mark.feature("vllm", "continuous batching")
+def test_eight_run_at_once(server: Serving) -> None:
+    streams = [events(server, parameters={**ENDLESS, "temperature": 1, "seed": seed}) for seed in range(8)]
+    # None of them would end: that each answers says that all of them run.
+    for _ in range(3):
+        for stream in streams:
+            assert "text_output" in next(stream)
+    for stream in streams:
+        stream.close()
+
+
 def test_generate_and_a_stream_say_the_same(server: Serving) -> None:
     status, whole = generate(server, parameters=FEW)
     assert (status, whole["text_output"][:4]) == (200, "once")
@@ -100,6 +112,8 @@ def test_generate_and_a_stream_say_the_same(server: Serving) -> None:
     assert {event["num_input_tokens"] for event in streamed} == {4}
 
 
+@pytest.mark.feature("vllm", "probability of the chosen token")
+@pytest.mark.feature("vllm", "probabilities of others")
 def test_probabilities_of_alternatives(server: Serving) -> None:
     _, answer = generate(server, sampling_parameters=json.dumps({**FEW, "logprobs": 2}), return_logprobs=True)
     told = json.loads(answer["logprobs"])
@@ -118,6 +132,62 @@ def test_under_openais_api(server: Serving) -> None:
     assert {len(each) for each in answer["choices"][0]["logprobs"]["top_logprobs"]} <= {1, 2}
 
 
+@pytest.mark.feature("vllm", "stop strings and tokens")
+def test_what_ends_a_sequence(server: Serving) -> None:
+    _, answer = generate(server, sampling_parameters=json.dumps({**FEW, "logprobs": 0}), return_logprobs=True)
+    (third,) = json.loads(answer["logprobs"])[2]
+    said = json.dumps({**FEW, "stop_token_ids": [int(third)]})
+    _, stopped = generate(server, sampling_parameters=said, return_finish_reason=True, return_num_output_tokens=True)
+    assert (stopped["finish_reason"], stopped["num_output_tokens"] <= 3) == ("stop", True)
+    whole = text(server)
+    letter = next(character for character in whole if character.isascii() and character.isprintable())
+    assert text(server, stop=[letter]) == whole.partition(letter)[0]
+
+
+@pytest.mark.feature("vllm", "penalties")
+def test_penalties(server: Serving) -> None:
+    plain = text(server, max_tokens=64)
+    other = text(server, max_tokens=64, frequency_penalty=2, presence_penalty=2, repetition_penalty=2)
+    assert len(set(other)) > len(set(plain))
+
+
+@pytest.mark.feature("vllm", "prompts cut to length (`truncate_prompt_tokens`)")
+def test_a_prompt_is_cut(server: Serving) -> None:
+    said = json.dumps({**FEW, "truncate_prompt_tokens": 2})
+    _, answer = generate(server, text_input="x" * CONTEXT, sampling_parameters=said, return_num_input_tokens=True)
+    assert answer["num_input_tokens"] == 2
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.feature("vllm", "JSON schema")
+@pytest.mark.feature("vllm", "regex")
+@pytest.mark.feature("vllm", "choice")
+@pytest.mark.feature("vllm", "grammar")
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"regex": "[0-9]{4}"}, "[0-9]{4}"),
+        ({"choice": ["red", "green"]}, "red|green"),
+        ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"json": SCHEMA}, r'\{\s*"colour"\s*:\s*"(red|green)"\s*\}'),
+    ],
+)
+def test_structured_output(server: Serving, form: dict[str, Any], pattern: str) -> None:
+    said = json.dumps({"max_tokens": 200, "temperature": 0, "guided_decoding": form})
+    status, answer = generate(server, sampling_parameters=said, exclude_input_in_output=True)
+    assert status == 200, answer
+    assert re.fullmatch(pattern, answer["text_output"])
+
+
+@pytest.mark.feature("vllm", "several sequences of a prompt (`n`)")
+@pytest.mark.feature("vllm", "seeds")
 def test_several_sequences_and_seeds(server: Serving) -> None:
     said = json.dumps({**FEW, "temperature": 1.5, "n": 3, "seed": 5})
     _, one = generate(server, sampling_parameters=said)
@@ -126,6 +196,7 @@ def test_several_sequences_and_seeds(server: Serving) -> None:
     assert one["text_output"] == other["text_output"]
 
 
+@pytest.mark.feature("vllm", "LoRA by request")
 def test_adapters_by_request_also_in_one_batch(server: Serving) -> None:
     """Without a spare slot, requests that want none get another's answers: vLLM's kernels for processors do that."""
     wanted = [None, "A", "B"]
@@ -152,6 +223,10 @@ def test_adapters_by_request_also_in_one_batch(server: Serving) -> None:
         ({"text_input": ""}, "the prompt is empty"),
         ({"stream": True, "exclude_input_in_output": False}, "When streaming, `exclude_input_in_output` = False"),
         ({"sampling_parameters": '{"stop_token_ids": [9999999]}'}, "vllm error in beginning a request"),
+        (
+            {"sampling_parameters": '{"guided_decoding": {"json": {"type": "nothing"}}}'},
+            "vllm error in beginning a request",
+        ),
     ],
 )
 def test_what_is_refused(server: Serving, said: dict[str, Any], error: str) -> None:
@@ -161,6 +236,7 @@ def test_what_is_refused(server: Serving, said: dict[str, Any], error: str) -> N
     assert text(server)
 
 
+@pytest.mark.feature("vllm", "cancellation")
 def test_a_connection_that_is_cut_gives_everything_back(server: Serving) -> None:
     streams = [events(server, parameters={**ENDLESS, "seed": seed}) for seed in range(4)]
     for stream in streams:
