@@ -24,8 +24,10 @@ check: $(VENV)/dev  ## lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Compiled before, as the tests start a thousand programs, and not every environment lets Python keep what it compiles.
 # Files in the order of their folders: those that take longest begin first.
 test: $(VENV)/dev  ## every test, in several processes
+	$(BIN)/python -m compileall -q src
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload
