@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
+LLM := examples/llm/models
 TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
 ENGINES := src/nerite/backends/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --python-version 3.11 --upgrade
 
-.PHONY: help setup serve check test bench bench-backends bench-llm soak lock clean
+.PHONY: help setup serve serve-llm check test bench bench-backends bench-llm soak lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -18,6 +19,9 @@ setup: $(VENV)/dev  ## make .venv with everything that the tests and the benchma
 serve: $(VENV)/examples  ## build the example models and serve them
 	$(BIN)/python examples/build.py
 	$(BIN)/nerite serve examples/models
+
+serve-llm: $(LLM)/docent/1/openvino_model.xml $(LLM)/find/1/vectors.npy  ## train a small language model (minutes), and serve it with its examples
+	$(BIN)/nerite serve $(LLM)
 
 check: $(VENV)/dev  ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -61,7 +65,8 @@ lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models
-	rm -f $(foreach kind,onnx npy npz json,examples/pipelines/*/models/*/*/*.$(kind))
+	rm -rf $(LLM)/docent/1
+	rm -f $(foreach kind,onnx npy npz json,examples/pipelines/*/models/*/*/*.$(kind)) $(foreach kind,npy json,$(LLM)/*/1/*.$(kind))
 
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
@@ -70,6 +75,12 @@ $(BIN)/uv:
 $(VENV)/examples: pyproject.toml requirements/examples.txt | $(BIN)/uv
 	$(INSTALL) -r requirements/examples.txt -e .
 	@touch $@
+
+$(LLM)/docent/1/openvino_model.xml: $(addprefix examples/llm/,chat_template.jinja corpus.py export.py lessons.py train.py) | $(VENV)/dev
+	$(BIN)/python examples/llm/train.py
+
+$(LLM)/find/1/vectors.npy: examples/llm/train_embedding.py $(LLM)/docent/1/openvino_model.xml | $(VENV)/dev
+	$(BIN)/python examples/llm/train_embedding.py
 
 # Torch first, in its build for processors: without the libraries for GPUs it is a tenth of the size.
 $(VENV)/dev: pyproject.toml requirements/dev.txt | $(BIN)/uv
