@@ -56,6 +56,8 @@ def test_a_missing_extra_says_what_to_install(core: Path, tmp_path: Path, monkey
         (tmp_path / "models" / name / "1").mkdir(parents=True)
         platform = next((f'platform: "{each.platform}"' for each in FRAMEWORKS if each.backend == name), "")
         (tmp_path / "models" / name / "config.pbtxt").write_text(f'backend: "{name}" {platform}')
+    # What there is decides which engine is missing.
+    (tmp_path / "models" / "llm" / "1" / "openvino_model.xml").touch()
     with serving.serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false") as server:
         entries = server.json("POST", "/v2/repository/index")
     assert {entry["name"]: entry["state"] for entry in entries} == dict.fromkeys(extras, "UNAVAILABLE")

@@ -134,10 +134,13 @@ def test_what_cannot_be_compiled_is_refused_alone(engine: OpenVinoGenAiEngine, w
     assert engine.stats().failures == 0
 
 
+SLOW = form(regex="((a{0,300}b){0,300}c){0,300}")
+
+
 @pytest.mark.parametrize(
     ("heavy", "text"),
     [
-        (form(regex="(a{0,300}b){0,300}"), "it takes more than 2 seconds to compile"),
+        (SLOW, "it takes more than 2 seconds to compile"),
         (form(grammar="root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000), "its compiler does not survive it"),
     ],
 )
@@ -146,20 +149,28 @@ def test_what_is_too_heavy_is_refused_alone(
 ) -> None:
     monkeypatch.setattr(compiling, "LONGEST_SECONDS", 2.0)
     neighbour = asked(engine, LONG, id="neighbour").begun()
-    waiting = asked(engine, FREE, id="heavy", grammar=heavy)
-    dropped = asked(engine, replace(FREE, n=2), id="dropped", grammar=form(regex="[0-9]{7}"))
-    assert engine.stats().waiting == 3
-    # Who has no new form does not wait for it, nor who does not want the answer any more.
-    assert asked(engine, FEW, id="quick").over().reason is FinishReason.LENGTH
-    engine.abort("dropped")
-    assert [delta.finish_reason for delta in dropped.over().deltas] == [FinishReason.ABORT] * 2
     with pytest.raises(InvalidArgument, match=text):
-        waiting.over()
+        asked(engine, FREE, id="heavy", grammar=heavy).over()
     assert re.fullmatch("[0-9]{3}", asked(engine, FREE, grammar=form(regex="[0-9]{3}")).over().text())
     assert neighbour.deltas[-1].finish_reason is None
     engine.abort("neighbour")
     assert neighbour.over().reason is FinishReason.ABORT
     assert (engine.stats().waiting, engine.stats().failures) == (0, 0)
+
+
+def test_only_those_with_a_new_form_wait_for_the_one_that_is_tried(
+    engine: OpenVinoGenAiEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "LONGEST_SECONDS", 2.0)
+    slow = form(regex=SLOW.source + "d")
+    waiting = asked(engine, FREE, id="slow", grammar=slow)
+    dropped = asked(engine, replace(FREE, n=2), id="dropped", grammar=form(regex="[0-9]{7}"))
+    assert engine.stats().waiting == 3
+    assert asked(engine, FEW, id="quick").over().reason is FinishReason.LENGTH
+    engine.abort("dropped")
+    assert [delta.finish_reason for delta in dropped.over().deltas] == [FinishReason.ABORT] * 2
+    with pytest.raises(InvalidArgument, match="it takes more than 2 seconds"):
+        waiting.over()
 
 
 def test_what_contradicts_a_form(engine: OpenVinoGenAiEngine) -> None:

@@ -69,13 +69,11 @@ class Server:
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "stand_ins" / "vllm"))
+    # It sets them, too; so they are as they were afterwards.
     for name, value in framework.VARIABLES.items():
         monkeypatch.setenv(name, value)
     # It makes a group of this process and its children, which is pytest's business.
     monkeypatch.setattr(framework, "_end_children_with_us", lambda: None)
-    # It sets them, too; so they are as they were afterwards.
-    for name, value in framework._VARIABLES.items():
-        monkeypatch.setenv(name, value)
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         del sys.modules[name]
