@@ -59,6 +59,8 @@ def test_a_draft_model(directory: Path, plain: Options, expected: list[int]) -> 
         heard = asked(engine, MANY).over()
         assert (heard.tokens(), heard.reason) == (expected, FinishReason.LENGTH)
         assert steps(heard) <= 60 / 4
+        told = engine.stats()
+        assert told.drafted == told.accepted == 60 - steps(heard)
         several_at_once_and_cut(engine)
 
 
@@ -68,6 +70,8 @@ def test_prompt_lookup(plain: Options, expected: list[int]) -> None:
         heard = asked(engine, MANY).over()
         assert (heard.tokens(), heard.reason) == (expected, FinishReason.LENGTH)
         assert steps(heard) <= 60
+        told = engine.stats()
+        assert (told.drafted, told.accepted) == (None, 60 - steps(heard))
         several_at_once_and_cut(engine)
         with pytest.raises(Unsupported, match=r"structured output \(regex\) is not offered by the engine"):
             asked(engine, FEW, grammar=Grammar("regex", "a"))

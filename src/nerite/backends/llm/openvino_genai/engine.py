@@ -73,6 +73,8 @@ class OpenVinoGenAiEngine:
         self._usage = (0, 0)
         """Sequences in the last step, and the blocks that were in use then."""
         self._prompt_tokens = self._generated_tokens = self._failures = 0
+        self._drafted = self._accepted = 0
+        """Tokens that were guessed, and those of them that were right."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, stepped: Stepped, given_up: GivenUp) -> None:
@@ -197,6 +199,9 @@ class OpenVinoGenAiEngine:
             self._prompt_tokens,
             self._generated_tokens,
             self._failures,
+            # What the text so far suggests is not told.
+            drafted=None if self._options.draft is None else self._drafted,
+            accepted=self._accepted if self._options.speculates else None,
         )
 
     def capabilities(self) -> Capabilities:
@@ -299,6 +304,9 @@ class OpenVinoGenAiEngine:
         deltas: dict[Running, list[Delta]] = {}
         for sequence, text in zip(fresh, texts, strict=True):
             self._generated_tokens += len(sequence.tokens)
+            drafted, accepted = sequence.guesses(self._options.guesses)
+            self._drafted += drafted
+            self._accepted += accepted
             deltas.setdefault(sequence.of, []).append(sequence.delta(self._tokenizer, text))
         for running, new in deltas.items():
             if not running.open:

@@ -17,7 +17,8 @@ from nerite.core.errors import Internal, NeriteError
 class RunningSequence:
     """One sequence of a request."""
 
-    def __init__(self, of: Running, index: int, handle: Any) -> None:
+    def __init__(self, of: Running, index: int, handle: Any, most: int) -> None:
+        """``most``: tokens that it can have."""
         sampling = of.request.sampling
         self.of = of
         self.text = TextStream(
@@ -30,6 +31,9 @@ class RunningSequence:
         self._count = 0
         self.tokens: list[int] = []
         """Those of this step."""
+        self._most = most
+        self._had = self._came = 0
+        """Tokens before this step, and in it."""
         self._index = index
         self._handle = handle
         self._logprobs: list[float] = []
@@ -45,6 +49,7 @@ class RunningSequence:
                 self.tokens += output.generated_ids
                 self._logprobs += output.generated_log_probs
                 ended = output.finish_reason.name
+        self._had, self._came = self._had + self._came, len(self.tokens)
         if ended == "STOP":
             self._reason = FinishReason.STOP
         elif ended == "LENGTH":
@@ -56,6 +61,15 @@ class RunningSequence:
             self._look_for_stop()
         self.text.add(self.tokens)
         return bool(self.tokens) or self._reason is not None
+
+    def guesses(self, at_a_time: int) -> tuple[int, int]:
+        """Return how many tokens were guessed for this step, if so many are at a time, and how many were right.
+
+        For the first one none are. What was right comes with the one token that each step brings anyway.
+        """
+        if not self._had or not self._came:
+            return 0, 0
+        return min(at_a_time, self._most - self._had - 1), self._came - 1
 
     def _look_for_stop(self) -> None:
         for place, token in enumerate(self.tokens, 1):
@@ -114,7 +128,8 @@ class Running:
         """Give the sequences to the pipeline, under these numbers, and say so."""
         self._begun = True
         for index, (number, config) in enumerate(zip(numbers, self.configs, strict=True)):
-            self.open.append(RunningSequence(self, index, pipeline.add_request(number, *self._prompt, config)))
+            handle = pipeline.add_request(number, *self._prompt, config)
+            self.open.append(RunningSequence(self, index, handle, config.max_new_tokens))
         self.listener.admitted(self.prompt_tokens)
 
     def abort(self) -> None:
