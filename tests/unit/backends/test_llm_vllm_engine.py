@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from llm_listening import eventually
 from nerite.backends.llm.engine import Delta, EngineStats, FinishReason, GenerationRequest
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.vllm import VllmEngine, framework
@@ -108,13 +109,6 @@ def asked(
     heard = Heard()
     engine.add(GenerationRequest(id, prompt, sampling, **more), heard)
     return heard
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_a_delta_for_each_step(started: Started, server: Server) -> None:

@@ -5,6 +5,7 @@ Both cut texts that are too long in silence. So texts are counted before, and re
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ _UNTOLD: Final = 8192
 """Tokens that are tried where nobody says how many a model takes."""
 
 
-class _Encoder:
+class _Encoder(ABC):
     """What both have: a tokenizer to count with, and a limit."""
 
     def __init__(self, options: EncoderOptions, *, pairs: bool = False) -> None:
@@ -34,8 +35,9 @@ class _Encoder:
         except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
             raise translated(error, "loading model") from error
 
+    @abstractmethod
     def _made(self, options: EncoderOptions) -> Any:
-        raise NotImplementedError
+        """Return the framework's pipeline. Raises what the framework raises."""
 
     def _check(self, length: int, what: str) -> None:
         if not length:
