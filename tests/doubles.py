@@ -6,14 +6,17 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nerite.core import dtype as dtypes
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
+from nerite.execution import alarm
 
 
 class Caller:
@@ -88,6 +91,11 @@ class FakeLoop:
 
     def now(self) -> int:
         return self.now_ns
+
+    def rule(self, patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+        """Have its time be that of alarms, and of these modules."""
+        for module in (alarm, *modules):
+            patch.setattr(module, "_now", self.now)
 
     def time(self) -> float:
         return self.now_ns / 1e9

@@ -16,6 +16,7 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, labelled
 from nerite.core.response import InferenceResponse
 from nerite.core.witness import Witness
+from nerite.execution.alarm import Alarm
 from nerite.execution.answers import Answers
 from nerite.execution.roster import Roster
 from nerite.execution.runner import Batch, Done, Part, Runner
@@ -59,8 +60,8 @@ class Dispatcher:
         """What waits now has to wait for the next turn of the loop: a batch that ran on the loop is to run again."""
         self._timed = roster.timed
         self._settles = roster.settles
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
+        self._alarm = Alarm(loop, self._wake)
+        """Rings when the decider wants to be asked again."""
         self._answers = Answers(statistics, self._pause, preserve_ordering=preserve_ordering)
         self._on_cancel = self._cancelled
         self._on_done: Done = self._done
@@ -110,7 +111,7 @@ class Dispatcher:
             elif request.caused:
                 relieve(request)
         if self._timed:
-            self._arm()
+            self._alarm.set(roster.wake_at())
 
     def _let_in(self, request: InferenceRequest, now: int) -> bool:
         """Return whether a request may wait. If there are too many, one is refused: it, or one that matters less.
@@ -246,7 +247,7 @@ class Dispatcher:
         self._looking = False
         if self._enough:
             self.look_soon()
-        self._arm()
+        self._alarm.set(self._roster.wake_at())
 
     def _start(self, runner: Runner, batch: Batch) -> None:
         self._answers.begin(batch)
@@ -356,21 +357,7 @@ class Dispatcher:
             for call in waiting:
                 call()
 
-    def _arm(self) -> None:
-        """Set the timer to when the decider wants to be asked again."""
-        at = self._roster.wake_at()
-        if self._timer is not None:
-            if at == self._timer_at:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if at is not None:
-            self._timer_at = at
-            # The loop counts milliseconds. Rounded down, and asked again until it is due, the timer is exact.
-            self._timer = self._loop.call_later(max(0, at - _now()) // 1_000_000 / 1000, self._wake)
-
     def _wake(self) -> None:
-        self._timer = None
         self._expire(_now())
         self._turn()
 

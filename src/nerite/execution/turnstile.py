@@ -17,6 +17,7 @@ from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, TooLarge
 from nerite.core.request import InferenceRequest, ReplySink
 from nerite.core.response import InferenceResponse
 from nerite.core.witness import Relay
+from nerite.execution.alarm import Alarm
 from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.tokens import reasons
 from nerite.scheduling.tokens.decision import Admit, Ending, Refuse, Refused
@@ -50,8 +51,8 @@ class Turnstile:
         self._tickets: dict[InferenceRequest, Ticket] = {}
         """The same, the other way."""
         self._looking = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
+        self._alarm = Alarm(loop, self._look)
+        """Rings when the gate wants to be asked again."""
         self._on_drained: list[Callable[[], None]] = []
         self.on_late: Callable[[InferenceRequest], None] = _ignored
         """Called with a request that was let in and is cut now, because its deadline has passed."""
@@ -82,7 +83,7 @@ class Turnstile:
             self._tickets[request] = ticket
             request.on_cancel = self._cancelled
             self._refuse_all(decision.displaced)
-            self._arm()
+            self._alarm.set(self.gate.next_time())
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call once nothing waits or runs any more: at once, if so now. No more requests come."""
@@ -128,7 +129,7 @@ class Turnstile:
         self._refuse_all(due.refused)
         for ticket, request in admitted:
             self._let_in(ticket, request)
-        self._arm()
+        self._alarm.set(self.gate.next_time())
         self._check_drained()
 
     def _ticket(self, request: InferenceRequest) -> Ticket | None:
@@ -186,23 +187,6 @@ class Turnstile:
             waiting, self._on_drained = self._on_drained, []
             for call in waiting:
                 self._queue.when_drained(call)
-
-    def _arm(self) -> None:
-        """Set the timer to when the gate wants to be asked again."""
-        at = self.gate.next_time()
-        if self._timer is not None:
-            if at == self._timer_at:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if at is not None:
-            self._timer_at = at
-            # The loop counts milliseconds. Rounded down, and asked again until it is due, the timer is exact.
-            self._timer = self._loop.call_later(max(0, at - _now()) // 1_000_000 / 1000, self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._look()
 
 
 class Passage(Relay):

@@ -14,5 +14,5 @@ from nerite.execution import dispatcher as module
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     loop = FakeLoop()
-    monkeypatch.setattr(module, "_now", loop.now)
+    loop.rule(monkeypatch, module)
     yield Bench(loop)

@@ -174,8 +174,7 @@ def test_any_events(
     monkeypatch: pytest.MonkeyPatch, kind: str, limited: bool, drained: bool, events: list[tuple[str, int, int]]
 ) -> None:
     loop = FakeLoop()
-    monkeypatch.setattr(dispatcher_module, "_now", loop.now)
-    monkeypatch.setattr(sequence_roster, "_now", loop.now)
+    loop.rule(monkeypatch, dispatcher_module, sequence_roster)
     limiter = RateLimiter() if limited else None
     model = Model(loop, kind, limiter)
     for what, number, how in events:

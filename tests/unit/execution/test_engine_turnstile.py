@@ -70,8 +70,7 @@ class House:
         self, monkeypatch: pytest.MonkeyPatch, policy: str = "", most: int = 2, bounds: QueueOptions | None = None
     ) -> None:
         self.loop = FakeLoop()
-        for each in (module, base, reception_module):
-            monkeypatch.setattr(each, "_now", self.loop.now)
+        self.loop.rule(monkeypatch, module, base, reception_module)
         self.engine = Engine()
         self.reception = Reception(parse(policy) if policy else None, self.loop)  # type: ignore[arg-type]
         self.most = most

@@ -285,7 +285,7 @@ def test_who_waits_and_gives_up_is_forgotten() -> None:
 
 def test_a_full_step_gives_way_in_the_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(*CHAIN, limit=1)
-    monkeypatch.setattr(module, "_now", bench.loop.now)
+    bench.loop.rule(monkeypatch, module)
     bench.ask(), bench.ask()
     bench.loop.advance(GIVES_WAY_NS - 1_000_000)
     assert bench.models.names == ["m0"]

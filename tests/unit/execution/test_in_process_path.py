@@ -77,7 +77,7 @@ class Identity:
 @contextmanager
 def time_of(loop: FakeLoop) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_now", loop.now)
+        loop.rule(patch, module)
         yield
 
 

@@ -113,7 +113,7 @@ class Hall:
 @pytest.fixture
 def hall(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hall]:
     made = Hall()
-    monkeypatch.setattr(module, "_now", made.loop.now)
+    made.loop.rule(monkeypatch, module)
     yield made
 
 

@@ -112,8 +112,7 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     loop = FakeLoop()
-    monkeypatch.setattr(dispatcher, "_now", loop.now)
-    monkeypatch.setattr(sequence_roster, "_now", loop.now)
+    loop.rule(monkeypatch, dispatcher, sequence_roster)
     yield Bench(loop)
 
 

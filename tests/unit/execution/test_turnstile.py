@@ -103,8 +103,7 @@ class House:
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
     loop = FakeLoop()
-    monkeypatch.setattr(module, "_now", loop.now)
-    monkeypatch.setattr(reception_module, "_now", loop.now)
+    loop.rule(monkeypatch, module, reception_module)
     return House(loop)
 
 
