@@ -14,8 +14,8 @@ from llm_models import END, byte_tokenizer
 WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT = 64, 1, 2, 260, 2048
 
 
-def language_checkpoint(directory: Path, seed: int = 0) -> Path:
-    """Write a Llama; return its directory. Equal seeds, equal weights."""
+def language_checkpoint(directory: Path, seed: int = 0, *, begin: bool = False) -> Path:
+    """Write a Llama; return its directory. Equal seeds, equal weights. ``begin``: its texts begin with a token."""
     directory.mkdir(parents=True)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32",
@@ -26,7 +26,7 @@ def language_checkpoint(directory: Path, seed: int = 0) -> Path:
     }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
     _write_safetensors(directory / "model.safetensors", _weights(seed))
-    byte_tokenizer().save_pretrained(directory)
+    byte_tokenizer(begin=begin).save_pretrained(directory)
     return directory
 
 

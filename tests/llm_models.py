@@ -27,6 +27,8 @@ HEAD = WIDTH // HEADS
 CONTEXT = 100_000
 END = 1
 """The token by which the model says that it is done."""
+TEMPLATE = "{{ bos_token }}{% for each in messages %}[{{ each.role }}]{{ each.content }}{{ eos_token }}{% endfor %}"
+"""For chats. Like most of them it has the tokens that a tokenizer adds to other texts."""
 
 
 def language_model(directory: Path, context: int = CONTEXT, changes: Mapping[str, Any] | None = None) -> Path:
@@ -48,15 +50,15 @@ def _written() -> Path:
     return folder
 
 
-def write_tokenizer(folder: Path, *special: str, longest: int = 0) -> None:
+def write_tokenizer(folder: Path, *special: str, longest: int = 0, begin: bool = False) -> None:
     """Write the tokenizer of a model and the way back: bytes, and after them some special tokens.
 
-    ``longest``: it can cut texts there.
+    ``longest``: it can cut texts there. ``begin``: it puts one before each text.
     """
     # Its import has all cores read what it adds to OpenVINO.
     from openvino_tokenizers import convert_tokenizer
 
-    tokenizer = byte_tokenizer(special)
+    tokenizer = byte_tokenizer(special, begin=begin)
     if longest:
         tokenizer.model_max_length = longest
         tokenizer.backend_tokenizer.enable_truncation(longest)
@@ -65,10 +67,10 @@ def write_tokenizer(folder: Path, *special: str, longest: int = 0) -> None:
     ov.save_model(back, folder / "openvino_detokenizer.xml")
 
 
-def byte_tokenizer(special: Sequence[str] = ()) -> Any:
-    """Bytes are tokens: the first two are special ones."""
+def byte_tokenizer(special: Sequence[str] = (), *, begin: bool = False) -> Any:
+    """Bytes are tokens: the first two are special ones. ``begin``: the first stands before each text."""
     # Here, for they take seconds, and whoever collects tests imports this file.
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -76,6 +78,8 @@ def byte_tokenizer(special: Sequence[str] = ()) -> Any:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    if begin:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", additional_special_tokens=list(special)
     )

@@ -19,6 +19,7 @@ import pytest
 
 import serving
 from checkpoints import CONTEXT, adapter, language_checkpoint
+from llm_models import TEMPLATE, byte_tokenizer
 from nerite.backends.llm import installation
 from nerite.backends.python.environment_store import folder
 from serving import Serving, eventually
@@ -39,7 +40,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     place = tmp_path_factory.mktemp("vllm")
-    checkpoint = language_checkpoint(place / "checkpoint")
+    checkpoint = language_checkpoint(place / "checkpoint", begin=True)
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
     version = place / "models" / "chat" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(CONFIG)
@@ -109,7 +111,7 @@ def test_generate_and_a_stream_say_the_same(server: Serving) -> None:
     assert "once" + "".join(event["text_output"] for event in streamed) == whole["text_output"]
     assert sum(event["num_output_tokens"] for event in streamed) == FEW["max_tokens"]
     assert [event["finish_reason"] for event in streamed][-2:] == ["None", "length"]
-    assert {event["num_input_tokens"] for event in streamed} == {4}
+    assert {event["num_input_tokens"] for event in streamed} == {5}
 
 
 @pytest.mark.feature("vllm", "probability of the chosen token")
@@ -130,6 +132,10 @@ def test_under_openais_api(server: Serving) -> None:
     assert status == 200, answer
     assert answer["usage"]["completion_tokens"] == 8
     assert {len(each) for each in answer["choices"][0]["logprobs"]["top_logprobs"]} <= {1, 2}
+    chat = [{"role": "user", "content": "once"}]
+    tokens = byte_tokenizer(begin=True).apply_chat_template(chat, TEMPLATE, tokenize=True, return_dict=False)
+    told = server.json("POST", "/v1/chat/completions", {"model": "chat", "messages": chat, **FEW})
+    assert told["usage"]["prompt_tokens"] == len(tokens)
 
 
 @pytest.mark.feature("vllm", "stop strings and tokens")

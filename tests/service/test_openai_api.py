@@ -289,6 +289,7 @@ def test_no_template(server: Serving, client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": "raise"}]}, openai.InternalServerError, None, None),
         ({"tools": [TOOL]}, openai.BadRequestError, "tools", "unsupported_parameter"),
         ({"tool_choice": "required"}, openai.BadRequestError, "tool_choice", None),
+        ({"add_special_tokens": True}, openai.BadRequestError, "add_special_tokens", "unsupported_parameter"),
     ],
 )
 def test_refusals(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_llm import ENDLESS, FEW, NARROW, Stream
 
-from llm_models import language_model
+from llm_models import TEMPLATE, byte_tokenizer, language_model, write_tokenizer
 from serving import Serving, eventually, serving
 
 POLICY = """
@@ -35,6 +35,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         (folder / "models" / name).mkdir(parents=True)
         language_model(folder / "models" / name / "1")
         (folder / "models" / name / "config.pbtxt").write_text(NARROW)
+    write_tokenizer(folder / "models" / "narrow" / "1", begin=True)
+    (folder / "models" / "narrow" / "1" / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "models" / "narrow" / "1" / "tokenizer_config.json").write_text(
+        '{"bos_token": "<s>", "eos_token": "</s>"}'
+    )
     policy = folder / "policy.toml"
     policy.write_text(POLICY)
     with serving(folder / "models", folder / "log", f"--policy-file={policy}") as running:
@@ -83,6 +88,23 @@ def test_rates(server: Serving) -> None:
     status, headers, body = server.ask("POST", "/v1/completions", asked, authorization="Bearer key")
     assert (status, "Retry-After" in headers) == (429, True)
     assert json.loads(body)["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_tokens_of_chats(server: Serving) -> None:
+    """Those of a chat are those that Hugging Face has for it, to the client and in the accounts."""
+    chat = [{"role": "user", "content": "once"}]
+    tokens = byte_tokenizer(begin=True).apply_chat_template(chat, TEMPLATE, tokenize=True, return_dict=False)
+    assert generate(server, "narrow", **FEW)[0] == 200
+
+    def charged(path: str, **said: Any) -> tuple[int, int]:
+        before = use(server, "narrow")["input_tokens"]
+        answer = server.json("POST", path, {"model": "narrow", **FEW, **said})
+        return answer["usage"]["prompt_tokens"], use(server, "narrow")["input_tokens"] - before
+
+    assert charged("/v1/chat/completions", messages=chat) == (len(tokens),) * 2
+    assert charged("/v1/chat/completions", messages=chat, add_special_tokens=True) == (len(tokens) + 1,) * 2
+    assert charged("/v1/completions", prompt="once") == (5, 5)
+    assert charged("/v1/completions", prompt="once", add_special_tokens=False) == (4, 4)
 
 
 def waiting(server: Serving) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llm_listening import FEW, asked, eventually, ignored
-from llm_models import END, language_model
+from llm_models import END, TEMPLATE, byte_tokenizer, language_model, write_tokenizer
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.llm import LlmBackend
 from nerite.backends.llm.engine import EngineStats, FinishReason
@@ -121,6 +121,25 @@ def test_prompts_that_are_cut(engine: OpenVinoGenAiEngine) -> None:
     assert asked(engine, replace(FEW, truncate_prompt_tokens=9), "once").over().prompt_tokens == 4
     most = asked(engine, replace(FEW, truncate_prompt_tokens=-1), "x" * 5000).over()
     assert most.prompt_tokens == CONTEXT - 8
+
+
+def test_special_tokens_are_added_once(tmp_path: Path) -> None:
+    """What a chat template has rendered has the tokens that Hugging Face has for it."""
+    directory = language_model(tmp_path / "1")
+    write_tokenizer(directory, begin=True)
+    tokenizer = byte_tokenizer(begin=True)
+    chat = [{"role": "user", "content": "once"}]
+    rendered = tokenizer.apply_chat_template(chat, TEMPLATE, tokenize=False)
+    tokens = tokenizer.apply_chat_template(chat, TEMPLATE, tokenize=True, return_dict=False)
+    engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=64, context_length=CONTEXT))
+    engine.start(ignored, ignored)
+    expected = asked(engine, prompt=tokens).over()
+    told = asked(engine, prompt=rendered, special_tokens=False).over()
+    twice = asked(engine, prompt=rendered).over()
+    engine.stop()
+    assert (told.prompt_tokens, told.tokens()) == (len(tokens), expected.tokens())
+    assert (twice.prompt_tokens, tokens.count(0)) == (len(tokens) + 1, 1)
+    assert twice.tokens() != told.tokens()
 
 
 @pytest.mark.feature("openvino_genai", "probability of the chosen token")

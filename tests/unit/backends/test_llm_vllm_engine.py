@@ -115,12 +115,13 @@ def test_a_delta_for_each_step(started: Started, server: Server) -> None:
     engine = started()
     told = len(server.stats)
     heard = asked(engine).over()
-    assert (heard.prompt_tokens, heard.text()) == (4, "abcd")
+    assert (heard.prompt_tokens, heard.text()) == (5, "abcd")
     assert [delta.finish_reason for delta in heard.deltas] == [None, None, None, FinishReason.LENGTH]
     assert len(server.stats) - told == 4
     last = server.stats[-1]
     assert (last.running, last.free_blocks, last.total_blocks, last.context_length) == (0, 64, 64, 100)
-    assert (last.prompt_tokens, last.generated_tokens, last.prefix_hits) == (4, 4, (last.prefix_queries or 0) // 2)
+    assert (last.prompt_tokens, last.generated_tokens, last.prefix_hits) == (5, 4, (last.prefix_queries or 0) // 2)
+    assert asked(engine, special_tokens=False).over().prompt_tokens == 4
 
 
 def test_capabilities(started: Started) -> None:

@@ -213,6 +213,7 @@ def signature(*inputs: Input, batch: int = 0, outputs: tuple[str, ...] = ()) -> 
 ENGINE = signature(
     Input("sampling_parameters", dtypes.BYTES, (1,), optional=True),
     Input("stream", dtypes.BOOL, (1,), optional=True),
+    Input("add_special_tokens", dtypes.BOOL, (1,), optional=True),
     Input("return_finish_reason", dtypes.BOOL, (1,), optional=True),
     Input("image", dtypes.BYTES, (-1,), optional=True),
     batch=4,
@@ -244,6 +245,8 @@ def test_the_inputs_of_an_engine() -> None:
         "return_finish_reason": b"\x01",
     }
     assert header.parameters == {"h": "1"}
+    header, data = TextModel("m", ENGINE).ask("p", settings, Sender({}), special=False)
+    assert dict(zip([spec.name for spec in header.inputs], data, strict=True))["add_special_tokens"] == b"\x00"
 
 
 def test_a_model_without_sampling_parameters() -> None:

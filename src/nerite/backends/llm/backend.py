@@ -143,7 +143,13 @@ class LlmInstance:
         request.on_cancel = lambda _request: self._engine.abort(number)
         sampling = asked.sampling
         wanted = GenerationRequest(
-            number, asked.prompt, sampling, asked.images, grammar=sampling.grammar, lora=sampling.lora_name
+            number,
+            asked.prompt,
+            sampling,
+            asked.special_tokens,
+            asked.images,
+            grammar=sampling.grammar,
+            lora=sampling.lora_name,
         )
         self._engine.add(wanted, Follower(request, answer, sampling.n, self._step))
         if request.is_cancelled():  # before the engine had it

@@ -26,6 +26,8 @@ class Call:
     """What stands before the text of the answer: the prompt, or nothing."""
     extras: frozenset[str]
     """The outputs that are wanted beside the text."""
+    special_tokens: bool = True
+    """Whether the tokenizer adds to the prompt what it adds to any text."""
     images: tuple[bytes, ...] = ()
     """Files, in the order in which the prompt speaks of them."""
 
@@ -47,7 +49,8 @@ def read(request: InferenceRequest) -> Call:
     extras = frozenset(
         name.removeprefix("return_") for name in given if name.startswith("return_") and _flag(given, name)
     )
-    return Call(prompt, wanted, stream, "" if excluded else prompt, extras, tuple(_images(request)))
+    special = _flag(given, "add_special_tokens", default=True)
+    return Call(prompt, wanted, stream, "" if excluded else prompt, extras, special, tuple(_images(request)))
 
 
 def _images(request: InferenceRequest) -> Iterator[bytes]:

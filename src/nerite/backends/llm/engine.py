@@ -37,6 +37,8 @@ class GenerationRequest:
     prompt: str | Sequence[int]
     """Text, or the tokens of it."""
     sampling: SamplingParameters
+    special_tokens: bool = True
+    """Whether the tokenizer adds to a text what it adds to any, such as a token for its beginning."""
     images: Sequence[bytes] = ()
     """Files. The prompt is text then."""
     grammar: Grammar | None = None

@@ -1,4 +1,4 @@
-"""The tensors of a language model, which are those of Triton's vLLM backend, and the configuration that follows."""
+"""The tensors of a language model, those of Triton's vLLM backend and others, and the configuration that follows."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ INPUTS: Final = (
     Port("stream", "TYPE_BOOL"),
     Port("sampling_parameters", "TYPE_STRING"),
     Port("exclude_input_in_output", "TYPE_BOOL"),
+    Port("add_special_tokens", "TYPE_BOOL"),
     Port("return_finish_reason", "TYPE_BOOL"),
     Port("return_cumulative_logprob", "TYPE_BOOL"),
     Port("return_logprobs", "TYPE_BOOL"),

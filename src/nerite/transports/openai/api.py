@@ -22,7 +22,7 @@ from nerite.transports.openai.errors import MISTAKE, ApiError, reply_of
 from nerite.transports.openai.exchange import Exchange, Stream
 from nerite.transports.openai.joint_work import JointWork
 from nerite.transports.openai.shapes import ChatShape, CompletionShape
-from nerite.transports.openai.text_model import Asked, TextModel
+from nerite.transports.openai.text_model import SPECIAL, Asked, TextModel
 from nerite.transports.openai.text_models import TextModels
 from nerite.transports.openai.tools.parser import ToolParser
 
@@ -117,7 +117,8 @@ class OpenAi:
             stream.finished.echo = asked.prompts[stream.prompt] if asked.echo else ""
             streams.append(stream)
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
-        self._begin(exchange, made, _asked(model, wanted, asked.prompts, sender))
+        special = wanted.special is not False
+        self._begin(exchange, made, _asked(model, wanted, asked.prompts, sender, special=special))
 
     def chat_completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Go on with a conversation."""
@@ -134,7 +135,8 @@ class OpenAi:
         shape = ChatShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
         streams = [_stream(number, 0, wanted, chat.parser(asked)) for number in range(wanted.n)]
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
-        self._begin(exchange, made, _asked(model, wanted, [prompt], sender, images))
+        special = chat.adds_special if wanted.special is None else wanted.special
+        self._begin(exchange, made, _asked(model, wanted, [prompt], sender, images, special=special))
 
     def embeddings(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Turn texts into vectors."""
@@ -173,6 +175,8 @@ def _asked(
     prompts: Sequence[str],
     sender: Sender,
     images: Sequence[str] = (),
+    *,
+    special: bool,
 ) -> list[Asked]:
     """Return what a model is asked: ``n`` times the same for each prompt."""
     return [
@@ -182,6 +186,7 @@ def _asked(
             sender,
             stream=wanted.stream,
             logprobs=wanted.logprobs >= 0,
+            special=special,
             images=images,
         )
         for prompt in prompts
@@ -200,3 +205,5 @@ def _check(model: TextModel, wanted: Wanted) -> None:
     """Refuse what the model has no output for."""
     if wanted.logprobs >= 0 and not model.gives_logprobs:
         raise sampling.not_offered("logprobs", f"model '{model.name}' does not say how likely its tokens are.")
+    if wanted.special is not None and not model.takes_special:
+        raise sampling.not_offered(SPECIAL, f"model '{model.name}' has no input '{SPECIAL}', by which it could be told")

@@ -49,6 +49,8 @@ class ChatModel:
             else ChatTemplate(found.with_tools, found.origin, found.words)
         )
         self._family = self._find(family) if family else None
+        self.adds_special = found.plain
+        """Whether the tokenizer is to add special tokens to a prompt. Any but the plain template has written them."""
 
     def _find(self, family: str) -> Family:
         found = families.ALL.get(family)

@@ -10,6 +10,7 @@ from nerite.transports.openai.errors import ApiError
 from nerite.transports.openai.fields import Fields, wrong_value
 from nerite.transports.openai.messages import Tool
 from nerite.transports.openai.sampling import Sampling, Setting, guided, not_offered
+from nerite.transports.openai.text_model import SPECIAL
 
 _MOST_LOGPROBS: Final = 20
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
@@ -27,6 +28,7 @@ _KNOWN: Final = frozenset(
         *("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
         *_LIMITS,
         *_FOR_TEMPLATES,
+        SPECIAL,
         *_ELSEWHERE,
         *sampling.COMMON,
         *IGNORED,

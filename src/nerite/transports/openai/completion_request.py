@@ -8,6 +8,7 @@ from nerite.transports.openai import sampling
 from nerite.transports.openai.errors import ApiError
 from nerite.transports.openai.fields import Fields, missing, wrong_type, wrong_value
 from nerite.transports.openai.sampling import Sampling, not_offered
+from nerite.transports.openai.text_model import SPECIAL
 
 MOST_CHOICES: Final = 128
 _MOST_LOGPROBS: Final = 20
@@ -27,6 +28,7 @@ IGNORED: Final = (
 _KNOWN: Final = frozenset(
     (
         *("model", "prompt", "n", "best_of", "echo", "logprobs", "max_tokens", "stream", "stream_options", "suffix"),
+        SPECIAL,
         *sampling.COMMON,
         *IGNORED,
     )
@@ -44,6 +46,8 @@ class Wanted(NamedTuple):
     """A stream ends with the numbers of tokens."""
     logprobs: int
     """So many likely tokens at each place; below 0: not even the chosen ones."""
+    special: bool | None
+    """Whether the tokenizer adds special tokens to the prompt; None: as is usual with one of this kind."""
 
 
 class CompletionRequest(NamedTuple):
@@ -82,7 +86,8 @@ def wanted(fields: Fields, model: str, n: int, settings: Sampling, logprobs: int
     options.refuse_unknown(("include_usage", "include_obfuscation"))
     if logprobs >= 0:
         settings["logprobs"] = sampling.Setting(logprobs, "logprobs")
-    return Wanted(model, n, settings, stream, options.flag("include_usage"), logprobs)
+    special = fields.flag(SPECIAL) if SPECIAL in fields else None
+    return Wanted(model, n, settings, stream, options.flag("include_usage"), logprobs, special)
 
 
 def _prompts(fields: Fields) -> list[str]:

@@ -32,6 +32,8 @@ class Found(NamedTuple):
     """Such as ``bos_token``."""
     model_s_own: bool
     """False where nothing was found, and it is the plain one."""
+    plain: bool = False
+    """It knows of no special tokens."""
 
 
 def find(version: Path | None, parameter: str) -> Found:
@@ -55,7 +57,7 @@ def find(version: Path | None, parameter: str) -> Found:
                 f"{version} nor one of {', '.join(NAMES)}.{hint}"
             )
         source = _text(_OURS / f"{parameter}.jinja")
-        return Found(source, source, f"built-in '{parameter}'", words, True)
+        return Found(source, source, f"built-in '{parameter}'", words, True, parameter == PLAIN)
     if folder is not None and (folder / _FILE).is_file():
         source = _text(folder / _FILE)
         return Found(source, source, str(folder / _FILE), words, True)
@@ -65,7 +67,7 @@ def find(version: Path | None, parameter: str) -> Found:
         source = named.get("default") or next(iter(named.values()))
         return Found(source, named.get(_FOR_TOOLS, source), f"{folder}/{_TOKENIZER}", words, True)
     source = _text(_OURS / f"{PLAIN}.jinja")
-    return Found(source, source, f"built-in '{PLAIN}'", words, False)
+    return Found(source, source, f"built-in '{PLAIN}'", words, False, True)
 
 
 def _inside(folder: Path | None, path: Path) -> bool:

@@ -23,6 +23,7 @@ PROMPT: Final = "text_input"
 TEXT: Final = "text_output"
 SAMPLING: Final = "sampling_parameters"
 IMAGE: Final = "image"
+SPECIAL: Final = "add_special_tokens"
 EMBEDDING: Final = "embedding"
 _ASKED: Final = ("finish_reason", "num_input_tokens", "num_output_tokens")
 _FLAGS: Final = (
@@ -32,7 +33,7 @@ _FLAGS: Final = (
     "return_cumulative_logprob",
     *(f"return_{name}" for name in _ASKED),
 )
-_ELSEWHERE: Final = {PROMPT, SAMPLING, IMAGE, *_FLAGS}
+_ELSEWHERE: Final = {PROMPT, SAMPLING, IMAGE, SPECIAL, *_FLAGS}
 NEEDS: Final = (
     f"it needs an input '{PROMPT}' (BYTES, one element), an output '{TEXT}' (BYTES), and no other input that is "
     "required, unless Triton's vLLM backend has it"
@@ -88,6 +89,11 @@ class TextModel:
         return IMAGE in self._signature.inputs
 
     @property
+    def takes_special(self) -> bool:
+        """Whether it can be told to add no special tokens to a prompt."""
+        return SPECIAL in self._signature.inputs
+
+    @property
     def gives_logprobs(self) -> bool:
         """Whether it says how likely its tokens were."""
         return "logprobs" in self._signature.outputs and self.takes_sampling
@@ -100,9 +106,13 @@ class TextModel:
         *,
         stream: bool = False,
         logprobs: bool = False,
+        special: bool = True,
         images: Sequence[str] = (),
     ) -> Asked:
-        """Return the request that a prompt is. Raises ``ApiError`` for what the model cannot be told."""
+        """Return the request that a prompt is. Raises ``ApiError`` for what the model cannot be told.
+
+        Without ``special`` nothing is added to the prompt, if the model can be told so.
+        """
         specs: list[TensorSpec] = []
         data: list[Buffer] = []
         parameters: dict[str, Parameter] = dict(sender.forwarded)
@@ -126,6 +136,8 @@ class TextModel:
             add(IMAGE, [image.encode() for image in images])
         add("stream", [stream])
         add("exclude_input_in_output", [True])
+        if not special:
+            add(SPECIAL, [False])
         for name in _ASKED:
             if name in self._signature.outputs:
                 add(f"return_{name}", [True])

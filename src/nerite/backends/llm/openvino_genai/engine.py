@@ -162,7 +162,7 @@ class OpenVinoGenAiEngine:
         """Return how many tokens a prompt has, without those of its images, and the prompt for the pipeline."""
         prompt = request.prompt
         if isinstance(prompt, str):
-            tokens = self._tokenizer.encode(prompt).input_ids
+            tokens = self._tokenizer.encode(prompt, add_special_tokens=request.special_tokens).input_ids
         else:
             tokens = openvino().Tensor(np.array([prompt], np.int64))
         length = int(tokens.shape[1])

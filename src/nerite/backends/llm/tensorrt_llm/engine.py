@@ -93,7 +93,10 @@ class TensorRtLlmEngine:
         refuse_what_is_lacking(request, self._able)
         refuse_what_is_unknown(request.sampling, _SAMPLING, NAME)
         prompt = request.prompt
-        tokens = self._model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            tokens = self._model.tokenizer.encode(prompt, add_special_tokens=request.special_tokens)
+        else:
+            tokens = list(prompt)
         most = self._able.context_length
         if not tokens:
             raise InvalidArgument("the prompt is empty")

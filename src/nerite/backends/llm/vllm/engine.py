@@ -80,7 +80,10 @@ class VllmEngine:
         refuse_what_is_lacking(request, self._able)
         refuse_what_is_unknown(request.sampling, framework.SAMPLING, NAME)
         prompt = request.prompt
-        tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            tokens = self._tokenizer.encode(prompt, add_special_tokens=request.special_tokens)
+        else:
+            tokens = list(prompt)
         most = self._able.context_length
         kept = kept_of_prompt(request.sampling, most)
         if kept is not None:

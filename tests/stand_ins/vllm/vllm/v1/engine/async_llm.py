@@ -68,7 +68,7 @@ class AsyncLLM:
         return self._tasks
 
     def get_tokenizer(self):
-        return SimpleNamespace(encode=lambda text: list(text.encode()))
+        return SimpleNamespace(encode=lambda text, add_special_tokens: [1] * add_special_tokens + list(text.encode()))
 
     async def add_lora(self, adapter):
         if adapter.lora_path == "nowhere":
