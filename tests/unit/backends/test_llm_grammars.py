@@ -114,7 +114,6 @@ def test_several_sequences_of_one_form(engine: OpenVinoGenAiEngine) -> None:
     [
         form(json={"type": "strin"}),
         form(json={"properties": {"a": {"$ref": "#/$defs/nowhere"}}}),
-        form(json={"enum": []}),
         form(regex="[0-9"),
         form(regex="a(?=b)"),
         form(grammar="root ::= nowhere"),

@@ -54,6 +54,10 @@ def test_nothing_is_asked_for() -> None:
         ({"json": "{"}, "'guided_decoding.json' is no JSON"),
         ({"json": [1]}, "'guided_decoding.json' has to be a JSON schema"),
         ({"json_object": 1}, "'guided_decoding.json_object' has to be true or false"),
+        (
+            {"json": {"items": {"type": "string", "enum": []}, "type": "array", "minItems": 1}},
+            "nothing can be an instance of 'guided_decoding.json': 'guided_decoding.json.items.enum' has no value",
+        ),
     ],
 )
 def test_what_is_wrong(said: Any, text: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nerite.backends.llm.possible import impossible
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, Unsupported
 
@@ -131,6 +132,8 @@ def _schema(name: str, given: Any) -> Any:
         raise InvalidArgument(f"'{name}' has to be a JSON schema, which is an object, got {given!r}")
     for path, schema in schemas(name, given):
         _check(path, schema)
+    if why := impossible(name, given):
+        raise InvalidArgument(f"nothing can be an instance of '{name}': {why}")
     return given
 
 
