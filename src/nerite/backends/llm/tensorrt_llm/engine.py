@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any, Final
 
 from nerite.backends.interface import InstanceContext
-from nerite.backends.llm.engine import (
-    Capabilities,
-    Delta,
-    EngineStats,
-    FinishReason,
-    GenerationRequest,
-    GivenUp,
-    Listener,
-    Stepped,
-    refuse_what_is_lacking,
-    refuse_what_is_unknown,
-)
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, Unavailable, Unsupported
+from nerite.backends.llm.engine import Capabilities, Delta, FinishReason, GenerationRequest, Listener
+from nerite.backends.llm.loop_engine import LoopEngine
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, Unsupported
 
-_log = logging.getLogger("nerite.backends.llm")
-
-NAME: Final = "tensorrt_llm"
 _REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -47,31 +30,29 @@ _LOOK_AGAIN: Final = 0.5
 """Seconds between two looks at the engine's statistics."""
 
 
-class TensorRtLlmEngine:
+class TensorRtLlmEngine(LoopEngine):
     """TensorRT-LLM's ``LLM``."""
 
+    name = "tensorrt_llm"
+    sampling = _SAMPLING
+
     def __init__(self, arguments: Mapping[str, Any], instance: InstanceContext) -> None:
+        super().__init__()
         self._arguments = dict(arguments)
         self._instance = instance
         self._model: Any = None
-        self._able: Capabilities
-        self._stepped: Stepped
-        self._given_up: GivenUp
-        self._loop: asyncio.AbstractEventLoop
-        self._ready: Future[None] = Future()
-        self._end: asyncio.Event
         self._running: dict[str, Any] = {}
         """Requests, and what TensorRT-LLM knows them by."""
-        self._coming: deque[str] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._blocks = (0, 0, 0)
-        """All, free ones, and the tokens in one."""
-        self._prompt_tokens = self._generated_tokens = 0
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._work()), name="engine", daemon=True)
+        """One for each of them, and for each that begins."""
+        self._used = 0
+        """Blocks of the cache."""
 
-    def start(self, stepped: Stepped, given_up: GivenUp) -> None:
-        """Load the model. Raises ``NeriteError``."""
-        self._stepped, self._given_up = stepped, given_up
+    def abort(self, id: str) -> None:
+        """End a request, if it runs."""
+        self._loop.call_soon_threadsafe(self._cut, id)
+
+    def _prepare(self) -> None:
         if self._instance.kind == "GPU":
             os.environ["CUDA_VISIBLE_DEVICES"] = str(self._instance.device)
         try:
@@ -80,101 +61,41 @@ class TensorRtLlmEngine:
             raise Unsupported(
                 f"unable to import tensorrt_llm ({error}): nerite engines install tensorrt-llm"
             ) from error
-        self._thread.start()
-        try:
-            self._ready.result()
-        except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
-            raise _translated(error, "loading model") from error
 
-    def add(self, request: GenerationRequest, listener: Listener) -> None:
-        """Take a request up. Raises ``NeriteError``."""
-        if not self.is_healthy():
-            raise Unavailable("the engine does not run")
-        refuse_what_is_lacking(request, self._able)
-        refuse_what_is_unknown(request.sampling, _SAMPLING, NAME)
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            tokens = self._model.tokenizer.encode(prompt, add_special_tokens=request.special_tokens)
-        else:
-            tokens = list(prompt)
-        most = self._able.context_length
-        if not tokens:
-            raise InvalidArgument("the prompt is empty")
-        if len(tokens) >= most:
-            raise InvalidArgument(
-                f"the prompt has {len(tokens)} tokens, and the model a context of {most}: leave out at least "
-                f"{len(tokens) - most + 1}, so that there is room for an answer"
-            )
-        self._coming.append(request.id)
+    def _take(self, request: GenerationRequest, tokens: list[int], listener: Listener) -> None:
         self._loop.call_soon_threadsafe(self._begin, request, tokens, listener)
 
-    def abort(self, id: str) -> None:
-        """End a request, if it runs."""
-        self._loop.call_soon_threadsafe(self._cut, id)
+    def _usage(self) -> tuple[int, int, int]:
+        return len(self._running), len(self._tasks) - len(self._running), self._used if self._running else 0
 
-    def stats(self) -> EngineStats:
-        """Return how it is now."""
-        total, free, size = self._blocks
-        return EngineStats(
-            len(self._running),
-            len(self._coming),
-            total,
-            free if self._running else total,
-            size,
-            self._able.context_length,
-            self._able.most_sequences,
-            self._prompt_tokens,
-            self._generated_tokens,
-            0,
-        )
-
-    def capabilities(self) -> Capabilities:
-        """Return what it can do."""
-        return self._able
-
-    def is_healthy(self) -> bool:
-        """Return whether it takes requests."""
-        return self._thread.is_alive() and not self._end.is_set()
-
-    def is_ready(self) -> bool:
-        """Return whether it can begin with a request at once."""
-        return self.is_healthy()
-
-    def stop(self) -> None:
-        """Abort what runs, and let go of the model."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join()
+    def _translated(self, error: Exception, doing: str) -> NeriteError:
+        return _translated(error, doing)
 
     # The engine's thread
 
-    async def _work(self) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            self._load()
-        except BaseException as error:
-            self._ready.set_exception(error)
-            return
-        self._stepped(self.stats())
-        self._ready.set_result(None)
-        looking = asyncio.create_task(self._look())
-        await self._end.wait()
-        looking.cancel()
-        for id in list(self._running):
-            self._cut(id)
-        await asyncio.gather(*self._tasks, looking, return_exceptions=True)
-        self._model.shutdown()
-
-    def _load(self) -> None:
+    async def _load(self) -> None:
         from tensorrt_llm import LLM
         from tensorrt_llm.llmapi import KvCacheConfig
 
         given = dict(self._arguments)
         cache = KvCacheConfig(**given.pop("kv_cache"))
         self._model = LLM(kv_cache_config=cache, enable_iter_perf_stats=True, **given)
+        self._tokenizer = self._model.tokenizer
         told = self._model.args
-        length = told.max_seq_len or given.get("max_seq_len") or self._model.tokenizer.tokenizer.model_max_length
-        self._able = Capabilities(NAME, int(length), int(told.max_batch_size))
+        length = told.max_seq_len or given.get("max_seq_len") or self._tokenizer.tokenizer.model_max_length
+        self._able = Capabilities(self.name, int(length), int(told.max_batch_size))
+
+    async def _work(self) -> None:
+        looking = asyncio.create_task(self._look())
+        await self._wake.wait()  # for nothing but the end
+        looking.cancel()
+        for id in list(self._running):
+            self._cut(id)
+        await asyncio.gather(*self._tasks, looking, return_exceptions=True)
+
+    def _let_go(self) -> None:
+        if self._model is not None:
+            self._model.shutdown()
 
     async def _look(self) -> None:
         """Read the engine's statistics, again and again."""
@@ -183,11 +104,10 @@ class TensorRtLlmEngine:
                 cache = told.get("kvCacheStats") or {}
                 names = ("maxNumBlocks", "freeNumBlocks", "tokensPerBlock")
                 total, free, size = (int(cache.get(name, 0)) for name in names)
-                self._blocks = (total, free, size)
+                self._blocks, self._used = (total, size), total - free
             await asyncio.sleep(_LOOK_AGAIN)
 
     def _begin(self, request: GenerationRequest, tokens: list[int], listener: Listener) -> None:
-        self._coming.remove(request.id)
         task = asyncio.create_task(self._follow(request, tokens, listener))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

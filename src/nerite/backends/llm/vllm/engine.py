@@ -6,95 +6,52 @@ that it does after each step, in the same loop.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 import time
 from collections import deque
-from concurrent.futures import Future
 from typing import Any, Final
 
-from nerite.backends.llm.engine import (
-    Capabilities,
-    EngineStats,
-    GenerationRequest,
-    GivenUp,
-    Listener,
-    Stepped,
-    kept_of_prompt,
-    refuse_what_is_lacking,
-    refuse_what_is_unknown,
-)
+from nerite.backends.llm.engine import Capabilities, GenerationRequest, Listener
+from nerite.backends.llm.loop_engine import LoopEngine
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.vllm import framework
 from nerite.backends.llm.vllm.arguments import Arguments
 from nerite.backends.llm.vllm.running import Running
-from nerite.core.errors import InvalidArgument, NeriteError, TooLate, Unavailable, Unsupported
+from nerite.core.errors import NeriteError, TooLate, Unsupported
 
-_log = logging.getLogger("nerite.backends.llm")
-
-NAME: Final = "vllm"
+_COUNTED: Final = ("prefix_queries", "prefix_hits", "preemptions", "drafted", "accepted")
 
 
-class VllmEngine:
+class VllmEngine(LoopEngine):
     """vLLM's asynchronous engine."""
 
+    name = "vllm"
+    sampling = framework.SAMPLING
+
     def __init__(self, arguments: Arguments) -> None:
+        super().__init__()
         self._arguments = arguments
         self._engine: Any = None
-        self._tokenizer: Any = None
         self._adapters: dict[str, Any] = {}
-        self._able: Capabilities
-        self._stepped: Stepped
-        self._given_up: GivenUp
-        self._loop: asyncio.AbstractEventLoop
-        self._wake: asyncio.Event
-        self._ready: Future[None] = Future()
         self._coming: deque[Running] = deque()
         self._aborts: deque[str] = deque()
-        self._stopping = False
         self._running: dict[str, Running] = {}
-        self._blocks = (0, 0)
-        """How many there are, and the tokens in one."""
         self._busy = (0, 0, 0.0)
         """Requests that run and wait, and the share of the cache that is in use, after the last step."""
-        self._totals = dict.fromkeys(("prefix_queries", "prefix_hits", "preemptions", "drafted", "accepted"), 0)
-        self._prompt_tokens = self._generated_tokens = 0
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._totals = dict.fromkeys(_COUNTED, 0)
 
-    def start(self, stepped: Stepped, given_up: GivenUp) -> None:
-        """Load the model, and generate a token with it. Raises ``NeriteError``."""
-        self._stepped = stepped
-        self._given_up = given_up
+    def abort(self, id: str) -> None:
+        """End a request, if it runs or waits."""
+        self._aborts.append(id)
+        self._nudge()
+
+    def is_healthy(self) -> bool:
+        """Return whether it takes requests."""
+        return super().is_healthy() and not self._engine.errored
+
+    def _prepare(self) -> None:
         framework.begin(self._arguments)
-        self._thread.start()
-        try:
-            self._ready.result()
-        except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
-            raise framework.translated(error, "loading model") from error
 
-    def add(self, request: GenerationRequest, listener: Listener) -> None:
-        """Take a request up. Raises ``NeriteError``; what only vLLM's frontend sees to is told to the listener."""
-        if not self.is_healthy():
-            raise Unavailable("the engine does not run")
-        refuse_what_is_lacking(request, self._able)
-        refuse_what_is_unknown(request.sampling, framework.SAMPLING, NAME)
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            tokens = self._tokenizer.encode(prompt, add_special_tokens=request.special_tokens)
-        else:
-            tokens = list(prompt)
-        most = self._able.context_length
-        kept = kept_of_prompt(request.sampling, most)
-        if kept is not None:
-            tokens = tokens[-kept:]
-        if not tokens:
-            raise InvalidArgument("the prompt is empty")
-        if len(tokens) >= most:
-            raise InvalidArgument(
-                f"the prompt has {len(tokens)} tokens, and the model a context of {most}: leave out at least "
-                f"{len(tokens) - most + 1}, so that there is room for an answer"
-            )
+    def _take(self, request: GenerationRequest, tokens: list[int], listener: Listener) -> None:
         try:
             sampling = framework.sampling(request)
         except Exception as error:  # It says what is wrong with the parameters.
@@ -102,67 +59,17 @@ class VllmEngine:
         self._coming.append(Running(request, listener, tokens, sampling))
         self._nudge()
 
-    def abort(self, id: str) -> None:
-        """End a request, if it runs or waits."""
-        self._aborts.append(id)
-        self._nudge()
+    def _usage(self) -> tuple[int, int, int]:
+        # vLLM's own numbers stand still when it does.
+        running, waiting, share = self._busy if self._running else (0, 0, 0.0)
+        return running, waiting + len(self._coming), round(share * self._blocks[0])
 
-    def stats(self) -> EngineStats:
-        """Return how it is now. vLLM's own numbers stand still when it does."""
-        total, size = self._blocks
-        running, waiting, usage = self._busy if self._running else (0, 0, 0.0)
-        return EngineStats(
-            running,
-            waiting + len(self._coming),
-            total,
-            total - round(usage * total),
-            size,
-            self._able.context_length,
-            self._able.most_sequences,
-            self._prompt_tokens,
-            self._generated_tokens,
-            0,
-            **self._totals,
-        )
-
-    def capabilities(self) -> Capabilities:
-        """Return what it can do."""
-        return self._able
-
-    def is_healthy(self) -> bool:
-        """Return whether it takes requests."""
-        return self._thread.is_alive() and not self._stopping and not self._engine.errored
-
-    def is_ready(self) -> bool:
-        """Return whether it can begin with a request at once."""
-        return self.is_healthy()
-
-    def stop(self) -> None:
-        """Abort what runs, and let go of the model."""
-        self._stopping = True
-        if self._thread.is_alive():
-            self._nudge()
-            self._thread.join()
-
-    def _nudge(self) -> None:
-        self._loop.call_soon_threadsafe(self._wake.set)
+    def _translated(self, error: Exception, doing: str) -> NeriteError:
+        return framework.translated(error, doing)
 
     # The engine's thread
 
-    def _run(self) -> None:
-        asyncio.run(self._work())
-
     async def _work(self) -> None:
-        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            await self._load()
-        except BaseException as error:
-            self._ready.set_exception(error)
-            if self._engine is not None:
-                self._engine.shutdown()
-            return
-        self._stepped(self.stats())
-        self._ready.set_result(None)
         while not self._stopping:
             await self._wake.wait()
             self._wake.clear()
@@ -172,7 +79,10 @@ class VllmEngine:
         for id in list(self._running):
             self._aborts.append(id)
         await self._cut()
-        self._engine.shutdown()
+
+    def _let_go(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
 
     async def _load(self) -> None:
         self._engine = engine = framework.engine(self._arguments, self._step)
@@ -186,7 +96,7 @@ class VllmEngine:
         for adapter in self._adapters.values():
             await engine.add_lora(adapter)
         self._able = Capabilities(
-            NAME,
+            self.name,
             config.model_config.max_model_len,
             config.scheduler_config.max_num_seqs,
             top_logprobs=config.model_config.max_logprobs,
@@ -239,17 +149,14 @@ class VllmEngine:
         """Take what a step has brought. Called by vLLM in the loop."""
         if scheduler is not None:
             self._busy = (scheduler.num_running_reqs, scheduler.num_waiting_reqs, scheduler.kv_cache_usage)
-            self._count("prefix_queries", scheduler.prefix_cache_stats.queries)
-            self._count("prefix_hits", scheduler.prefix_cache_stats.hits)
+            self._totals["prefix_queries"] += scheduler.prefix_cache_stats.queries
+            self._totals["prefix_hits"] += scheduler.prefix_cache_stats.hits
             if scheduler.spec_decoding_stats is not None:
-                self._count("drafted", scheduler.spec_decoding_stats.num_draft_tokens)
-                self._count("accepted", scheduler.spec_decoding_stats.num_accepted_tokens)
+                self._totals["drafted"] += scheduler.spec_decoding_stats.num_draft_tokens
+                self._totals["accepted"] += scheduler.spec_decoding_stats.num_accepted_tokens
         if step is not None:
-            self._count("preemptions", step.num_preempted_reqs)
+            self._totals["preemptions"] += step.num_preempted_reqs
         self._deliver()
-
-    def _count(self, what: str, number: int) -> None:
-        self._totals[what] += number
 
     def _deliver(self) -> None:
         """Hand on what has come, of all requests."""
