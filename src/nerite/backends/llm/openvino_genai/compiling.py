@@ -117,7 +117,7 @@ class CompilerProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         """Make the process. Raises ``OSError`` if it does not come up."""
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, *self._arguments],
+            [sys.executable, "-c", f"from {__name__} import main; main()", *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -152,7 +152,3 @@ def main() -> None:
         limit = int(used.ru_utime + used.ru_stime + LONGEST_SECONDS * _MOST_CORES + 1)
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
         print(json.dumps(compiler.wrong(Grammar(kind, source), ends)), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,19 @@
-"""The engine: a thread that steps a pipeline as long as there is something to generate.
+"""The engine: requests to the process of a pipeline, and what it brings to those who wait.
 
-Only that thread touches the pipeline; requests and aborts are left for it, and are taken up between two steps. A step
-that fails says nothing of whose fault it was, and the ones after it fail, too. So what runs then fails with its reason,
-and the pipeline is made anew; what has not begun goes on.
+The process steps as long as there is something to generate (``stepping``); here its tokens become text while the next
+step runs. A step that fails says nothing of whose fault it was, and the ones after it would fail, too. So what has
+begun fails with its reason, and another process is made; what has not begun goes on.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -31,10 +33,13 @@ from nerite.backends.llm.engine import (
 from nerite.backends.llm.openvino_genai import framework, lora
 from nerite.backends.llm.openvino_genai.grammars import Grammars
 from nerite.backends.llm.openvino_genai.options import Options
-from nerite.backends.llm.openvino_genai.running import Running, decoded
-from nerite.backends.llm.structured import EBNF, JSON_SCHEMA, REGEX
-from nerite.backends.openvino.framework import openvino, translated
+from nerite.backends.llm.openvino_genai.orders import Compile, Compiled, Drop, Loaded, Order, Piece, Step
+from nerite.backends.llm.openvino_genai.pipeline_process import PipelineProcess
+from nerite.backends.llm.openvino_genai.running import Running, RunningSequence, decoded
+from nerite.backends.llm.structured import EBNF, JSON_SCHEMA, REGEX, Grammar
+from nerite.backends.openvino.framework import translated
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, Unavailable, Unsupported
+from nerite.core.tensor import Array
 
 _log = logging.getLogger("nerite.backends.llm")
 
@@ -49,27 +54,33 @@ class OpenVinoGenAiEngine:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._pipeline: Any = None
+        self._process: PipelineProcess
         self._tokenizer: Any = None
         self._grammars: Grammars
+        self._able: Capabilities
         self._ends: frozenset[int] = frozenset()
         """The tokens by which the model says that it is done."""
-        self._able: Capabilities
-        self._wake = threading.Condition()
-        self._coming: deque[Running] = deque()
-        self._aborts: deque[str] = deque()
+        self._blocks = 0
+        """Of the KV cache."""
+        self._lock = threading.Lock()
+        """Of what follows, and of which process there is."""
+        self._running: dict[str, Running] = {}
+        """What the process has, or will have."""
         self._untried: dict[str, Running] = {}
         """Those whose grammar is being tried."""
         self._wrong: deque[tuple[Running, NeriteError]] = deque()
         """Those whose grammar was, and is none."""
-        self._stopping = False
-        self._running: dict[str, Running] = {}
-        self._sequences = 0
-        """The number of the next sequence: two of one number would break the pipeline."""
+        self._aborts: deque[str] = deque()
+        self._ready = self._stopping = False
+        self._compiling = False
+        self._compiled: queue.SimpleQueue[Compiled | None] = queue.SimpleQueue()
+        """None if the process is gone that was to compile."""
+        self._sequences = itertools.count(1)
+        """Numbers: two of one would break the pipeline."""
+        self._open: dict[int, RunningSequence] = {}
+        """The sequences of those that the process has, by their numbers."""
         self._stepped: Stepped
         self._given_up: GivenUp
-        self._blocks = 0
-        """Of the KV cache."""
         self._usage = (0, 0)
         """Sequences in the last step, and the blocks that were in use then."""
         self._prompt_tokens = self._generated_tokens = self._failures = 0
@@ -81,18 +92,16 @@ class OpenVinoGenAiEngine:
         """Load the model, and generate a token with it. Raises ``NeriteError``."""
         self._stepped, self._given_up = stepped, given_up
         adapter = self._options.adapter
+        self._process = PipelineProcess(self._options)
         try:
             if adapter is not None:
                 lora.check(adapter, framework.layers(self._options.model))
             self._tokenizer = framework.tokenizer(self._options.directory)
-            self._pipeline = framework.pipeline(self._options, self._tokenizer)
-            self._grammars = Grammars(self._options, self._tokenizer)
-            own = self._pipeline.get_config()
-            ends = {own.eos_token_id, self._tokenizer.get_eos_token_id(), *own.stop_token_ids}
-            self._ends = frozenset(end for end in ends if end >= 0)
-            self._blocks = self._capacity()
+            self._loaded(self._process.loaded())
         except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
+            self._process.end()
             raise translated(error, "loading model") from error
+        self._grammars = Grammars(self._options, self._compile)
         length, capacity = self._options.context_length, self._blocks * _BLOCK
         self._able = Capabilities(
             NAME,
@@ -105,6 +114,10 @@ class OpenVinoGenAiEngine:
         )
         stepped(self.stats())
         self._thread.start()
+
+    def _loaded(self, loaded: Loaded) -> None:
+        self._blocks, self._ends = loaded
+        self._ready = True
 
     def add(self, request: GenerationRequest, listener: Listener) -> None:
         """Take a request up. Raises ``NeriteError``."""
@@ -120,77 +133,99 @@ class OpenVinoGenAiEngine:
                 f"the prompt has {length} tokens, and the model a context of {most}: leave out at least "
                 f"{length - most + 1}, so that there is room for an answer"
             )
-        form = None
-        if request.grammar is not None:
-            form = framework.structured(request.grammar)
+        sampling, sees = request.sampling, self._options.sees
+        numbers = [next(self._sequences) for _ in range(sampling.n)]
+        order = Order(
+            numbers, prompt, request.special_tokens, sampling, most - length, most * sees, self._ends, request.grammar
+        )
+        form = None if request.grammar is None else framework.structured(request.grammar)
         try:
-            configs = [
-                framework.generation(self._options, request.sampling, index, most - length, self._ends, form)
-                for index in range(request.sampling.n)
-            ]
+            framework.generation(self._options, sampling, 0, most - length, self._ends, form)
         except RuntimeError as error:
             raise InvalidArgument(translated(error, "reading sampling parameters").message) from error
-        if self._options.sees:  # how many tokens images are is known when the pipeline has encoded them
-            for config in configs:
-                config.max_length = most
-        running = Running(request, listener, length, prompt, configs)
-        ends = {*request.sampling.stop_token_ids, *self._ends}
+        running = Running(request, listener, length, order)
+        ends = {*sampling.stop_token_ids, *self._ends}
         known = request.grammar is None or self._grammars.known(request.grammar, ends)
-        with self._wake:
+        with self._lock:
             if not self.is_healthy():
                 raise Unavailable("the engine does not run")
             if known:
-                self._coming.append(running)
-                self._wake.notify()
+                self._send(running)
                 return
             self._untried[running.id] = running
         assert request.grammar is not None
         self._grammars.find_out(request.grammar, ends, lambda wrong: self._tried(running, wrong))
 
+    def _send(self, running: Running) -> None:
+        """Let the process have a request. Under the lock."""
+        self._running[running.id] = running
+        self._open |= running.open
+        self._process.send(running.order)
+
     def _tried(self, running: Running, wrong: NeriteError | None) -> None:
-        """Leave a request whose grammar was tried for the engine's thread, if somebody still wants it."""
-        with self._wake:
-            if self._untried.pop(running.id, None) is not running:
+        """Go on with a request whose grammar was tried, if somebody still wants it."""
+        with self._lock:
+            if running.id in self._aborts or self._untried.pop(running.id, None) is not running:
                 return
             if wrong is None:
-                self._coming.append(running)
+                self._send(running)
             else:
                 self._wrong.append((running, wrong))
-            self._wake.notify()
+                self._process.send(Drop(()))
 
-    def _prompt(self, request: GenerationRequest) -> tuple[int, Sequence[Any]]:
+    def _compile(self, grammar: Grammar, ends: Collection[int], vocabulary: int) -> str:
+        """Have the process compile a grammar; return what is wrong with it. For one thread at a time."""
+        with self._lock:
+            if not self.is_healthy():
+                raise Unavailable("the engine does not run")
+            self._compiling = True
+            self._process.send(Compile(grammar, frozenset(ends), vocabulary))
+        compiled = self._compiled.get()
+        if compiled is None:
+            raise Internal("the engine failed meanwhile")
+        return compiled.wrong
+
+    def _has_compiled(self, compiled: Compiled | None) -> None:
+        if self._compiling:
+            self._compiling = False
+            self._compiled.put(compiled)
+
+    def _prompt(self, request: GenerationRequest) -> tuple[int, Array | tuple[str, Sequence[Array]]]:
         """Return how many tokens a prompt has, without those of its images, and the prompt for the pipeline."""
         prompt = request.prompt
         if isinstance(prompt, str):
-            tokens = self._tokenizer.encode(prompt, add_special_tokens=request.special_tokens).input_ids
+            encoded = self._tokenizer.encode(prompt, add_special_tokens=request.special_tokens)
+            tokens = np.array(encoded.input_ids.data, np.int64)
         else:
-            tokens = openvino().Tensor(np.array([prompt], np.int64))
+            tokens = np.array([prompt], np.int64)
         length = int(tokens.shape[1])
         cut = request.sampling.truncate_prompt_tokens
         if self._options.sees:
             if cut is not None or not isinstance(prompt, str):
                 what = "tokens" if cut is None else "'truncate_prompt_tokens'"
                 raise Unsupported(f"{what}: a model that takes images takes its prompt as text, and the whole of it")
-            return length, (prompt, [openvino().Tensor(image) for image in images.pixels(request.images)])
+            return length, (prompt, images.pixels(request.images))
         kept = kept_of_prompt(request.sampling, self._able.context_length)
         if kept is not None and kept < length:
-            length, tokens = kept, openvino().Tensor(np.ascontiguousarray(tokens.data[:, -kept:]))
-        return length, (tokens,)
+            length, tokens = kept, np.ascontiguousarray(tokens[:, -kept:])
+        return length, tokens
 
     def abort(self, id: str) -> None:
         """End a request, if it runs or waits."""
-        with self._wake:
+        with self._lock:
+            running = self._running.get(id)
             self._aborts.append(id)
-            self._wake.notify()
+            self._process.send(Drop(running.order.numbers if running is not None else ()))
 
     def stats(self) -> EngineStats:
         """Return how it is now."""
         sequences = sum(len(each.open) for each in list(self._running.values()))
+        untried = sum(len(each.open) for each in list(self._untried.values()))
         scheduled, used = self._usage
         running = min(scheduled, sequences)
         return EngineStats(
             running,
-            sum(len(each.configs) for each in (*self._coming, *self._untried.values())) + sequences - running,
+            sequences - running + untried,
             self._blocks,
             self._blocks - used,
             _BLOCK,
@@ -214,157 +249,169 @@ class OpenVinoGenAiEngine:
 
     def is_ready(self) -> bool:
         """Return whether there is a pipeline."""
-        return self.is_healthy() and self._pipeline is not None
+        return self.is_healthy() and self._ready
 
     def stop(self) -> None:
         """Abort what runs, and let go of the model."""
-        with self._wake:
+        with self._lock:
             self._stopping = True
-            self._wake.notify()
+            self._process.kill()
         if self._thread.ident is not None:
             self._thread.join()
             self._grammars.close()
-        self._pipeline = self._tokenizer = None
+        self._tokenizer = None
 
     # The engine's thread
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not (self._coming or self._wrong or self._aborts or self._stopping or self._unfinished()):
-                    self._wake.wait()
-                if self._stopping:
-                    self._take_all()
-                coming, wrong, aborts = list(self._coming), list(self._wrong), list(self._aborts)
-                self._running |= {running.id: running for running in coming}
-                # Nobody wants to know any more what is wrong with their grammars.
-                self._running |= {id: self._untried.pop(id) for id in aborts if id in self._untried}
-                self._coming.clear()
-                self._wrong.clear()
-                self._aborts.clear()
-            if self._stopping:
-                self._finish()
-                return
-            try:
-                for running, error in wrong:
-                    running.fail(error)
-                for running in coming:
-                    self._begin(running)
-                self._cut(aborts)
-                self._pipeline.step()
-                self._deliver()
-                self._stepped(self.stats())
-            except Exception as error:  # Whatever it is, what is in the pipeline is lost.
-                if not self._begin_anew(error):
-                    return
+        while not self._stopping:
+            said = self._process.next()
+            if isinstance(said, Compiled):
+                self._has_compiled(said)
+            elif said is not None:
+                self._look_at(said)
+            if said is None or (isinstance(said, Step) and said.failure):
+                reason = said.failure if said is not None else ""
+                if not (self._stopping or self._begin_anew(reason)):
+                    break
+        self._finish()
 
-    def _take_all(self) -> None:
-        """Take up those, too, that cannot begin any more, so that they are told why. Under the lock."""
-        for running in (*self._coming, *self._untried.values(), *(running for running, _ in self._wrong)):
-            self._running[running.id] = running
-        self._coming.clear()
-        self._untried.clear()
-        self._wrong.clear()
+    def _look_at(self, step: Step) -> None:
+        """Hand on what a step has brought."""
+        wrong, aborts = self._news()
+        for running, error in wrong:
+            running.fail(error)
+        for number in step.begun:
+            running = self._open[number].of
+            if not running.begun:
+                self._prompt_tokens += running.prompt_tokens
+                running.begin()
+        for number, error in step.refused:
+            sequence = self._open.get(number)
+            if sequence is not None:
+                self._forget(sequence.of)
+                sequence.of.fail(error)
+        self._cut(aborts)
+        self._deliver(step.pieces)
+        self._usage = step.scheduled, step.blocks
+        self._process.looked_at()
+        self._stepped(self.stats())
 
-    def _unfinished(self) -> bool:
-        # What was cancelled holds its memory until the next step.
-        return bool(self._running) or self._pipeline.has_non_finished_requests()
+    def _news(self) -> tuple[Sequence[tuple[Running, NeriteError]], Sequence[str]]:
+        """Take those whose grammar is wrong, and those that are not wanted any more."""
+        if not (self._wrong or self._aborts):
+            return (), ()
+        with self._lock:
+            wrong, aborts = list(self._wrong), list(self._aborts)
+            self._wrong.clear()
+            self._aborts.clear()
+            # Nobody wants to know any more what is wrong with their grammars.
+            self._running |= {id: self._untried.pop(id) for id in aborts if id in self._untried}
+        return wrong, aborts
 
-    def _begin(self, running: Running) -> None:
-        numbers = range(self._sequences, self._sequences + len(running.configs))
-        self._sequences = numbers.stop
-        try:
-            running.begin(self._pipeline, numbers)
-        except Exception as error:  # Of this request alone: no step has seen it.
-            del self._running[running.id]
-            if "'max_length'" in str(error):
-                most = self._able.context_length
-                running.fail(InvalidArgument(f"the prompt with its images has more than {most} tokens, the context"))
-            else:
-                running.fail(translated(error, "beginning a request"))
-            return
-        self._prompt_tokens += running.prompt_tokens
+    def _forget(self, running: Running, *, drop: bool = True) -> None:
+        """Be done with a request, and have the process be, too, if it has it."""
+        self._running.pop(running.id, None)
+        for number in running.order.numbers:
+            self._open.pop(number, None)
+        if drop:
+            self._process.send(Drop(running.order.numbers))
 
     def _cut(self, aborts: Iterable[str]) -> None:
         """End the requests that are not wanted any more, and those that are too late."""
         for id in aborts:
-            running = self._running.pop(id, None)
+            running = self._running.get(id)
             if running is not None:
+                self._forget(running, drop=False)  # whoever does not want it any more has said so
                 running.abort()
         now = time.monotonic_ns()
         for running in list(self._running.values()):
             if 0 < running.request.deadline_ns <= now:
-                del self._running[running.id]
+                self._forget(running)
                 running.fail(TooLate("the deadline of the request has passed while it ran"))
 
-    def _deliver(self) -> None:
-        """Hand on what the step has brought."""
-        fresh = [sequence for running in self._running.values() for sequence in list(running.open) if sequence.read()]
-        texts = decoded(self._tokenizer, fresh)
+    def _deliver(self, pieces: Iterable[Piece]) -> None:
+        """Hand on what is new of those that somebody still wants."""
+        fresh = []
+        for number, tokens, logprobs, ended in pieces:
+            sequence = self._open.get(number)
+            if sequence is not None:
+                sequence.take(tokens, logprobs, ended)
+                fresh.append(sequence)
         deltas: dict[Running, list[Delta]] = {}
-        for sequence, text in zip(fresh, texts, strict=True):
+        cut = []
+        for sequence, text in zip(fresh, decoded(self._tokenizer, fresh), strict=True):
             self._generated_tokens += len(sequence.tokens)
             drafted, accepted = sequence.guesses(self._options.guesses)
             self._drafted += drafted
             self._accepted += accepted
             deltas.setdefault(sequence.of, []).append(sequence.delta(self._tokenizer, text))
+            if sequence.over:
+                del self._open[sequence.number]
+            if sequence.cut:
+                cut.append(sequence.number)
+        if cut:
+            self._process.send(Drop(cut))
         for running, new in deltas.items():
             if not running.open:
                 del self._running[running.id]
             running.listener.advanced(new)
-        self._usage = self._used() if self._unfinished() else (0, 0)
 
-    def _used(self) -> tuple[int, int]:
-        """Return the sequences of the last step, and the blocks that it used. At rest these numbers stand still."""
-        metrics = self._pipeline.get_metrics()
-        return metrics.scheduled_requests, round(metrics.cache_usage / 100 * self._blocks)
-
-    def _begin_anew(self, error: Exception) -> bool:
-        """Fail what ran, and make another pipeline; return whether that was possible."""
-        reason = translated(error, "a step of the engine").message
+    def _begin_anew(self, reason: str) -> bool:
+        """Fail what had begun, and make another process; return whether that was possible."""
+        how = self._process.end()
+        reason = reason or f"its process {how}"
         _log.error("'%s': %s; the engine begins anew", self._options.name, reason)
         self._failures += 1
         self._usage = (0, 0)
-        self._fail_all(Internal(f"The engine failed while it ran this request: {reason}"))
-        self._pipeline = None
+        self._ready = False
+        self._cut(self._news()[1])
+        begun = [running for running in list(self._running.values()) if running.begun]
+        for running in begun:
+            self._forget(running, drop=False)
+            running.fail(Internal(f"The engine failed while it ran this request: {reason}"))
+        self._stepped(self.stats())
+        self._has_compiled(None)
+        with self._lock:
+            if self._stopping:
+                return False
+            # What comes from now on waits until the model is loaded.
+            self._process = PipelineProcess(self._options)
+            for running in self._running.values():
+                self._process.send(running.order)
         try:
-            self._pipeline = framework.pipeline(self._options, self._tokenizer)
-        except Exception as failure:  # It is not healthy from now on.
-            why = translated(failure, "loading model").message
-            with self._wake:
-                self._stopping = True
-                self._take_all()
-            self._fail_all(Unavailable(f"The engine has failed and cannot begin anew: {why}"))
-            self._given_up(f"'{self._options.name}': the engine cannot begin anew: {why}")
+            self._loaded(self._process.loaded())
+        except NeriteError as error:  # It is not healthy from now on.
+            with self._lock:
+                stopped, self._stopping = self._stopping, True
+            if stopped:
+                return False
+            why = f"the engine cannot begin anew: {error.message}"
+            self._fail_all(Unavailable(f"The engine has failed: {why}"))
+            self._given_up(f"'{self._options.name}': {why}")
             return False
         return True
 
     def _fail_all(self, error: NeriteError) -> None:
-        failed = list(self._running.values())
-        self._running.clear()
-        for running in failed:
+        for running in self._take_all():
             running.fail(error)
         self._stepped(self.stats())
 
-    def _finish(self) -> None:
-        """End what runs, and step on until the pipeline has let go of it."""
-        for running in self._running.values():
-            running.abort()
-        self._running.clear()
-        self._usage = (0, 0)
-        self._stepped(self.stats())
-        while self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
+    def _take_all(self) -> Sequence[Running]:
+        """Return all that wait for something, and be done with them."""
+        with self._lock:
+            everyone = [*self._running.values(), *self._untried.values(), *(running for running, _ in self._wrong)]
+            self._running.clear()
+            self._untried.clear()
+            self._wrong.clear()
+            self._open.clear()
+        return everyone
 
-    def _capacity(self) -> int:
-        """Return how many blocks the cache has. Nothing tells but the share of it that one block is."""
-        config = framework.common(self._options)
-        config.max_new_tokens = 1
-        prompt: Sequence[Any] = ("0", []) if self._options.sees else (openvino().Tensor(np.zeros((1, 1), np.int64)),)
-        handle = self._pipeline.add_request(self._sequences, *prompt, config)
-        self._sequences += 1
-        while self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
-        share = self._pipeline.get_metrics().max_cache_usage
-        del handle
-        return round(100 / share) if share else 1
+    def _finish(self) -> None:
+        """Say to all that nothing more comes."""
+        self._process.end()
+        self._has_compiled(None)
+        self._usage = (0, 0)
+        for running in self._take_all():
+            running.abort()
+        self._stepped(self.stats())

@@ -9,9 +9,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Final
 
-from nerite.backends.llm.openvino_genai.compiling import Compiler, CompilerProcess
+from nerite.backends.llm.openvino_genai.compiling import CompilerProcess
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.structured import Grammar
 from nerite.backends.openvino.framework import openvino
@@ -27,9 +27,10 @@ _Key = tuple[Grammar, frozenset[int]]
 class Grammars:
     """Tries grammars. May be used from any thread."""
 
-    def __init__(self, options: Options, tokenizer: Any) -> None:
+    def __init__(self, options: Options, compile: Callable[[Grammar, Collection[int], int], str]) -> None:
+        """``compile`` has one compiled where it is used, and returns what is wrong with it. Raises ``NeriteError``."""
         self._options = options
-        self._tokenizer = tokenizer
+        self._compile = compile
         self._lock = threading.Lock()
         self._tried: dict[_Key, str] = {}
         """What is wrong with each; empty where nothing is."""
@@ -38,7 +39,6 @@ class Grammars:
         self._asked: queue.SimpleQueue[tuple[_Key, Callable[[NeriteError | None], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._apart: CompilerProcess | None = None
-        self._here: Compiler | None = None
 
     def known(self, grammar: Grammar, ends: Collection[int]) -> bool:
         """Return whether a text of this form, which one of the tokens ``ends`` ends, is known to be possible.
@@ -70,7 +70,6 @@ class Grammars:
             self._thread.join()
         if self._apart is not None:
             self._apart.close()
-        self._here = None
 
     def _run(self) -> None:
         while (asked := self._asked.get()) is not None:
@@ -91,9 +90,7 @@ class Grammars:
             self._apart = CompilerProcess(self._vocabulary, self._options.directory)
         if wrong := self._apart.wrong(grammar, ends):
             return wrong
-        if self._here is None:
-            self._here = Compiler(self._vocabulary, self._tokenizer)
-        return self._here.wrong(grammar, ends)
+        return self._compile(grammar, ends, self._vocabulary)
 
 
 def _refusal(grammar: Grammar, wrong: str) -> NeriteError:

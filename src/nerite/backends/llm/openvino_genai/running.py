@@ -6,21 +6,23 @@ only when they are all done, and cannot end one alone. Their prompt is computed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nerite.backends.llm.engine import Delta, FinishReason, GenerationRequest, Listener, TokenLogprob
+from nerite.backends.llm.openvino_genai.orders import Order
 from nerite.backends.llm.text import TextStream
-from nerite.core.errors import Internal, NeriteError
+from nerite.core.errors import NeriteError
 
 
 class RunningSequence:
     """One sequence of a request."""
 
-    def __init__(self, of: Running, index: int, handle: Any, most: int) -> None:
-        """``most``: tokens that it can have."""
+    def __init__(self, of: Running, index: int, number: int) -> None:
+        """``number`` is what the pipeline knows it by."""
         sampling = of.request.sampling
         self.of = of
+        self.number = number
         self.text = TextStream(
             sampling.stop, include_stop=sampling.include_stop_str_in_output, min_tokens=sampling.min_tokens
         )
@@ -29,38 +31,30 @@ class RunningSequence:
         """Tokens that end it, of which the pipeline does not know."""
         self._least = sampling.min_tokens
         self._count = 0
-        self.tokens: list[int] = []
+        self.tokens: Sequence[int] = ()
         """Those of this step."""
-        self._most = most
+        self._most = min(sampling.max_tokens or of.order.room, of.order.room)
         self._had = self._came = 0
         """Tokens before this step, and in it."""
         self._index = index
-        self._handle = handle
-        self._logprobs: list[float] = []
+        self._logprobs: Sequence[float] = ()
         self._reason: FinishReason | None = None
+        self.cut = False
+        """It has ended for a reason that the pipeline does not know."""
 
-    def read(self) -> bool:
-        """Take what is new; return whether anything is."""
-        self.tokens, self._logprobs = [], []
-        ended = None
-        # ``read_all`` would wait for the end.
-        while self._handle.can_read():
-            for output in self._handle.read().values():
-                self.tokens += output.generated_ids
-                self._logprobs += output.generated_log_probs
-                ended = output.finish_reason.name
-        self._had, self._came = self._had + self._came, len(self.tokens)
-        if ended == "STOP":
-            self._reason = FinishReason.STOP
-        elif ended == "LENGTH":
-            self._reason = FinishReason.LENGTH
-        elif self._handle.get_status().name != "RUNNING":
-            # The pipeline says nothing more of a request that it will not do.
-            raise Internal("the pipeline ignores a request that was admitted")
+    def take(self, tokens: Sequence[int], logprobs: Sequence[float], ended: FinishReason | None) -> None:
+        """Take what is new."""
+        self.tokens, self._logprobs = tokens, logprobs
+        self._had, self._came = self._had + self._came, len(tokens)
+        self._reason = ended
         if self._stop:
             self._look_for_stop()
         self.text.add(self.tokens)
-        return bool(self.tokens) or self._reason is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes."""
+        return self._reason is not None
 
     def guesses(self, at_a_time: int) -> tuple[int, int]:
         """Return how many tokens were guessed for this step, if so many are at a time, and how many were right.
@@ -76,9 +70,12 @@ class RunningSequence:
             self._count += 1
             if token in self._stop and self._count > self._least:
                 self.tokens, self._logprobs = self.tokens[:place], self._logprobs[:place]
-                self._reason = FinishReason.STOP
-                self._handle.cancel()
+                self._end_with_stop()
                 return
+
+    def _end_with_stop(self) -> None:
+        self.cut = self._reason is None
+        self._reason = FinishReason.STOP
 
     def delta(self, tokenizer: Any, decoded: str) -> Delta:
         """Return what is new, given the text of the tokens that ``text`` wants decoded."""
@@ -89,10 +86,9 @@ class RunningSequence:
 
         text = self.text.take(decoded, decode, last=self._reason is not None)
         if self.text.stopped and self._reason is not FinishReason.STOP:
-            self._reason = FinishReason.STOP
-            self._handle.cancel()
+            self._end_with_stop()
         if self._reason is not None:
-            self.of.open.remove(self)
+            del self.of.open[self.number]
         logprobs = []
         if self.of.request.sampling.logprobs is not None:
             logprobs = [
@@ -101,49 +97,39 @@ class RunningSequence:
             ]
         return Delta(self._index, self.tokens, text, logprobs, self._reason)
 
-    def cancel(self) -> Delta:
-        """Have the pipeline let go of it; return what is to be said."""
-        self._handle.cancel()
+    def abort(self) -> Delta:
+        """Return what is said when nobody wants the rest."""
         return Delta(self._index, (), "", (), FinishReason.ABORT)
 
 
 class Running:
     """A request, from when the engine took it up."""
 
-    def __init__(
-        self, request: GenerationRequest, listener: Listener, length: int, prompt: Sequence[Any], configs: Sequence[Any]
-    ) -> None:
-        """``length`` is the prompt's; ``prompt`` as the pipeline takes it; ``configs`` how each sequence is made."""
+    def __init__(self, request: GenerationRequest, listener: Listener, length: int, order: Order) -> None:
+        """``length`` is the prompt's."""
         self.request = request
         self.id = request.id
         self.listener = listener
-        self.configs = configs
+        self.order = order
         self.prompt_tokens = length
-        self.open: list[RunningSequence] = []
-        """The sequences that are not finished, once it has begun."""
-        self._begun = False
-        self._prompt = prompt
+        self.begun = False
+        """The pipeline has begun with it."""
+        self.open = {number: RunningSequence(self, index, number) for index, number in enumerate(order.numbers)}
+        """The sequences that are not finished."""
 
-    def begin(self, pipeline: Any, numbers: Iterable[int]) -> None:
-        """Give the sequences to the pipeline, under these numbers, and say so."""
-        self._begun = True
-        for index, (number, config) in enumerate(zip(numbers, self.configs, strict=True)):
-            handle = pipeline.add_request(number, *self._prompt, config)
-            self.open.append(RunningSequence(self, index, handle, config.max_new_tokens))
+    def begin(self) -> None:
+        """Say that the pipeline has begun."""
+        self.begun = True
         self.listener.admitted(self.prompt_tokens)
 
     def abort(self) -> None:
         """End the sequences that are not finished, and say so."""
-        deltas = [sequence.cancel() for sequence in self.open]
-        if not self._begun:
-            deltas = [Delta(index, (), "", (), FinishReason.ABORT) for index in range(len(self.configs))]
+        deltas = [sequence.abort() for sequence in self.open.values()]
         self.open.clear()
         self.listener.advanced(deltas)
 
     def fail(self, error: NeriteError) -> None:
         """End the sequences that are not finished, for a reason that is not their own."""
-        for sequence in self.open:
-            sequence.cancel()
         self.open.clear()
         self.listener.failed(error)
 

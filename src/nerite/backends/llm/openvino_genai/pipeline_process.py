@@ -1,0 +1,99 @@
+"""A pipeline in a process of its own, from outside."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Final, TypeAlias
+
+from nerite.backends.llm.openvino_genai import stepping
+from nerite.backends.llm.openvino_genai.options import Options
+from nerite.backends.llm.openvino_genai.orders import Compile, Compiled, Drop, Loaded, Order, Step
+from nerite.core.errors import Internal, NeriteError
+
+_Message: TypeAlias = Options | Order | Drop | Compile
+_PROGRAM: Final = f"from {stepping.__name__} import main; main()"
+_END_SECONDS: Final = 20
+
+
+class PipelineProcess:
+    """The process. What is sent may come from any thread and never waits; one thread reads."""
+
+    def __init__(self, options: Options) -> None:
+        """Start it. It loads the model by itself."""
+        ours, theirs = socket.socketpair()
+        turns, self._turns = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), str(turns), options.name],
+            stdin=subprocess.PIPE,  # Never written to: the process ends with it.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            pass_fds=(theirs.fileno(), turns),
+        )
+        theirs.close()
+        os.close(turns)
+        self._connection = Connection(ours.detach())
+        self._outgoing: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send_all, name="orders", daemon=True)
+        self._sender.start()
+        self._outgoing.put(options)
+        self._ended = ""
+
+    def loaded(self) -> Loaded:
+        """Return what it says when the model is there. Raises ``NeriteError`` if it cannot be loaded."""
+        try:
+            said: Loaded | NeriteError = self._connection.recv()
+        except (EOFError, OSError):
+            raise Internal(f"the process of the pipeline {self.end()} while it loaded the model") from None
+        if isinstance(said, NeriteError):
+            raise said
+        return said
+
+    def send(self, message: Order | Drop | Compile) -> None:
+        """Have a message sent."""
+        self._outgoing.put(message)
+
+    def next(self) -> Step | Compiled | None:
+        """Wait for what it says next; None if it is gone."""
+        try:
+            said: Step | Compiled = self._connection.recv()
+        except (EOFError, OSError):
+            return None
+        return said
+
+    def looked_at(self) -> None:
+        """Let it go on by one more step."""
+        try:
+            os.write(self._turns, b".")
+        except OSError:
+            return  # It is gone, which ``next`` tells.
+
+    def kill(self) -> None:
+        """End it, in the middle of whatever it does. What it has said is read as before."""
+        self._process.kill()
+
+    def end(self) -> str:
+        """End it, give everything back, and return how it has ended. For the thread that reads."""
+        if self._ended:
+            return self._ended
+        self._process.kill()
+        self._outgoing.put(None)
+        self._sender.join()
+        status = self._process.wait(_END_SECONDS)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._connection.close()
+        os.close(self._turns)
+        self._ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        return self._ended
+
+    def _send_all(self) -> None:
+        while (message := self._outgoing.get()) is not None:
+            try:
+                self._connection.send(message)
+            except OSError:
+                continue  # It is gone, which ``next`` tells.

@@ -1,0 +1,215 @@
+"""The process that steps a pipeline, and does nothing else.
+
+A step holds the interpreter for as long as it takes. So what else there is to do for a token, its text and the way to
+its caller, is done by another process while the next step runs.
+
+As a program it is that process. It ends when its standard input does, also in the middle of a step: then there is
+nobody left who could want anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from nerite.backends.llm.engine import FinishReason
+from nerite.backends.llm.openvino_genai import framework
+from nerite.backends.llm.openvino_genai.compiling import Compiler
+from nerite.backends.llm.openvino_genai.options import Options
+from nerite.backends.llm.openvino_genai.orders import Compile, Compiled, Drop, Loaded, Order, Piece, Step
+from nerite.backends.openvino.framework import openvino, translated
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+
+AHEAD: Final = 2
+"""Steps that may be over before the first of them was looked at."""
+
+_Message: TypeAlias = Order | Drop | Compile
+
+
+class Stepping:
+    """A pipeline, and the sequences in it."""
+
+    def __init__(self, options: Options, connection: Connection, turns: int) -> None:
+        """``turns`` is where a byte comes for each step that was looked at. Raises what the framework raises."""
+        self._options = options
+        self._connection = connection
+        self._turns = turns
+        self._left = AHEAD
+        self._tokenizer = framework.tokenizer(options.directory)
+        self._pipeline = framework.pipeline(options, self._tokenizer)
+        self._compiler: Compiler | None = None
+        library = framework.genai()
+        self._running = library.GenerationStatus.RUNNING
+        reasons = library.GenerationFinishReason
+        self._reasons = {reasons.STOP: FinishReason.STOP, reasons.LENGTH: FinishReason.LENGTH}
+        self._sending = threading.Lock()
+        self._handles: dict[int, Any] = {}
+        self._begun: list[int] = []
+        self._refused: list[tuple[int, NeriteError]] = []
+        self._blocks = self._capacity()
+
+    def loaded(self) -> Loaded:
+        """Return what there is to say of the model."""
+        own = self._pipeline.get_config()
+        ends = {own.eos_token_id, self._tokenizer.get_eos_token_id(), *own.stop_token_ids}
+        return Loaded(self._blocks, frozenset(end for end in ends if end >= 0))
+
+    def run(self) -> None:
+        """Step as long as there is something to generate, and otherwise when something comes. Returns on a failure."""
+        coming = select.poll()
+        coming.register(self._connection, select.POLLIN)
+        while True:
+            unfinished = self._unfinished()
+            while coming.poll(0 if unfinished else None):
+                message: _Message = self._connection.recv()
+                if isinstance(message, Compile):
+                    threading.Thread(target=self._compile, args=(message,), daemon=True).start()
+                    continue
+                self._take(message)
+                unfinished = True  # A drop alone is told of, too.
+            if not self._step():
+                return
+
+    def _take(self, message: Order | Drop) -> None:
+        if isinstance(message, Order):
+            self._begin(message)
+            return
+        for number in message.numbers:
+            handle = self._handles.pop(number, None)
+            if handle is not None:
+                handle.cancel()
+
+    def _begin(self, order: Order) -> None:
+        given = openvino().Tensor
+        prompt = order.prompt
+        arguments: Sequence[Any] = (
+            (prompt[0], [given(image) for image in prompt[1]]) if isinstance(prompt, tuple) else (given(prompt),)
+        )
+        for index, number in enumerate(order.numbers):
+            try:
+                form = None if order.grammar is None else framework.structured(order.grammar)
+                config = framework.generation(self._options, order.sampling, index, order.room, order.ends, form)
+                if order.most:  # how many tokens images are is known when the pipeline has encoded them
+                    config.max_length = order.most
+                    config.apply_chat_template = not order.special_tokens
+                self._handles[number] = self._pipeline.add_request(number, *arguments, config)
+            except Exception as error:  # Of this request alone: no step has seen it.
+                self._refused.append((number, _refusal(error, order.most)))
+            else:
+                self._begun.append(number)
+
+    def _step(self) -> bool:
+        """Take a step, and tell what it has brought; return whether there may be another."""
+        while not self._left:
+            self._left += len(os.read(self._turns, AHEAD))
+        self._left -= 1
+        failure, pieces = "", []
+        scheduled = blocks = 0
+        try:
+            if self._unfinished():
+                self._pipeline.step()
+            pieces = self._pieces()
+            if self._unfinished():  # At rest these numbers stand still.
+                metrics = self._pipeline.get_metrics()
+                scheduled, blocks = metrics.scheduled_requests, round(metrics.cache_usage / 100 * self._blocks)
+        except Exception as error:  # Whatever it is, what is in the pipeline is lost.
+            failure = translated(error, "a step of the engine").message
+        begun, self._begun = self._begun, []
+        refused, self._refused = self._refused, []
+        self._send(Step(begun, refused, pieces, scheduled, blocks, failure))
+        return not failure
+
+    def _pieces(self) -> list[Piece]:
+        pieces = []
+        for number, handle in list(self._handles.items()):
+            tokens: list[int] = []
+            likely: list[float] = []
+            ended = None
+            # ``read_all`` would wait for the end.
+            while handle.can_read():
+                for output in handle.read().values():
+                    tokens += output.generated_ids
+                    likely += output.generated_log_probs
+                    ended = self._reasons.get(output.finish_reason)
+            if ended:
+                del self._handles[number]
+            elif handle.get_status() != self._running:
+                # The pipeline says nothing more of a request that it will not do.
+                raise Internal("the pipeline ignores a request that was admitted")
+            if tokens or ended:
+                pieces.append((number, tokens, likely, ended))
+        return pieces
+
+    def _unfinished(self) -> bool:
+        # What was cancelled holds its memory until the next step.
+        unfinished: bool = self._pipeline.has_non_finished_requests()
+        return unfinished
+
+    def _compile(self, compile: Compile) -> None:
+        """Compile a grammar. On a thread of its own: steps that do not need it need not wait."""
+        grammar, ends, vocabulary = compile
+        try:
+            if self._compiler is None:
+                self._compiler = Compiler(vocabulary, self._tokenizer)
+            wrong = self._compiler.wrong(grammar, ends)
+        except Exception as error:
+            wrong = f"it could not be tried: {error}"
+        self._send(Compiled(wrong))
+
+    def _send(self, message: Step | Compiled) -> None:
+        with self._sending:
+            self._connection.send(message)
+
+    def _capacity(self) -> int:
+        """Return how many blocks the cache has. Nothing tells but the share of it that one block is."""
+        config = framework.common(self._options)
+        config.max_new_tokens = 1
+        prompt: Sequence[Any] = ("0", []) if self._options.sees else (openvino().Tensor(np.zeros((1, 1), np.int64)),)
+        handle = self._pipeline.add_request(0, *prompt, config)
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        share = self._pipeline.get_metrics().max_cache_usage
+        del handle
+        return round(100 / share) if share else 1
+
+
+def _refusal(error: Exception, most: int) -> NeriteError:
+    if "'max_length'" in str(error):
+        return InvalidArgument(f"the prompt with its images has more than {most} tokens, the context")
+    return translated(error, "beginning a request")
+
+
+def _end_with_input() -> None:
+    """Have this process ended by the system when its standard input is closed, whatever it is doing then."""
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # It was closed before.
+        sys.exit(0)
+
+
+def main() -> None:
+    """Load the model that comes first, and run it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Whoever started this ends it.
+    _end_with_input()
+    connection, turns = Connection(int(sys.argv[1])), int(sys.argv[2])
+    options: Options = connection.recv()
+    try:
+        stepping = Stepping(options, connection, turns)
+        loaded = stepping.loaded()
+    except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
+        connection.send(translated(error, "loading model"))
+        return
+    connection.send(loaded)
+    with contextlib.suppress(EOFError, OSError):  # Nobody listens any more.
+        stepping.run()
