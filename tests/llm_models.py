@@ -85,6 +85,14 @@ def byte_tokenizer(special: Sequence[str] = (), *, begin: bool = False) -> Any:
     )
 
 
+def chat_tokens(messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Return the tokens that Hugging Face has for a chat with ``TEMPLATE``, if texts begin with one."""
+    tokens = byte_tokenizer(begin=True).apply_chat_template(
+        messages, chat_template=TEMPLATE, tokenize=True, return_dict=False
+    )
+    return list(tokens)
+
+
 def network(
     changes: Mapping[str, Any] = MappingProxyType({}), vocabulary: int = VOCABULARY, *, embedded: bool = False
 ) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_llm import ENDLESS, FEW, NARROW, Stream
 
-from llm_models import TEMPLATE, byte_tokenizer, language_model, write_tokenizer
+from llm_models import TEMPLATE, chat_tokens, language_model, write_tokenizer
 from serving import Serving, eventually, serving
 
 POLICY = """
@@ -93,12 +93,13 @@ def test_rates(server: Serving) -> None:
 def test_tokens_of_chats(server: Serving) -> None:
     """Those of a chat are those that Hugging Face has for it, to the client and in the accounts."""
     chat = [{"role": "user", "content": "once"}]
-    tokens = byte_tokenizer(begin=True).apply_chat_template(chat, TEMPLATE, tokenize=True, return_dict=False)
+    tokens = chat_tokens(chat)
     assert generate(server, "narrow", **FEW)[0] == 200
 
     def charged(path: str, **said: Any) -> tuple[int, int]:
         before = use(server, "narrow")["input_tokens"]
         answer = server.json("POST", path, {"model": "narrow", **FEW, **said})
+        assert "prompt_tokens_details" not in answer["usage"], "the engine does not tell what it had cached"
         return answer["usage"]["prompt_tokens"], use(server, "narrow")["input_tokens"] - before
 
     assert charged("/v1/chat/completions", messages=chat) == (len(tokens),) * 2

@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 
 from llm_listening import FEW, Heard, asked, eventually, ignored
-from llm_models import language_model
+from llm_models import language_model, write_tokenizer
 from nerite.backends.llm import images
 from nerite.backends.llm.engine import FinishReason
 from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine
@@ -54,6 +54,18 @@ def test_images_count(engine: OpenVinoGenAiEngine) -> None:
     assert len({heard.deltas[0].logprobs[0].logprob for heard in told}) == 5
     assert seen(engine, first).over().tokens() == told[1].tokens()
     assert seen(engine, picture(1, "BMP")).over().tokens() == told[1].tokens()
+
+
+def test_special_tokens_are_added_once(engine: OpenVinoGenAiEngine, tmp_path: Path) -> None:
+    write_tokenizer(seeing_model(tmp_path / "1", CONTEXT), MARK, begin=True)
+    begins = OpenVinoGenAiEngine(Options("m", tmp_path / "1", cache_blocks=64, context_length=CONTEXT))
+    begins.start(ignored, ignored)
+    for prompt, files in (("what is it\n ", []), (f"{MARK}what is it\n ", [picture(1)])):
+        expected = asked(engine, prompt=f"<s>{prompt}", images=files).over()
+        for said, special in ((f"<s>{prompt}", False), (prompt, True)):
+            told = asked(begins, prompt=said, special_tokens=special, images=files).over()
+            assert (told.prompt_tokens, told.tokens()) == (expected.prompt_tokens, expected.tokens())
+    begins.stop()
 
 
 def test_where_an_image_stands(engine: OpenVinoGenAiEngine) -> None:

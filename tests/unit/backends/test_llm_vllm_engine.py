@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from llm_listening import eventually
-from nerite.backends.llm.engine import Delta, EngineStats, FinishReason, GenerationRequest
+import llm_listening
+from llm_listening import Heard, eventually
+from nerite.backends.llm.engine import EngineStats, FinishReason
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.vllm import VllmEngine, framework
 from nerite.backends.llm.vllm.arguments import Arguments
@@ -25,38 +26,6 @@ from pages import ROOT
 FEW = SamplingParameters(max_tokens=4)
 ENDLESS = SamplingParameters(max_tokens=None)
 REFUSED, DEADLY = 8, 9
-
-
-class Heard:
-    """A listener that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.deltas: list[Delta] = []
-        self.steps: queue.SimpleQueue[NeriteError | None] = queue.SimpleQueue()
-
-    def admitted(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
-        self.prompt_tokens = prompt_tokens
-
-    def advanced(self, deltas: Any) -> None:
-        self.deltas += deltas
-        self.steps.put(None)
-
-    def failed(self, error: NeriteError) -> None:
-        self.steps.put(error)
-
-    def begun(self) -> Heard:
-        self.steps.get(timeout=20)
-        return self
-
-    def over(self, sequences: int = 1) -> Heard:
-        while sum(delta.finish_reason is not None for delta in self.deltas) < sequences:
-            if (error := self.steps.get(timeout=20)) is not None:
-                raise error
-        return self
-
-    def text(self, index: int = 0) -> str:
-        return "".join(delta.text for delta in self.deltas if delta.index == index)
 
 
 class Server:
@@ -106,9 +75,7 @@ Started = Callable[..., VllmEngine]
 def asked(
     engine: VllmEngine, sampling: SamplingParameters = FEW, id: str = "a", prompt: Any = "once", **more: Any
 ) -> Heard:
-    heard = Heard()
-    engine.add(GenerationRequest(id, prompt, sampling, **more), heard)
-    return heard
+    return llm_listening.asked(engine, sampling, prompt, id, **more)
 
 
 def test_a_delta_for_each_step(started: Started, server: Server) -> None:
@@ -133,7 +100,7 @@ def test_capabilities(started: Started) -> None:
 
 def test_sequences_probabilities_and_adapters(started: Started) -> None:
     engine = started({"A": "somewhere"})
-    heard = asked(engine, replace(FEW, n=2, logprobs=1), lora="A").over(2)
+    heard = asked(engine, replace(FEW, n=2, logprobs=1), lora="A").over()
     assert heard.text(0) == heard.text(1) == "AAAA"
     first = heard.deltas[0].logprobs[0]
     assert (first.token, first.logprob, first.rank, first.text) == (0, -0.5, 1, "A")
@@ -170,11 +137,11 @@ def test_a_deadline(started: Started) -> None:
     ("said", "kind", "text"),
     [
         (
-            {"prompt": "x" * 100},
+            {"prompt": "x" * 99},
             InvalidArgument,
             "the prompt has 100 tokens, and the model a context of 100: leave out",
         ),
-        ({"prompt": ""}, InvalidArgument, "the prompt is empty"),
+        ({"prompt": "", "special_tokens": False}, InvalidArgument, "the prompt is empty"),
         ({"lora": "C"}, Unsupported, "LoRA feature is not enabled"),
         ({"priority": 1}, Unsupported, "knows no priorities"),
         ({"images": [b""]}, Unsupported, "takes no images"),

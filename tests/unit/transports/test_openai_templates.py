@@ -106,6 +106,7 @@ def test_our_own(name: str, text: str) -> None:
     assert name in template_files.NAMES
     found = template_files.find(None, name)
     assert rendered(found.source, HELLO) == text
+    assert found.plain is (name == "plain")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_our_own_with_tools(name: str, call: str) -> None:
 
 def test_where_a_template_is(tmp_path: Path) -> None:
     found = template_files.find(tmp_path, "")
-    assert (found.model_s_own, found.origin) == (False, "built-in 'plain'")
+    assert (found.model_s_own, found.plain, found.origin) == (False, True, "built-in 'plain'")
     tokenizer = tmp_path / "tokenizer_config.json"
     words = {"bos_token": {"content": "<b>"}, "eos_token": "<e>", "unk_token": None}
     tokenizer.write_text(json.dumps({**words, "chat_template": "one"}))
@@ -134,7 +135,7 @@ def test_where_a_template_is(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
     tokenizer.write_text(json.dumps({"chat_template": named}))
     found = template_files.find(tmp_path, "")
-    assert (found.source, found.with_tools, found.model_s_own) == ("one", "two", True)
+    assert (found.source, found.with_tools, found.model_s_own, found.plain) == ("one", "two", True, False)
     (tmp_path / "chat_template.jinja").write_text("three")
     assert template_files.find(tmp_path, "").source == "three"
     (tmp_path / "mine.jinja").write_text("four")

@@ -111,6 +111,7 @@ class LoopEngine(ABC):
     def _tokens(self, request: GenerationRequest) -> list[int]:
         """Return the tokens of a prompt. Raises ``InvalidArgument`` for none, and for too many."""
         prompt = request.prompt
+        tokens: list[int]
         if isinstance(prompt, str):
             tokens = self._tokenizer.encode(prompt, add_special_tokens=request.special_tokens)
         else:

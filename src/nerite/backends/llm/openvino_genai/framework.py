@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from nerite.backends.llm.openvino_genai import json_strings
 from nerite.backends.llm.openvino_genai.options import Options
@@ -14,6 +14,9 @@ from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.structured import EBNF, JSON_SCHEMA, REGEX, Grammar
 from nerite.backends.openvino.framework import openvino
 from nerite.core.errors import Unsupported
+
+_VERBATIM: Final = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
+"""For prompts that the framework tokenizes: to those to which it applies a template it adds no special tokens."""
 
 
 def genai() -> ModuleType:
@@ -36,6 +39,8 @@ def tokenizer(directory: Path, *, pairs: bool = False) -> Any:
 def pipeline(options: Options, tokenizer: Any) -> Any:
     """Load a model. Raises what the framework raises."""
     library = genai()
+    if options.sees:
+        tokenizer.set_chat_template(_VERBATIM)
     scheduling = library.SchedulerConfig()
     scheduling.max_num_seqs = options.most_sequences
     scheduling.max_num_batched_tokens = options.batched_tokens
