@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,13 +15,14 @@ import pytest
 from llm_listening import FEW, asked, eventually, ignored
 from llm_models import END, language_model
 from nerite.backends.llm.engine import FinishReason
-from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, compiling
+from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, compiling, grammars
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.structured import Grammar, read
 from nerite.core.errors import InvalidArgument, Unsupported
 
 FREE = replace(FEW, max_tokens=400, temperature=1.0, ignore_eos=False)
 LONG = replace(FEW, max_tokens=3000)
+BOUND = 8 << 20
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -170,6 +172,39 @@ def test_only_those_with_a_new_form_wait_for_the_one_that_is_tried(
     assert [delta.finish_reason for delta in dropped.over().deltas] == [FinishReason.ABORT] * 2
     with pytest.raises(InvalidArgument, match="it takes more than 2 seconds"):
         waiting.over()
+
+
+def test_what_is_compiled_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it, what runs comes to its end, what comes waits, and then nothing is left of what was compiled."""
+    monkeypatch.setattr(grammars, "MOST_BYTES", BOUND)
+    engine = OpenVinoGenAiEngine(Options("m", language_model(tmp_path / "1"), cache_blocks=512, context_length=4000))
+    engine.start(ignored, ignored)
+    processes = {engine._process}
+    most = 0
+    few = replace(FREE, max_tokens=4)
+    for number in range(10):
+        neighbour = asked(engine, replace(LONG, max_tokens=30), id=f"neighbour {number}").begun()
+        many = f"(a{{0,300}}b){{0,{20 + number}}}c"
+        forms = [form(regex=many), form(regex=f"[0-9]{{{number + 1}}}"), form(regex=many)]
+        heard = [asked(engine, few, id=f"{number} {place}", grammar=each) for place, each in enumerate(forms)]
+        for each, of in zip(forms, heard, strict=True):
+            assert of.over().reason is FinishReason.LENGTH or re.fullmatch(each.source, of.text())
+        assert neighbour.over().reason is FinishReason.LENGTH
+        most = max(most, engine._grammars._compiled)
+        processes.add(engine._process)
+    assert most <= BOUND + BOUND // 4
+    assert len(processes) == 2
+    # Also if there is no room after one that nobody wants any more.
+    engine._grammars._compiled = BOUND + 1
+    asked(engine, few, id="dropped", grammar=form(regex=many + "d"))
+    engine.abort("dropped")
+    for number in range(2):
+        assert asked(engine, FREE, id=f"later {number}", grammar=form(regex=f"[ab]{{{number + 1}}}")).over().text()
+    assert engine.stats().failures == 0
+    large = "root ::= " + " | ".join(f'"{f"q{number}" * 20}"' for number in range(500))
+    with pytest.raises(InvalidArgument, match=r"compiled it takes \d+ MB: make it simpler"):
+        asked(engine, FREE, grammar=form(grammar=large)).over()
+    engine.stop()
 
 
 def test_what_contradicts_a_form(engine: OpenVinoGenAiEngine) -> None:

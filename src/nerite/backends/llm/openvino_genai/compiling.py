@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from nerite.backends.llm.openvino_genai import framework
-from nerite.backends.llm.structured import Grammar
+from nerite.backends.llm.structured import REGEX, Grammar
 from nerite.backends.openvino.framework import openvino
 
 LONGEST_SECONDS: Final = 5.0
@@ -32,6 +32,7 @@ _START_SECONDS: Final = 60.0
 _MOST_CORES: Final = 8
 """On which the framework compiles."""
 _MODEL: Final = "model.xml"
+_SIMPLE: Final = Grammar(REGEX, "a")
 _PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 """What stands before the words that matter."""
 
@@ -89,6 +90,13 @@ class CompilerProcess:
         """``directory`` has the tokenizer. The process is made when there is something to compile."""
         self._arguments = [str(vocabulary), str(directory)]
         self._process: subprocess.Popen[bytes] | None = None
+        self._bare = 0
+        """What it took before it compiled anything."""
+
+    @property
+    def compiled_bytes(self) -> int:
+        """What the grammars that it has compiled take of its memory; 0 where the system does not tell."""
+        return 0 if self._process is None else max(_memory(self._process.pid) - self._bare, 0)
 
     def wrong(self, grammar: Grammar, ends: Collection[int]) -> str:
         """Return why a grammar cannot be compiled, or not in time; nothing if it can."""
@@ -123,7 +131,17 @@ class CompilerProcess:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         _line(process, _START_SECONDS)
+        self._bare = _memory(process.pid)
         return process
+
+
+def _memory(pid: int) -> int:
+    """Return the bytes that a process has for itself; 0 where the system does not tell."""
+    try:
+        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
@@ -144,6 +162,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     compiler = Compiler(int(sys.argv[1]), framework.tokenizer(Path(sys.argv[2])))
+    compiler.wrong(_SIMPLE, ())  # What it takes for the first one is not that one's.
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         kind, source, ends = json.loads(line)

@@ -68,6 +68,8 @@ class OpenVinoGenAiEngine:
         """What the process has, or will have."""
         self._untried: dict[str, Running] = {}
         """Those whose grammar is being tried."""
+        self._held: dict[str, Running] = {}
+        """Those that wait for another process, because this one has compiled enough."""
         self._wrong: deque[tuple[Running, NeriteError]] = deque()
         """Those whose grammar was, and is none."""
         self._aborts: deque[str] = deque()
@@ -144,8 +146,7 @@ class OpenVinoGenAiEngine:
         except RuntimeError as error:
             raise InvalidArgument(translated(error, "reading sampling parameters").message) from error
         running = Running(request, listener, length, order)
-        ends = {*sampling.stop_token_ids, *self._ends}
-        known = request.grammar is None or self._grammars.known(request.grammar, ends)
+        known = request.grammar is None or self._grammars.known(request.grammar, self._ends_of(request))
         with self._lock:
             if not self.is_healthy():
                 raise Unavailable("the engine does not run")
@@ -153,11 +154,23 @@ class OpenVinoGenAiEngine:
                 self._send(running)
                 return
             self._untried[running.id] = running
+        self._try(running)
+
+    def _ends_of(self, request: GenerationRequest) -> set[int]:
+        """Return the tokens that end an answer."""
+        return {*request.sampling.stop_token_ids, *self._ends}
+
+    def _try(self, running: Running) -> None:
+        """Have the grammar of a request tried."""
+        request = running.request
         assert request.grammar is not None
-        self._grammars.find_out(request.grammar, ends, lambda wrong: self._tried(running, wrong))
+        self._grammars.find_out(request.grammar, self._ends_of(request), lambda wrong: self._tried(running, wrong))
 
     def _send(self, running: Running) -> None:
-        """Let the process have a request. Under the lock."""
+        """Let the process have a request, now or when it can take more. Under the lock."""
+        if self._grammars.full:
+            self._held[running.id] = running
+            return
         self._running[running.id] = running
         self._open |= running.open
         self._process.send(running.order)
@@ -165,13 +178,13 @@ class OpenVinoGenAiEngine:
     def _tried(self, running: Running, wrong: NeriteError | None) -> None:
         """Go on with a request whose grammar was tried, if somebody still wants it."""
         with self._lock:
+            self._process.send(Drop(()))  # To look at what is new here; there may be no room for grammars any more.
             if running.id in self._aborts or self._untried.pop(running.id, None) is not running:
                 return
             if wrong is None:
                 self._send(running)
             else:
                 self._wrong.append((running, wrong))
-                self._process.send(Drop(()))
 
     def _compile(self, grammar: Grammar, ends: Collection[int], vocabulary: int) -> str:
         """Have the process compile a grammar; return what is wrong with it. For one thread at a time."""
@@ -220,12 +233,12 @@ class OpenVinoGenAiEngine:
     def stats(self) -> EngineStats:
         """Return how it is now."""
         sequences = sum(len(each.open) for each in list(self._running.values()))
-        untried = sum(len(each.open) for each in list(self._untried.values()))
+        aside = sum(len(each.open) for each in [*self._untried.values(), *self._held.values()])
         scheduled, used = self._usage
         running = min(scheduled, sequences)
         return EngineStats(
             running,
-            sequences - running + untried,
+            sequences - running + aside,
             self._blocks,
             self._blocks - used,
             _BLOCK,
@@ -271,9 +284,9 @@ class OpenVinoGenAiEngine:
             elif said is not None:
                 self._look_at(said)
             if said is None or (isinstance(said, Step) and said.failure):
-                reason = said.failure if said is not None else ""
-                if not (self._stopping or self._begin_anew(reason)):
-                    break
+                self._begin_anew("" if said is None else said.failure)
+            elif self._grammars.full and not self._running:
+                self._forget_grammars()
         self._finish()
 
     def _look_at(self, step: Step) -> None:
@@ -305,8 +318,9 @@ class OpenVinoGenAiEngine:
             wrong, aborts = list(self._wrong), list(self._aborts)
             self._wrong.clear()
             self._aborts.clear()
-            # Nobody wants to know any more what is wrong with their grammars.
-            self._running |= {id: self._untried.pop(id) for id in aborts if id in self._untried}
+            # Nobody wants to know any more what is wrong with their grammars, or to wait.
+            for aside in (self._untried, self._held):
+                self._running |= {id: aside.pop(id) for id in aborts if id in aside}
         return wrong, aborts
 
     def _forget(self, running: Running, *, drop: bool = True) -> None:
@@ -357,40 +371,57 @@ class OpenVinoGenAiEngine:
                 del self._running[running.id]
             running.listener.advanced(new)
 
-    def _begin_anew(self, reason: str) -> bool:
-        """Fail what had begun, and make another process; return whether that was possible."""
+    def _begin_anew(self, reason: str) -> None:
+        """Fail what had begun, and go on with another process, if there still is to be one."""
         how = self._process.end()
+        if self._stopping:
+            return
         reason = reason or f"its process {how}"
         _log.error("'%s': %s; the engine begins anew", self._options.name, reason)
         self._failures += 1
+        self._cut(self._news()[1])
+        for running in list(self._running.values()):
+            if running.begun:
+                self._forget(running, drop=False)
+                running.fail(Internal(f"The engine failed while it ran this request: {reason}"))
+        self._take_another()
+
+    def _forget_grammars(self) -> None:
+        """Go on with a process that has compiled nothing."""
+        _log.info("'%s': grammars have taken their share of memory; the pipeline is made anew", self._options.name)
+        self._process.end()
+        self._take_another()
+
+    def _take_another(self) -> None:
+        """Make another process, which gets what the one before it has not begun with."""
         self._usage = (0, 0)
         self._ready = False
-        self._cut(self._news()[1])
-        begun = [running for running in list(self._running.values()) if running.begun]
-        for running in begun:
-            self._forget(running, drop=False)
-            running.fail(Internal(f"The engine failed while it ran this request: {reason}"))
         self._stepped(self.stats())
         self._has_compiled(None)
         with self._lock:
             if self._stopping:
-                return False
-            # What comes from now on waits until the model is loaded.
+                return
             self._process = PipelineProcess(self._options)
-            for running in self._running.values():
-                self._process.send(running.order)
+            self._grammars.forget()
+            left = [*self._running.values(), *self._held.values()]
+            self._running.clear()
+            self._held.clear()
+            again = [running for running in left if running.request.grammar is not None]
+            self._untried |= {running.id: running for running in again}
+            for running in left:
+                if running.request.grammar is None:
+                    self._send(running)
+        for running in again:
+            self._try(running)
         try:
             self._loaded(self._process.loaded())
         except NeriteError as error:  # It is not healthy from now on.
             with self._lock:
                 stopped, self._stopping = self._stopping, True
-            if stopped:
-                return False
-            why = f"the engine cannot begin anew: {error.message}"
-            self._fail_all(Unavailable(f"The engine has failed: {why}"))
-            self._given_up(f"'{self._options.name}': {why}")
-            return False
-        return True
+            if not stopped:
+                why = f"the engine cannot begin anew: {error.message}"
+                self._fail_all(Unavailable(f"The engine has failed: {why}"))
+                self._given_up(f"'{self._options.name}': {why}")
 
     def _fail_all(self, error: NeriteError) -> None:
         for running in self._take_all():
@@ -400,9 +431,11 @@ class OpenVinoGenAiEngine:
     def _take_all(self) -> Sequence[Running]:
         """Return all that wait for something, and be done with them."""
         with self._lock:
-            everyone = [*self._running.values(), *self._untried.values(), *(running for running, _ in self._wrong)]
+            everyone = [*self._running.values(), *self._untried.values(), *self._held.values()]
+            everyone += [running for running, _ in self._wrong]
             self._running.clear()
             self._untried.clear()
+            self._held.clear()
             self._wrong.clear()
             self._open.clear()
         return everyone
