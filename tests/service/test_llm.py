@@ -199,6 +199,9 @@ def test_the_metrics_of_a_language_model(server: Serving) -> None:
     families = {family.name: family.type for family in text_string_to_metric_families(page)}
     assert families["vllm:request_params_n"] == "histogram"
     assert families["vllm:prompt_tokens"] == "counter"
+    # What the engine does not tell is not there: a 0 would be taken for a number.
+    unknown = ("vllm:prefix_cache_", "vllm:num_preemptions", "vllm:spec_decode_")
+    assert not [name for name in server.metrics() if name.startswith(unknown)]
 
 
 def test_a_deadline_cuts_an_answer(server: Serving) -> None:
@@ -242,6 +245,8 @@ def test_those_that_wait_for_room_are_served_in_turn(server: Serving) -> None:
         ({"sampling_parameters": '{"top_p": 3}'}, "'top_p' has to be above 0"),
         ({"sampling_parameters": '{"logit_bias": {"1": 2}}'}, "'logit_bias' is not offered"),
         ({"sampling_parameters": '{"structured_outputs": {"json": {"type": "a"}}}'}, "structured output (json_schema)"),
+        ({"sampling_parameters": '{"structured_outputs": {"json": {"type": "null", "enum": []}}}'}, "has no instances"),
+        ({"sampling_parameters": '{"structured_outputs": {"grammar": "root ::= root"}}'}, "no text comes to an end"),
         ({"sampling_parameters": '{"guided_decoding": "{\\"regex\\": \\"[\\"}"}'}, "structured output (regex)"),
         ({"sampling_parameters": '{"lora_name": "a"}'}, "LoRA feature is not enabled."),
         ({"sampling_parameters": '{"logprobs": 5}'}, "tells the probability of the chosen token alone"),

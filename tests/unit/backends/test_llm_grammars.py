@@ -82,6 +82,23 @@ def test_patterns_that_would_end_a_string(engine: OpenVinoGenAiEngine, pattern: 
         asked(engine, FREE, grammar=form(json={"type": "string", "pattern": pattern}))
 
 
+@pytest.mark.parametrize("said", [r"[^é]", r"a[^\S]", r"[^a-\u00e9]", r"[^\x80]", r"[^\x41\W\d]"])
+def test_classes_that_would_be_read_otherwise(engine: OpenVinoGenAiEngine, said: str) -> None:
+    for wrong in (form(regex=said), form(grammar=f'root ::= {said} | "b"')):
+        with pytest.raises(Unsupported, match="which the engine cannot keep to"):
+            asked(engine, FREE, grammar=wrong)
+    with pytest.raises(Unsupported, match=r"'schema\.pattern' has the class"):
+        asked(engine, FREE, grammar=form(json={"type": "string", "pattern": said}))
+
+
+@pytest.mark.parametrize("said", [r"\[[^a\]]", r"[\[^][é-ü]", r"[^\x41b]"])
+def test_classes_that_are_read_as_they_are(engine: OpenVinoGenAiEngine, said: str) -> None:
+    for seed in range(8):
+        text = asked(engine, replace(FREE, seed=seed), grammar=form(regex=said)).over().text()
+        assert "\ufffd" in text or re.fullmatch(said, text)
+    assert asked(engine, FREE, grammar=form(grammar='root ::= "[^é]" # [^é]')).over().text() == "[^é]"
+
+
 @pytest.mark.feature("openvino_genai", "regex")
 def test_a_regular_expression(engine: OpenVinoGenAiEngine) -> None:
     expression = r"[a-f]{3}-[0-9]{2,4}"

@@ -55,8 +55,12 @@ def test_nothing_is_asked_for() -> None:
         ({"json": [1]}, "'guided_decoding.json' has to be a JSON schema"),
         ({"json_object": 1}, "'guided_decoding.json_object' has to be true or false"),
         (
+            {"grammar": "root ::= root"},
+            "'guided_decoding.grammar' has the rule 'root', of which no text comes to an end",
+        ),
+        (
             {"json": {"items": {"type": "string", "enum": []}, "type": "array", "minItems": 1}},
-            "nothing can be an instance of 'guided_decoding.json': 'guided_decoding.json.items.enum' has no value",
+            "a part of 'guided_decoding.json' has no instances: 'guided_decoding.json.items.enum' has no value",
         ),
     ],
 )
@@ -76,6 +80,8 @@ def test_what_is_wrong(said: Any, text: str) -> None:
         ),
         ({"$defs": {"x": {"uniqueItems": True}}}, "'guided_decoding.json.$defs.x.uniqueItems' cannot"),
         ({"$ref": "https://example.com/x"}, "'guided_decoding.json.$ref' has to be within the schema"),
+        ({"required": ["a"], "properties": {"b": {}}}, "'guided_decoding.json' requires 'a', which is none of its"),
+        ({"anyOf": [{"required": ["a"]}]}, "'guided_decoding.json.anyOf.0' requires 'a', which is none of its"),
         ({"allOf": [{}, {}]}, "'guided_decoding.json.allOf' has several schemas"),
         ({"pattern": "a", "maxLength": 3}, "'guided_decoding.json' has a pattern and maxLength"),
     ],
@@ -93,6 +99,10 @@ def test_other_options_of_vllm() -> None:
     for _ in range(100):
         deep = {"items": deep}
     with pytest.raises(InvalidArgument, match="is 65 schemas deep, and may be 64"):
+        structured.read("guided_decoding", {"json": deep})
+    for _ in range(100_000):
+        deep = {"items": deep}
+    with pytest.raises(InvalidArgument, match="is too deep"):
         structured.read("guided_decoding", {"json": deep})
     with pytest.raises(InvalidArgument, match="are one thing"):
         sampling.from_mapping({"guided_decoding": {"regex": "a"}, "structured_outputs": {"regex": "a"}})

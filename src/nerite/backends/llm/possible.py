@@ -1,7 +1,7 @@
-"""Whether anything fits a JSON schema, as far as the schema itself tells. Pure.
+"""Whether a JSON schema and all that is in it have instances, as far as the schema itself tells. Pure.
 
-Engines compile a schema that nothing fits, and find out when they cannot go on. What is said here to be impossible is
-so; what is not may be.
+Engines do not see to it: they write something else instead, or begin with a part that they cannot end. What is said to
+have none here has none; what is not may have.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
+
+from nerite.backends.llm import schemas
 
 _NUMBER: Final = "number"
 """One with a fraction: those without are integers."""
@@ -28,7 +30,7 @@ class _Verdict(NamedTuple):
 
 
 def impossible(path: str, schema: Any) -> str:
-    """Return why nothing fits ``schema``, which stands at ``path``; nothing if something may."""
+    """Return why ``schema``, which stands at ``path``, or a part of it has no instance; nothing if they may have."""
     try:
         return _Reader(path, schema).verdict()
     except (_Enough, RecursionError):
@@ -54,9 +56,9 @@ class _Reader:
             known = dict(self._led)
             for reference in known:
                 self._led[reference] = self._of(reference, _target(self._schema, reference)).kinds
-            verdict = self._of(self._path, self._schema)
+            verdicts = [self._of(where, each) for where, each in schemas.within(self._path, self._schema)]
             if self._led == known:
-                return "" if verdict.kinds else verdict.why
+                return next((each.why for each in verdicts if not each.kinds), "")
 
     def _of(self, path: str, schema: Any) -> _Verdict:
         self._left -= 1
@@ -101,10 +103,7 @@ class _Reader:
         reference = schema.get("$ref")
         if isinstance(reference, str):
             kinds = self._led.setdefault(reference, frozenset())
-            yield (
-                "$ref",
-                _Verdict(kinds, f"nothing fits '{path}.$ref', '{reference}', or it leads to itself without end"),
-            )
+            yield "$ref", _Verdict(kinds, f"what '{path}.$ref' leads to has none, or leads to itself without end")
 
     def _lacking(self, path: str, schema: Mapping[str, Any], kinds: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Yield which of some kinds there cannot be after all, and why."""

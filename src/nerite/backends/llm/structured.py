@@ -7,10 +7,13 @@ worse than a refusal.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
+from nerite.backends.llm import schemas
+from nerite.backends.llm.ebnf import endless
 from nerite.backends.llm.possible import impossible
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, Unsupported
@@ -21,7 +24,6 @@ EBNF: Final = "ebnf"
 
 _LONGEST: Final = 256 * 1024
 """Characters of a grammar: what is compiled for all that it says is not without bounds."""
-_DEEPEST: Final = 64
 _ANY_OBJECT: Final = {"type": "object", "additionalProperties": True}
 
 _KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
@@ -51,11 +53,6 @@ _LEFT_OUT: Final = frozenset(
     }
 )
 """Keywords of JSON Schema that no grammar says."""
-_SCHEMAS_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_LISTS_OF_SCHEMAS: Final = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_SCHEMAS: Final = frozenset(
-    {"items", "additionalProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties"}
-)
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,7 @@ def read(name: str, value: Any) -> Grammar | None:
         grammar = _grammar(f"{name}.{kind}", kind, given)
         if len(grammar.source) > _LONGEST:
             raise InvalidArgument(f"'{name}.{kind}' has {len(grammar.source)} characters, and may have {_LONGEST}")
+        _look_through(f"{name}.{kind}", grammar)
         return grammar
     return None
 
@@ -107,7 +105,10 @@ def _grammar(name: str, kind: str, given: Any) -> Grammar:
             raise InvalidArgument(f"'{name}' has to be true or false, got {given!r}")
         return Grammar(JSON_SCHEMA, json.dumps(_ANY_OBJECT))
     if kind == "json":
-        return Grammar(JSON_SCHEMA, json.dumps(_schema(name, given)))
+        try:
+            return Grammar(JSON_SCHEMA, json.dumps(_schema(name, given)))
+        except RecursionError:
+            raise InvalidArgument(f"'{name}' is too deep") from None
     if kind == "choice":
         return Grammar(EBNF, _choice(name, given))
     if not isinstance(given, str):
@@ -122,7 +123,7 @@ def _choice(name: str, given: Any) -> str:
 
 
 def _schema(name: str, given: Any) -> Any:
-    """Return a schema that was looked through. Raises ``NeriteError``."""
+    """Return what a schema says. Raises ``InvalidArgument`` for what is no object."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -130,11 +131,21 @@ def _schema(name: str, given: Any) -> Any:
             raise InvalidArgument(f"'{name}' is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise InvalidArgument(f"'{name}' has to be a JSON schema, which is an object, got {given!r}")
-    for path, schema in schemas(name, given):
-        _check(path, schema)
-    if why := impossible(name, given):
-        raise InvalidArgument(f"nothing can be an instance of '{name}': {why}")
     return given
+
+
+@lru_cache(maxsize=64)
+def _look_through(name: str, grammar: Grammar) -> None:
+    """Raise ``NeriteError`` for what no text can be, or no grammar say. What is right is known the next time."""
+    if grammar.kind == EBNF:
+        if rule := endless(grammar.source):
+            raise InvalidArgument(f"'{name}' has the rule '{rule}', of which no text comes to an end")
+    elif grammar.kind == JSON_SCHEMA:
+        schema = json.loads(grammar.source)
+        for path, each in schemas.within(name, schema):
+            _check(path, each)
+        if why := impossible(name, schema):
+            raise InvalidArgument(f"a part of '{name}' has no instances: {why}")
 
 
 def _check(path: str, schema: Mapping[str, Any]) -> None:
@@ -146,23 +157,12 @@ def _check(path: str, schema: Mapping[str, Any]) -> None:
         raise Unsupported(f"'{path}.$ref' has to be within the schema, such as '#/$defs/name', got {reference!r}")
     if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
         raise Unsupported(f"'{path}.allOf' has several schemas: put them together into one")
+    properties, required = schema.get("properties"), schema.get("required")
+    if isinstance(required, list):
+        for name in required:
+            if not isinstance(properties, dict) or name not in properties:
+                raise Unsupported(
+                    f"'{path}' requires {name!r}, which is none of its 'properties': say there what it is"
+                )
     if "pattern" in schema and (more := {"minLength", "maxLength", "format"} & schema.keys()):
         raise Unsupported(f"'{path}' has a pattern and {', '.join(sorted(more))}: say it in the pattern")
-
-
-def schemas(path: str, schema: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Go through a schema and those within it, each with where it stands. Raises ``InvalidArgument`` for too many."""
-    if depth > _DEEPEST:
-        raise InvalidArgument(f"'{path}' is {depth} schemas deep, and may be {_DEEPEST}")
-    yield path, schema
-    for keyword, value in schema.items():
-        inner: Iterator[tuple[Any, Any]] = iter(())
-        if keyword in _SCHEMAS:
-            inner = iter([("", value)])
-        elif keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            inner = iter(value.items())
-        elif keyword in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            inner = iter(enumerate(value))
-        for key, each in inner:
-            if isinstance(each, dict):
-                yield from schemas(f"{path}.{keyword}" + (f".{key}" if key != "" else ""), each, depth + 1)

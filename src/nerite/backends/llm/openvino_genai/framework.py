@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from nerite.backends.llm.openvino_genai import json_strings
+from nerite.backends.llm.openvino_genai import classes, json_strings
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.structured import EBNF, JSON_SCHEMA, REGEX, Grammar
@@ -121,4 +121,5 @@ def structured(grammar: Grammar) -> Any:
     """Return a grammar as the framework takes it, which has not looked at it by then. Raises ``Unsupported``."""
     if grammar.kind == JSON_SCHEMA:
         return genai().StructuredOutputConfig(json_schema=json_strings.plain(grammar.source))
+    classes.check(grammar.kind, grammar.source, quoted=grammar.kind == EBNF)
     return genai().StructuredOutputConfig(**{{REGEX: "regex", EBNF: "grammar"}[grammar.kind]: grammar.source})

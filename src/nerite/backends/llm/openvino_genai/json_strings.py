@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
-from nerite.backends.llm.structured import schemas
+from nerite.backends.llm import schemas
+from nerite.backends.llm.openvino_genai import classes
 from nerite.core.errors import Unsupported
 
 _NEVER: Final = r'"\\\x00-\x1f'
@@ -37,7 +38,7 @@ _CONTROLS: Final = frozenset("nrtfv0bc")
 def plain(source: str) -> str:
     """Return a schema whose strings are JSON's. Raises ``Unsupported`` for a pattern that cannot be said so."""
     schema = json.loads(source)
-    for path, found in schemas("schema", schema):
+    for path, found in schemas.within("schema", schema):
         each = cast(dict[str, Any], found)
         if "pattern" in each:
             each["pattern"] = _kept_inside(f"{path}.pattern", str(each["pattern"]))
@@ -51,6 +52,7 @@ def plain(source: str) -> str:
 
 def _kept_inside(path: str, pattern: str) -> str:
     """Return a pattern that never has what ends a string, or is escaped in one."""
+    classes.check(path, pattern)
     return "".join(_parts(path, pattern))
 
 
