@@ -25,7 +25,6 @@ from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.readiness import ask_all
 from nerite.execution.reception import Reception
 from nerite.execution.running_version import RunningVersion
-from nerite.observability import report
 from nerite.observability.exposition import Family
 from nerite.observability.metrics import Version
 from nerite.observability.trace_settings import TraceSettings
@@ -33,8 +32,9 @@ from nerite.observability.tracing import Tracing
 from nerite.regions import Regions
 from nerite.repository import refusals
 from nerite.repository.delivery import Delivery
+from nerite.repository.descriptions import Descriptions
 from nerite.repository.manager import ModelManager
-from nerite.repository.model_record import ModelRecord, State, version_number
+from nerite.repository.model_record import State
 from nerite.repository.origin import origin
 from nerite.repository.registered import RegisteredRepository
 
@@ -77,6 +77,7 @@ class InferenceServer:
         self.tracing = Tracing(options.trace, self._trace_running)
         """What is noted of requests."""
         self._manager = manager_of(self, self._changed)
+        self._descriptions = Descriptions(self._manager)
         self._starting = True
         self._stopping = False
 
@@ -253,73 +254,23 @@ class InferenceServer:
 
     def model_metadata(self, model: str, version: str) -> dict[str, Any]:
         """Return a model's versions and signature."""
-        record = self._manager.meant(model)
-        running = record.find(version)
-        batch = [-1] if running.config.max_batch_size > 0 else []
-
-        def tensors(declared: Any) -> list[dict[str, Any]]:
-            return [
-                {"name": item.name, "datatype": item.datatype.name, "shape": [*batch, *item.dims]} for item in declared
-            ]
-
-        return {
-            "name": model,
-            "versions": [running.label] if version else [str(number) for number in sorted(record.running)],
-            "platform": running.config.platform or running.config.backend,
-            "inputs": tensors(running.signature.inputs.values()),
-            "outputs": tensors(running.signature.outputs.values()),
-        }
+        return self._descriptions.metadata(model, version)
 
     def model_config(self, model: str, version: str) -> dict[str, Any]:
         """Return a model's complete configuration in Triton's JSON form."""
-        return self._manager.find(model, version).config_json
+        return self._descriptions.config(model, version)
 
     def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
         """Return the statistics of a model's ready versions; of all models if ``model`` is empty."""
-        if not model:
-            running = self._everywhere
-        else:
-            running = self._running(model)
-            if not running:
-                raise InvalidArgument(f"requested model '{model}' is not available")
-            if version:
-                number = version_number(version)
-                running = [item for item in running if item.version == number]
-                if not running:
-                    raise InvalidArgument(f"requested model version is not available for model '{model}'")
-        return [
-            {
-                "name": item.name,
-                "version": item.label,
-                **report.counted(item.statistics, decoupled=item.decoupled),
-                "memory_usage": report.memory(item.memory),
-            }
-            for item in running
-        ]
+        return self._descriptions.statistics(model, version)
 
     def metrics(self) -> list[Version]:
         """Return every running version as the metrics page reads it."""
-        return [
-            Version(
-                running.name,
-                running.label,
-                record.namespace,
-                running.config.metric_tags,
-                running.statistics,
-                running.pending,
-                running.load_seconds,
-                running.restarts,
-                running.cached,
-                running.tokens,
-            )
-            for record in self._manager.records
-            for running in _ascending(record)
-        ]
+        return self._descriptions.metrics()
 
     def engine_reports(self, model: str) -> list[EngineReport]:
         """Return how the engines of a model are, or of all models if ``model`` is empty: none where there are none."""
-        running = self._running(model) if model else self._everywhere
-        return [report for version in running if version.tokens for report in version.tokens.latest]
+        return self._descriptions.engine_reports(model)
 
     def cache_metrics(self) -> list[Family]:
         """Return the metrics of the response cache, if there is one."""
@@ -335,21 +286,9 @@ class InferenceServer:
 
     def trace_settings(self, model: str) -> TraceSettings:
         """Return what is traced. Raises Triton's refusal of a model that does not run; an empty name is for all."""
-        if model and not self._running(model):
+        if model and not self._descriptions.running(model):
             raise InvalidArgument(f"Request for unknown model : {model}")
         return self.tracing.settings
-
-    @property
-    def _everywhere(self) -> list[RunningVersion]:
-        """All versions that run."""
-        return [running for record in self._manager.records for running in _ascending(record)]
-
-    def _running(self, model: str) -> list[RunningVersion]:
-        """Return the versions that run of what a name means, ascending: none where it means nothing."""
-        try:
-            return _ascending(self._manager.meant(model))
-        except NeriteError:
-            return []
 
     # Repository
 
@@ -410,8 +349,8 @@ class InferenceServer:
     @property
     def in_flight(self) -> list[tuple[str, str, int]]:
         """Model, version and number of requests for each version that holds any."""
-        return [(running.name, running.label, running.in_flight) for running in self._everywhere if running.in_flight]
-
-
-def _ascending(record: ModelRecord) -> list[RunningVersion]:
-    return [record.running[number] for number in sorted(record.running)]
+        return [
+            (running.name, running.label, running.in_flight)
+            for running in self._descriptions.running()
+            if running.in_flight
+        ]
