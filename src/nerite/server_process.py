@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import uvloop
@@ -23,6 +24,7 @@ from nerite.backends.python import installer
 from nerite.cache.interface import ResponseCache
 from nerite.cache.opening import open_cache
 from nerite.config.options import ServerOptions
+from nerite.config.standing_file import watch
 from nerite.core.errors import NeriteError
 from nerite.execution import standing_policy
 from nerite.execution.door import Door
@@ -352,26 +354,16 @@ class ServerProcess:
         """Yield what goes on beside the serving: looking at files that may change."""
         if self._options.repository.control_mode == "poll":
             yield Poller(server.manager, self._options.repository.poll_secs).run()
-        if self._key_files:
-            yield self._watch_keys()
+        for file in self._key_files.values():
+            yield watch(file, keys.look, partial(self._changed, file))
         if self._policy is not None:
-            yield standing_policy.watch(self._policy, self._policy_changed)
+            yield watch(self._policy, standing_policy.look, partial(self._changed, self._policy))
 
-    async def _watch_keys(self) -> None:
-        """Look at the files with keys every now and then, and have new keys count from the next request on."""
-        while True:
-            await asyncio.sleep(keys.LOOK_EVERY)
-            for file in self._key_files.values():
-                if file.see(await asyncio.to_thread(keys.look, file.path)):
-                    (log.warning if file.problem else log.info)(file.news())
-                    for listener in self._listeners:
-                        listener.forget()
-
-    def _policy_changed(self) -> None:
-        """Have what is new in the policy file count from the next request on."""
-        assert self._policy is not None
-        (log.warning if self._policy.problem else log.info)(self._policy.news())
-        self._reception.follow(self._policy.policy)
+    def _changed(self, file: KeyFile | StandingPolicy) -> None:
+        """Have what is new in a file count from the next request on."""
+        (log.warning if file.problem else log.info)(file.news())
+        if isinstance(file, StandingPolicy):
+            self._reception.follow(file.policy)
         for listener in self._listeners:
             listener.forget()
 

@@ -7,16 +7,12 @@ is gone: the last good policy stays.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from nerite.core.errors import InvalidArgument
 from nerite.scheduling.tokens.policy import Policy
 from nerite.scheduling.tokens.policy_file import parse
 
-_LOOK_EVERY: Final = 0.5
-"""Seconds between two looks at the file."""
 _MAX_SIZE: Final = 4 * 1024 * 1024
 
 
@@ -58,14 +54,6 @@ class StandingPolicy:
         if self.problem:
             return f"{self.problem}\nThe policy stays as it was: correct '{self.path}', which is looked at all the time"
         return f"the policy file '{self.path}' was read: it is in force"
-
-
-async def watch(standing: StandingPolicy, changed: Callable[[], None]) -> None:
-    """Look at the file every now and then, and call ``changed`` after news."""
-    while True:
-        await asyncio.sleep(_LOOK_EVERY)
-        if standing.see(await asyncio.to_thread(look, standing.path)):
-            changed()
 
 
 def look(path: str) -> Finding:

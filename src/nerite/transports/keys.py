@@ -1,8 +1,8 @@
 """The keys that open restricted categories: given literally, or kept in a file that may change while the server runs.
 
-Deciding is done without I/O: a ``KeyFile`` is told what each look at its file found. The server looks twice a second
-(``server_process.py``), and what two looks in a row agree on is in force: so a file that is just being written does not
-count, and neither does one that is gone or empty; the last good keys stay.
+Deciding is done without I/O: a ``KeyFile`` is told what each look at its file found. What two looks in a row agree on
+is in force: so a file that is just being written does not count, and neither does one that is gone or empty; the last
+good keys stay.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Final, NamedTuple
 from nerite.config.options import RestrictedKey
 from nerite.core.errors import InvalidArgument
 
-LOOK_EVERY: Final = 0.5
-"""Seconds between two looks at the files."""
 _MAX_SIZE: Final = 64 * 1024
 _FORM: Final = "It needs one key a line; empty lines and lines that begin with '#' do not count."
 
