@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nerite.backends.interface import InstanceContext
+from nerite.core import process_memory
 from nerite.core.errors import Internal
 
 _SPAWN_TIMEOUT = 30.0
@@ -51,12 +52,8 @@ class WorkerProcess:
 
     @property
     def memory(self) -> int:
-        """Bytes that it has for itself now, as far as the system tells: no files, and no tensors in shared memory."""
-        try:
-            resident, shared = Path(f"/proc/{self.pid}/statm").read_text().split()[1:3]
-        except OSError:
-            return 0
-        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+        """Bytes that it and its own processes have for themselves now: no files, and no tensors in shared memory."""
+        return process_memory.of_family(self.pid)
 
     @property
     def ending(self) -> str:

@@ -25,6 +25,7 @@ import numpy as np
 from nerite.backends.llm.openvino_genai import framework
 from nerite.backends.llm.structured import REGEX, Grammar
 from nerite.backends.openvino.framework import openvino
+from nerite.core import process_memory
 
 LONGEST_SECONDS: Final = 5.0
 """For one grammar."""
@@ -96,7 +97,7 @@ class CompilerProcess:
     @property
     def compiled_bytes(self) -> int:
         """What the grammars that it has compiled take of its memory; 0 where the system does not tell."""
-        return 0 if self._process is None else max(_memory(self._process.pid) - self._bare, 0)
+        return 0 if self._process is None else max(process_memory.of(self._process.pid) - self._bare, 0)
 
     def wrong(self, grammar: Grammar, ends: Collection[int]) -> str:
         """Return why a grammar cannot be compiled, or not in time; nothing if it can."""
@@ -131,17 +132,8 @@ class CompilerProcess:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         _line(process, _START_SECONDS)
-        self._bare = _memory(process.pid)
+        self._bare = process_memory.of(process.pid)
         return process
-
-
-def _memory(pid: int) -> int:
-    """Return the bytes that a process has for itself; 0 where the system does not tell."""
-    try:
-        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
-    except OSError:
-        return 0
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:

@@ -279,15 +279,25 @@ class OpenVinoGenAiEngine:
     def _run(self) -> None:
         while not self._stopping:
             said = self._process.next()
+            failure = None if said is not None else ""
             if isinstance(said, Compiled):
                 self._has_compiled(said)
             elif said is not None:
-                self._look_at(said)
-            if said is None or (isinstance(said, Step) and said.failure):
-                self._begin_anew("" if said is None else said.failure)
+                failure = self._looked_at(said)
+            if failure is not None:
+                self._begin_anew(failure)
             elif self._grammars.full and not self._running:
                 self._forget_grammars()
         self._finish()
+
+    def _looked_at(self, step: Step) -> str | None:
+        """Hand on what a step has brought; return why there has to be another process, if there has."""
+        try:
+            self._look_at(step)
+        except Exception as error:  # A mistake of ours: nobody is to wait for what never comes.
+            _log.exception("'%s': what a step has brought could not be handed on", self._options.name)
+            return f"{type(error).__name__}: {error}"
+        return step.failure or None
 
     def _look_at(self, step: Step) -> None:
         """Hand on what a step has brought."""
@@ -295,10 +305,10 @@ class OpenVinoGenAiEngine:
         for running, error in wrong:
             running.fail(error)
         for number in step.begun:
-            running = self._open[number].of
-            if not running.begun:
-                self._prompt_tokens += running.prompt_tokens
-                running.begin()
+            sequence = self._open.get(number)
+            if sequence is not None and not sequence.of.begun:
+                self._prompt_tokens += sequence.of.prompt_tokens
+                sequence.of.begin()
         for number, error in step.refused:
             sequence = self._open.get(number)
             if sequence is not None:
