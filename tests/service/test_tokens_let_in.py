@@ -76,6 +76,22 @@ def test_lengths(server: Serving) -> None:
     assert (told["refused"], told["output_tokens"]) == ({"max_input_tokens": 1, "max_output_tokens": 1}, 12)
 
 
+def test_who_says_nothing_gets_what_is_allowed(server: Serving) -> None:
+    """The policy has 12, and an engine 16 by itself; the model knows no end."""
+    said = {"text_input": "once", "return_num_output_tokens": True, "return_finish_reason": True}
+    for extra in ({"parameters": {"ignore_eos": True}}, {"sampling_parameters": '{"ignore_eos": true}'}):
+        status, _, body = server.ask("POST", "/v2/models/strict/generate", said | extra)
+        assert (status, json.loads(body)["num_output_tokens"]) == (200, 12)
+    for path, asked in (
+        ("completions", {"prompt": "once"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        status, _, body = server.ask("POST", f"/v1/{path}", {"model": "strict", "ignore_eos": True, **asked})
+        answer = json.loads(body)
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 12)
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
 def test_rates(server: Serving) -> None:
     """What is charged in advance is an estimate; what is paid in the end are the tokens that were generated."""
     for _ in range(2):

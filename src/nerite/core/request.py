@@ -8,6 +8,7 @@ where the answer goes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -152,6 +153,16 @@ class RequestHeader:
         """Rows this request brings; set by validation, 1 for a model without a batch dimension."""
         self.batch_key: object = None
         """Two requests may share a batch only if these are equal; set by validation."""
+
+    def changed(self, **values: Any) -> RequestHeader:
+        """Return a header that says the same but for ``values``, and leads to the same place.
+
+        They are none of which anything else was worked out, as it was of the tensors.
+        """
+        other = copy.copy(self)
+        for name, value in values.items():
+            setattr(other, name, value)
+        return other
 
     def identity(self) -> tuple[object, ...]:
         """Return a hashable value that is equal for headers that say the same."""

@@ -106,7 +106,7 @@ class EngineTurnstile(Turnstile):
             gate.finished(ticket, _ENDINGS[progress.ended], now)
 
     def _ticket(self, request: InferenceRequest) -> PromptTicket:
-        return PromptTicket(request, self._ratio)
+        return PromptTicket(request, self._ratio, self.gate.most_output)
 
     def _let_in(self, ticket: Ticket, request: InferenceRequest) -> None:
         assert isinstance(ticket, PromptTicket)
@@ -121,9 +121,10 @@ class PromptTicket(Ticket):
 
     __slots__ = ("cached", "demand")
 
-    def __init__(self, request: InferenceRequest, ratio: TokenRatio) -> None:
+    def __init__(self, request: InferenceRequest, ratio: TokenRatio, allowed: int) -> None:
+        """``allowed``: output tokens that it may have at the most; 0: any number."""
         caller = caller_of(request)
-        asked = self.demand = demand(request)
+        asked = self.demand = demand(request, allowed)
         self.cached = 0
         """Tokens of the prompt that the engine had computed before."""
         super().__init__(

@@ -122,6 +122,11 @@ class RunningVersion:
         return self.config.max_batch_size if self.config.dynamic_batching is not None else 0
 
     @property
+    def generates(self) -> bool:
+        """Whether engines for language models run it."""
+        return self.config.backend in GENERATING
+
+    @property
     def restarts(self) -> int:
         """How often an instance had to be started again."""
         return sum(runner.restarts for runner in self.runners)
@@ -172,7 +177,7 @@ class RunningVersion:
         ``bounds`` are those of the queue.
         """
         turnstile: Turnstile | None
-        if self.config.backend in GENERATING:
+        if self.generates:
             dispatcher = self._scheduler
             assert isinstance(dispatcher, Dispatcher)
             turnstile = engine = reception.engine_turnstile(

@@ -49,11 +49,40 @@ def test_no_prompt() -> None:
     assert demand(InferenceRequest(RequestHeader("m", "", []), [], Caller(), 0)) == Demand(0, 16, 1)
 
 
-def test_limit() -> None:
-    asked = request({"max_tokens": None, "seed": 3})
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        (request(), 0),
+        (request({"n": 2}), 0),
+        (request({}), 0),
+        (request({"max_tokens": 16}), 16),
+        (request(max_tokens=16), 16),
+        (request(b"{"), 16),
+    ],
+)
+def test_who_says_nothing_gets_what_is_allowed(asked: InferenceRequest, most: int) -> None:
+    assert demand(asked, 15).most == most
+    assert demand(asked, 32).most == 16 * demand(asked).sequences
+
+
+@pytest.mark.parametrize("said", [{"max_tokens": None, "seed": 3}, {"seed": 3}])
+def test_limit(said: dict[str, Any]) -> None:
+    asked = request(said)
     limit(asked, 9)
     assert json.loads(bytes(asked.data[1])[4:]) == {"max_tokens": 9, "seed": 3}
-    for other in (request({"max_tokens": 20}), request({}), request(b"{"), request(max_tokens=0)):
-        before = list(other.data)
+
+
+def test_limit_of_a_request_with_parameters_of_its_own() -> None:
+    asked = request(seed=3)
+    before = asked.header
+    before.route = ("epoch", "version")
+    limit(asked, 9)
+    assert asked.header.parameters == {"seed": 3, "max_tokens": 9}
+    assert (asked.header.route, before.parameters) == (before.route, {"seed": 3})
+
+
+def test_no_limit_for_who_has_one_or_is_wrong() -> None:
+    for other in (request({"max_tokens": 20}), request(b"{"), request(max_tokens=0)):
+        before, header = list(other.data), other.header
         limit(other, 9)
-        assert other.data == before
+        assert (other.data, other.header) == (before, header)

@@ -195,6 +195,17 @@ def test_who_asks_for_all_there_is_asks_for_what_the_policy_allows(
     assert json.loads(bytes(text)) == {**said, "max_tokens": told}
 
 
+@pytest.mark.parametrize(("said", "told"), [({}, 10), ({"n": 2}, 5)])
+def test_who_says_nothing_gets_what_the_policy_allows(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], told: int
+) -> None:
+    house = House(monkeypatch, "[llms.llm]\nmax_output_tokens = 10")
+    asked = house.ask(**said)
+    assert asked in house.engine.has
+    (text,) = decode_bytes(asked.data[1], 1)
+    assert json.loads(bytes(text)) == {**said, "max_tokens": told}
+
+
 @pytest.mark.parametrize("said", [{"max_tokens": 7}, {}, {"max_tokens": "x"}])
 def test_who_asks_for_less_is_left_alone(strict: House, said: dict[str, Any]) -> None:
     asked = strict.ask(**said)

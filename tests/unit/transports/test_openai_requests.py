@@ -52,7 +52,7 @@ def test_a_completion() -> None:
         True,
         0,
     )
-    assert told(asked.wanted.sampling) == {"max_tokens": 16, "logprobs": 0}
+    assert told(asked.wanted.sampling) == {"logprobs": 0}
     assert completion(prompt=["a", "b"]).prompts == ["a", "b"]
 
 
@@ -252,7 +252,7 @@ def test_the_inputs_of_an_engine() -> None:
 def test_a_model_without_sampling_parameters() -> None:
     model = TextModel("m", signature())
     header, data = model.ask("p", completion(temperature=0.5).wanted.sampling, Sender({}))
-    assert (header.parameters, len(data)) == ({"max_tokens": 16, "temperature": 0.5}, 1)
+    assert (header.parameters, len(data)) == ({"temperature": 0.5}, 1)
     for fields in ({"stop": "x"}, {"response_format": {"type": "json_object"}}):
         with pytest.raises(ApiError, match="model 'm' has no input 'sampling_parameters'") as refused:
             model.ask("p", completion(**fields).wanted.sampling, Sender({}))

@@ -13,6 +13,8 @@ from nerite.core.tensor import join_bytes
 _PROMPT: Final = "text_input"
 _SAMPLING: Final = "sampling_parameters"
 _STANDARD: Final = SamplingParameters()
+_UNREADABLE: Final = {"max_tokens": _STANDARD.max_tokens}
+"""What sampling parameters say that the engine will refuse."""
 _LENGTH: Final = 4
 """Bytes before each element of a tensor of strings."""
 
@@ -26,24 +28,33 @@ class Demand(NamedTuple):
     sequences: int
 
 
-def demand(request: InferenceRequest) -> Demand:
-    """Return what ``request`` asks for. What is wrong with it is for the engine to say."""
+def demand(request: InferenceRequest, allowed: int = 0) -> Demand:
+    """Return what ``request`` asks for. What is wrong with it is for the engine to say.
+
+    One that does not say how many tokens it wants gets what is usual, or all that are ``allowed`` if those are fewer;
+    0: any number is.
+    """
     places = _places(request)
     prompt = len(request.data[places[_PROMPT]]) - _LENGTH if _PROMPT in places else 0
     said = _said(request, places)
     sequences = _count(said.get("n"), _STANDARD.n)
-    most = _count(said.get("max_tokens", _STANDARD.max_tokens), 0)
-    return Demand(prompt, most * sequences, sequences)
+    most = sequences * _count(said.get("max_tokens", _STANDARD.max_tokens), 0)
+    return Demand(prompt, 0 if "max_tokens" not in said and 0 < allowed < most else most, sequences)
 
 
 def limit(request: InferenceRequest, most: int) -> None:
-    """Have a request that asks for as many tokens as there is room for ask for ``most`` of each sequence."""
+    """Have a request that does not say how many tokens it wants ask for ``most`` of each sequence."""
     places = _places(request)
     said = _said(request, places)
-    if said.get("max_tokens", most) is None:
+    if said.get("max_tokens") is not None:
+        return
+    limited = {**said, "max_tokens": most}
+    if _SAMPLING in places:
         data = list(request.data)
-        data[places[_SAMPLING]] = join_bytes([json.dumps({**said, "max_tokens": most}).encode()])
+        data[places[_SAMPLING]] = join_bytes([json.dumps(limited).encode()])
         request.data = data
+    else:
+        request.header = request.header.changed(parameters=limited)
 
 
 def _places(request: InferenceRequest) -> dict[str, int]:
@@ -51,14 +62,14 @@ def _places(request: InferenceRequest) -> dict[str, int]:
 
 
 def _said(request: InferenceRequest, places: Mapping[str, int]) -> Mapping[str, Any]:
-    """Return the sampling parameters as they came; none where they cannot be read."""
+    """Return the sampling parameters as they came."""
     if _SAMPLING not in places:
         return request.header.parameters
     try:
         said = json.loads(bytes(request.data[places[_SAMPLING]])[_LENGTH:])
     except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
+        return _UNREADABLE
+    return said if isinstance(said, dict) else _UNREADABLE
 
 
 def _count(value: Any, default: int) -> int:

@@ -107,8 +107,11 @@ class OpenAi:
         """Go on with a text."""
         asked = completion_request.read(body)
         wanted = asked.wanted
-        model = TextModel(wanted.model, self._models.find(wanted.model).signature)
+        running = self._models.find(wanted.model)
+        model = TextModel(wanted.model, running.signature)
         _check(model, wanted)
+        if not running.generates:  # engines have as many by themselves, and a policy may allow fewer
+            wanted.sampling.setdefault("max_tokens", completion_request.DEFAULT_TOKENS)
         made = f"cmpl-{secrets.token_hex(16)}"
         shape = CompletionShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
         streams = []

@@ -12,8 +12,8 @@ from nerite.transports.openai.text_model import SPECIAL
 
 MOST_CHOICES: Final = 128
 _MOST_LOGPROBS: Final = 20
-_DEFAULT_TOKENS: Final = 16
-"""OpenAI's own, for completions."""
+DEFAULT_TOKENS: Final = sampling.Setting(16, "max_tokens")
+"""OpenAI's own, for completions that do not say how many."""
 IGNORED: Final = (
     "metadata",
     "prediction",
@@ -73,7 +73,7 @@ def read(body: memoryview) -> CompletionRequest:
     count = fields.integer("logprobs", -1, 0, _MOST_LOGPROBS) if "logprobs" in fields else -1
     if echo and count >= 0:
         raise not_offered("echo", "the prompt's own tokens have no 'logprobs' here: leave one of the two out.")
-    settings = sampling.read(fields, ("max_tokens",), _DEFAULT_TOKENS)
+    settings = sampling.read(fields, ("max_tokens",))
     return CompletionRequest(wanted(fields, model, n, settings, count), _prompts(fields), echo)
 
 

@@ -50,16 +50,13 @@ Sampling = dict[str, Setting]
 """Settings by the engine's names."""
 
 
-def read(fields: Fields, limits: tuple[str, ...], default_tokens: int = 0) -> Sampling:
+def read(fields: Fields, limits: tuple[str, ...]) -> Sampling:
     """Return the settings of a body. ``limits`` are the names of the most tokens, the first that is there counts."""
     sampling: Sampling = {}
     for name in limits:
         if name in fields:
             sampling["max_tokens"] = Setting(fields.integer(name, 0, 1, _MOST_TOKENS), name)
             break
-    else:
-        if default_tokens:
-            sampling["max_tokens"] = Setting(default_tokens, limits[0])
     for name, (low, high) in _RANGES.items():
         if name in fields:
             sampling[name] = Setting(fields.number(name, low, high), name)
