@@ -340,6 +340,8 @@ class InferenceServer:
         for record in self._manager.records:
             for running in record.running.values():
                 running.server_stops()
+        if self._reception is not None:
+            self._reception.stop()
 
     def stop_accepting(self) -> None:
         """Refuse new requests from now on."""

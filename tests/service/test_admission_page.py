@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def test_the_commands(server: Serving, tmp_path: Path) -> None:
     require("curl")
-    commands = PAGE.block("curl")
+    commands = PAGE.block("a-key-of-acme")
     printed = run(commands.replace("nerite quota", "nerite quota --url localhost:8000"), server)
     assert '"data":[1.0,2.0]' in printed
     (row,) = [line.split("|") for line in printed.splitlines() if " identity " in line]

@@ -23,7 +23,7 @@ Examples:
 """
 _STANDING: Final = ("Tenant", "Under way", "Retries left", "Limit", "A minute", "At once", "Left")
 _USE: Final = ("Model", "Tenant", "Class", "Offered", "Admitted", "Refused", "Input", "Output", "Wasted")
-_COUNTS: Final = ("offered", "admitted", "withdrawn", "retries")
+_COUNTS: Final = ("offered", "admitted", "withdrawn", "retries", "joined")
 _SIZES: Final = ("input_tokens", "output_tokens", "wasted_tokens", "input_bytes")
 _ENDINGS: Final = ("complete", "cancelled", "deadline", "failed")
 

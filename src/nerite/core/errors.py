@@ -111,6 +111,15 @@ class TooLarge(NeriteError):
     grpc_status = 3
 
 
+class KeyReused(NeriteError):
+    """The idempotency key of a request is that of another one."""
+
+    plain = True
+    code = "INVALID_ARG"
+    http_status = 422
+    grpc_status = 9
+
+
 class TooLate(NeriteError):
     """It would not be answered in time, or was not."""
 

@@ -17,6 +17,7 @@ from nerite.core.tensor import Buffer, TensorSpec
 if TYPE_CHECKING:
     from nerite.core.caller import Caller
     from nerite.core.errors import NeriteError
+    from nerite.core.idempotency_key import IdempotencyKey
     from nerite.core.response import InferenceResponse
 
 MAX_CORRELATION_ID = 128
@@ -79,6 +80,7 @@ class RequestHeader:
         "caller",
         "classifies",
         "empty_final",
+        "idempotency_key",
         "inputs",
         "model_name",
         "model_version",
@@ -117,6 +119,7 @@ class RequestHeader:
         empty_final: bool = False,
         shared: bool = False,
         caller: Caller | None = None,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -146,6 +149,8 @@ class RequestHeader:
         """Some tensors are in shared memory: ``shared`` says so of inputs."""
         self.caller = caller
         """Who asks, for whoever lets requests in; None where nobody wants to know."""
+        self.idempotency_key = idempotency_key
+        """What the client names the request by, if it means to ask again; none of the model's business."""
         self.route: Any = None
         self.call: Any = None
         self.replies: dict[Any, Any] = {}
@@ -186,6 +191,7 @@ class RequestHeader:
             self.empty_final,
             self.shared,
             self.caller,
+            self.idempotency_key,
         )
 
 

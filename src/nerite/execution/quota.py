@@ -20,6 +20,7 @@ class UsageKey(NamedTuple):
     """Sizes are tokens; else they are bytes."""
 
 
+_COUNTS: Final = ("offered", "admitted", "withdrawn", "retries", "joined")
 Usages: TypeAlias = Mapping[UsageKey, Usage]
 Sample: TypeAlias = tuple[Mapping[str, str], float]
 
@@ -37,7 +38,7 @@ def document(standings: Iterable[Standing], gates: Iterable[Gate], usages: Usage
 
 
 def _counts(key: UsageKey, use: Use) -> dict[str, Any]:
-    counts: dict[str, Any] = {name: getattr(use, name) for name in ("offered", "admitted", "withdrawn", "retries")}
+    counts: dict[str, Any] = {name: getattr(use, name) for name in _COUNTS}
     counts |= {"refused": {str(limit): count for limit, count in use.refused.items()}, "finished": dict(use.finished)}
     if not key.tokens:
         return {**counts, "input_bytes": use.input_tokens}
@@ -47,6 +48,7 @@ def _counts(key: UsageKey, use: Use) -> dict[str, Any]:
 
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[Use], int]], ...]] = (
     ("offered", "Requests that came", lambda use: use.offered),
+    ("joined", "Requests that got the answer of an earlier one with the same key", lambda use: use.joined),
     ("admitted", "Requests that were let in", lambda use: use.admitted),
     ("withdrawn", "Requests whose clients gave up while they waited to be let in", lambda use: use.withdrawn),
     ("retries", "Requests that came and said that they were asked before", lambda use: use.retries),

@@ -13,6 +13,7 @@ from nerite.core.request import InferenceRequest
 from nerite.execution import quota
 from nerite.execution.engine_turnstile import EngineTurnstile
 from nerite.execution.quota import UsageKey
+from nerite.execution.rejoining import Rejoining
 from nerite.execution.turnstile import Turnstile
 from nerite.observability.exposition import Family
 from nerite.observability.statistics import VersionStatistics
@@ -40,6 +41,7 @@ class Reception:
         self._usages: dict[UsageKey, Usage] = {}
         """By model, for as long as the server runs: what was used stays used when a model is loaded again."""
         self._turnstiles: WeakSet[Turnstile] = WeakSet()
+        self._rejoining = Rejoining(self.policy.keeping, loop)
 
     @property
     def policy(self) -> Policy:
@@ -74,6 +76,7 @@ class Reception:
             statistics,
             self._loop,
             None if self._in_force else admission,
+            self._rejoining,
         )
         self._turnstiles.add(turnstile)
         return turnstile
@@ -85,9 +88,14 @@ class Reception:
     def follow(self, policy: Policy) -> None:
         """Go on by another policy. Who was let in stays, and what was used stays used."""
         self._accounts.follow(policy, _now())
+        self._rejoining.follow(policy.keeping)
         for turnstile in self._turnstiles:
             turnstile.gate.follow()
             turnstile.look_soon()
+
+    def stop(self) -> None:
+        """Keep no answers any more for clients that are gone: the server stops."""
+        self._rejoining.let_go()
 
     def quota(self) -> dict[str, Any]:
         """Return what tenants have used, and what they have left, as JSON."""

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from nerite.core.caller import Caller
 from nerite.core.errors import InvalidArgument
+from nerite.core.idempotency_key import NAME, IdempotencyKey
 from nerite.core.request import Parameter
 from nerite.scheduling.tokens.policy import Policy
 
@@ -35,6 +36,13 @@ class Sender(NamedTuple):
     forwarded: Mapping[str, Parameter]
     """Headers that are passed on to the model as parameters."""
     caller: Caller | None = None
+    idempotency_key: IdempotencyKey | None = None
+
+
+def key_of(get: Get) -> IdempotencyKey | None:
+    """Return what a request is named by, if it is."""
+    value = get(NAME)
+    return None if value is None else IdempotencyKey(value)
 
 
 class Callers:

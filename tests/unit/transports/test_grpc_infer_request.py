@@ -16,6 +16,7 @@ from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import RequestHeader
 from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.transports.callers import Sender
 from nerite.transports.grpc import status
 from nerite.transports.grpc.infer_request import InferReader
 from nerite.wire.grpc_service import ModelInferRequest
@@ -53,7 +54,7 @@ def same(one: Read, other: Read) -> bool:
 
 @pytest.fixture
 def reader() -> InferReader:
-    return InferReader({"x-forwarded": "yes"})
+    return InferReader(Sender({"x-forwarded": "yes"}))
 
 
 def tensor(name: str = "IN", datatype: str = "INT32", shape: tuple[int, ...] = (2,), **more: Any) -> dict[str, Any]:
@@ -202,7 +203,7 @@ def says(found: Read, message: Any, data: list[bytes]) -> None:
 
 @given(st.lists(requests(), max_size=4), st.integers(0, 2**32))
 def test_any_request_in_any_order_first_seen_or_known(examples: list[tuple[Any, list[bytes]]], seed: int) -> None:
-    reader = InferReader({})
+    reader = InferReader(Sender({}))
     rng = random.Random(seed)
     for message, data in examples:
         serialized = message.SerializeToString()
@@ -214,7 +215,7 @@ def test_any_request_in_any_order_first_seen_or_known(examples: list[tuple[Any, 
             assert same(read(reader, form), first)
             if before is not None:
                 assert same((*before[:1], "", before[1]), first)
-            assert same(read(InferReader({}), form), first)
+            assert same(read(InferReader(Sender({})), form), first)
 
 
 def test_what_was_seen_before_does_not_change_what_is_read() -> None:
@@ -222,11 +223,11 @@ def test_what_was_seen_before_does_not_change_what_is_read() -> None:
     inputs = [tensor("A", "FP32", (0,))]
     with_raw = ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=[b""])
     without = ModelInferRequest(model_name="m", inputs=inputs)
-    reader = InferReader({})
+    reader = InferReader(Sender({}))
     read(reader, with_raw)
     with pytest.raises(InvalidArgument, match="unable to find data for input tensor 'A'"):
         read(reader, without)
-    assert same(read(reader, with_raw), read(InferReader({}), with_raw))
+    assert same(read(reader, with_raw), read(InferReader(Sender({})), with_raw))
 
 
 def test_other_data_behind_the_same_words_is_known(reader: InferReader) -> None:
@@ -276,7 +277,7 @@ def test_values_that_python_calls_equal_are_kept_apart(reader: InferReader) -> N
 
 
 def test_what_is_kept_is_bounded() -> None:
-    reader = InferReader({})
+    reader = InferReader(Sender({}))
     for number in range(3000):
         read(reader, ModelInferRequest(model_name=str(number), inputs=[tensor()], raw_input_contents=[bytes(8)]))
     assert len(reader._plans) <= 1024
@@ -452,7 +453,7 @@ def test_half_precision_is_raw_only(reader: InferReader, datatype: str) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    reader = InferReader({})
+    reader = InferReader(Sender({}))
     known = request(tensor(), raw_input_contents=[bytes(8)]).SerializeToString()
     read(reader, known)
     for candidate in (data, known[: len(data)] + data, known + data):

@@ -27,6 +27,7 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import TensorSpec, from_array, join_bytes
+from nerite.transports.callers import Sender
 from nerite.transports.http import generate_form
 from nerite.transports.http.generate_form import Form
 from nerite.transports.http.generation import Generation
@@ -35,7 +36,7 @@ from nerite.transports.http.head import RequestHead
 
 
 def form(dims: tuple[int, ...], value: Any, batch: int = 0, **keys: Any) -> Form:
-    made = Form(Signature("m", batch, [Input("IN", dtypes.INT32, dims)], []), {"forwarded": "yes"})
+    made = Form(Signature("m", batch, [Input("IN", dtypes.INT32, dims)], []), Sender({"forwarded": "yes"}))
     made.read(orjson.dumps({"IN": value, **keys}))
     return made
 
@@ -98,7 +99,7 @@ def test_mistakes(keys: dict[str, Any], error: type[NeriteError], told: str) -> 
 
 
 def test_an_input_named_as_the_keyword() -> None:
-    made = Form(Signature("m", 0, [Input("parameters", dtypes.INT32, (1,))], []), {})
+    made = Form(Signature("m", 0, [Input("parameters", dtypes.INT32, (1,))], []), Sender({}))
     with pytest.raises(InvalidArgument, match="Keyword 'parameters' for nested schema also given as input tensor name"):
         made.read(b'{"parameters": 1}')
 
@@ -123,13 +124,13 @@ BYTES = Signature("m", 0, [Input("IN", dtypes.BYTES, (-1,)), Input("HALF", dtype
     [({"b64": "/wA="}, [b"\xff\0"]), (["a", {"b64": "/wA="}], [b"a", b"\xff\0"]), ([{"b64": ""}], [b""])],
 )
 def test_base64(value: Any, elements: list[bytes]) -> None:
-    made = Form(BYTES, {})
+    made = Form(BYTES, Sender({}))
     made.read(orjson.dumps({"IN": value, "parameters": {"base64_output": True, "top_k": 1}}))
     header = made.header("m", "")
     assert made.data == [join_bytes(elements)]
     assert (header.parameters, header.base64_by_default) == ({"top_k": 1}, True)
     text = generate_form.write(InferenceRequest(header, [], Caller(), 0), response(OUT=np.array(elements, object)))
-    again = Form(BYTES, {})
+    again = Form(BYTES, Sender({}))
     again.read(orjson.dumps({"IN": orjson.loads(text)["OUT"]}))
     assert again.data == made.data, "what one gets can be sent back"
 
@@ -140,13 +141,13 @@ def test_base64_output_is_a_boolean() -> None:
 
 
 def test_an_input_may_be_called_base64_output() -> None:
-    made = Form(Signature("m", 0, [Input("base64_output", dtypes.INT32, (1,))], []), {})
+    made = Form(Signature("m", 0, [Input("base64_output", dtypes.INT32, (1,))], []), Sender({}))
     made.read(b'{"base64_output": 7}')
     assert [spec.name for spec in made.header("m", "").inputs] == ["base64_output"]
 
 
 def test_half_precision_where_it_is_allowed() -> None:
-    made = Form(BYTES, {}, half=True)
+    made = Form(BYTES, Sender({}), half=True)
     made.read(b'{"IN": "a", "HALF": -1.5}')
     assert bytes(made.data[1]) == b"\xc0\xbf"
     asked = InferenceRequest(made.header("m", ""), made.data, Caller(), 0)

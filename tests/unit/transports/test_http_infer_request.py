@@ -14,6 +14,7 @@ from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.transports.callers import Sender
 from nerite.transports.http.infer_request import Reader
 from nerite.transports.http.plan import Plan
 
@@ -23,7 +24,7 @@ IN = {"name": "IN", "shape": [1, 2], "datatype": "INT32", "data": [1, 2]}
 
 @pytest.fixture
 def reader() -> Reader:
-    return Reader("M", "3", {"x-forwarded": "yes"}, max_size=10_000)
+    return Reader("M", "3", Sender({"x-forwarded": "yes"}), max_size=10_000)
 
 
 def body(*inputs: Any, **more: Any) -> bytes:
@@ -189,9 +190,11 @@ def test_what_an_answer_looks_like_is_part_of_what_is_asked(reader: Reader) -> N
 
 def test_half_precision_where_it_is_allowed() -> None:
     text = body({"name": "IN", "shape": [2], "datatype": "FP16", "data": [1.5, -2]})
-    assert bytes_of(Reader("M", "", {}, max_size=100, half=True).plan(text)) == [np.array([1.5, -2], "<f2").tobytes()]
+    assert bytes_of(Reader("M", "", Sender({}), max_size=100, half=True).plan(text)) == [
+        np.array([1.5, -2], "<f2").tobytes()
+    ]
     with pytest.raises(InvalidArgument, match="receiving FP16 data via JSON is not supported"):
-        Reader("M", "", {}, max_size=100).plan(text)
+        Reader("M", "", Sender({}), max_size=100).plan(text)
 
 
 def test_values_that_python_calls_equal_are_kept_apart(reader: Reader) -> None:
@@ -402,7 +405,7 @@ def test_parameters_of_tensors_that_are_no_objects_say_nothing(reader: Reader, w
 
 
 def raw(declared: Input, data: bytes, batch: int = 0) -> tuple[TensorSpec, list[bytes]]:
-    reader = Reader("M", "", {"x-forwarded": "yes"}, max_size=10_000)
+    reader = Reader("M", "", Sender({"x-forwarded": "yes"}), max_size=10_000)
     plan = reader.raw(Signature("M", batch, [declared], []), memoryview(data))
     assert plan.header.binary_by_default
     assert plan.header.parameters == {"x-forwarded": "yes"}
@@ -485,7 +488,7 @@ DOCUMENTS = st.fixed_dictionaries(
 
 @given(DOCUMENTS | VALUES)
 def test_any_document_is_a_plan_or_refused(document: object) -> None:
-    reader = Reader("M", "", {}, max_size=10_000)
+    reader = Reader("M", "", Sender({}), max_size=10_000)
     try:
         plan = reader.plan(json.dumps(document).encode())
     except NeriteError as error:

@@ -103,6 +103,13 @@ class Gate:
         self._pace.note_waiting(self._ready, now)
         return Wait(displaced)
 
+    def joined(self, tenant: str, wanted_class: str) -> None:
+        """Count a request that gets what another one is answered. It costs nothing."""
+        policy = self._accounts.policy
+        known = policy.tenant(tenant)
+        level = policy.class_of(known, wanted_class) or policy.classes[known.level]
+        self.usage.of(known.name, level.name).joined += 1
+
     def due(self, now: int) -> Due:
         """Return who is let in now, and who has waited too long."""
         refused = self._expire(now)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from nerite.scheduling.keyed_answers import KeepLimits
+
 EVERYBODY: Final = "default"
 """The name of the tenant that all are who are nobody else. They share one account."""
 ANY_MODEL: Final = "*"
@@ -87,6 +89,8 @@ class Policy:
     """From the SHA-256 of a key, in hexadecimal, to the name of a tenant."""
     llms: Mapping[str, ModelLimits] = field(default_factory=dict)
     models: Mapping[str, ModelLimits] = field(default_factory=dict)
+    keeping: KeepLimits = field(default_factory=KeepLimits)
+    """Of answers with an idempotency key."""
 
     def tenant_of(self, key: str = "", value: str = "") -> Tenant:
         """Return who sends ``key``, or else ``value`` in the header."""

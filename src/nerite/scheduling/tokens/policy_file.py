@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument
+from nerite.scheduling.keyed_answers import KeepLimits
 from nerite.scheduling.tokens.policy import (
     ANY_MODEL,
     EVERYBODY,
@@ -77,7 +78,9 @@ _OTHER: Final = {
     "queue_length": ("queue_length", _COUNT),
     "queue_bytes": ("queue_size", _COUNT),
 }
-_TOP: Final = ("header", "classes", "tenants", EVERYBODY, "llms", "models")
+_KEYED: Final = "idempotency"
+_KEEPING: Final = {"grace_seconds": _SECONDS, "max_answers": _COUNT, "max_bytes": _COUNT}
+_TOP: Final = ("header", "classes", "tenants", EVERYBODY, "llms", "models", _KEYED)
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _HEADER: Final = re.compile("[A-Za-z0-9-]+")
 
@@ -136,7 +139,15 @@ class _Reader:
             digests=digests,
             llms=self._models(whole, "llms", _LLM, ModelLimits()),
             models=self._models(whole, "models", _OTHER, ModelLimits(tokens=False)),
+            keeping=self._keeping(self._checked((_KEYED,), whole.get(_KEYED, {}), _KEEPING)),
         )
+
+    @staticmethod
+    def _keeping(table: Table) -> KeepLimits:
+        given = dict(table)
+        if "grace_seconds" in given:
+            given["grace_ns"] = int(given.pop("grace_seconds") * 1e9)
+        return KeepLimits(**given)
 
     def _classes(self, whole: Table) -> dict[str, PriorityClass]:
         classes: dict[str, PriorityClass] = {}

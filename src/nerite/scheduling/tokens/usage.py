@@ -19,6 +19,8 @@ class Use:
     output_tokens: int = 0
     wasted_tokens: int = 0
     """Of ``output_tokens``: those that were generated when the client had gone."""
+    joined: int = 0
+    """Requests that got the answer of an earlier one with the same key. They are not among ``offered``."""
     retries: int = 0
     """Of ``offered``: those that said they were."""
     refused: dict[Limit, int] = field(default_factory=dict)

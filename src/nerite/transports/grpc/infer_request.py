@@ -10,11 +10,11 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from nerite.core import dtype as dtypes
-from nerite.core.caller import Caller
 from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader, SharedPlace
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
+from nerite.transports.callers import Sender
 from nerite.transports.grpc import infer_wire
 from nerite.wire.grpc_service import ModelInferRequest
 
@@ -88,14 +88,13 @@ class Known:
 
 
 class InferReader:
-    """Reads the requests of every connection with the same forwarded metadata and the same caller.
+    """Reads the requests of every connection whose metadata say the same.
 
     Keeps plans by the bytes they were.
     """
 
-    def __init__(self, forwarded: Mapping[str, Parameter], caller: Caller | None = None) -> None:
-        self._forwarded = forwarded
-        self._caller = caller
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
         self._plans: dict[bytes, Plan] = {}
         self._headers: dict[tuple[object, ...], RequestHeader] = {}
         self._known: dict[int, list[Known]] = {}
@@ -182,8 +181,9 @@ class InferReader:
             message.model_version,
             specs,
             [_output(output) for output in message.outputs],
-            parameters={**custom, **self._forwarded},
-            caller=self._caller,
+            parameters={**custom, **self._sender.forwarded},
+            caller=self._sender.caller,
+            idempotency_key=self._sender.idempotency_key,
             shared=any("shared_memory_region" in tensor.parameters for tensor in message.inputs),
             **fields,
         )

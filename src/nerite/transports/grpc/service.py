@@ -15,14 +15,13 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from nerite.config.options import CompressionLevel
-from nerite.core.caller import Caller
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.http2 import Headers
 from nerite.transports import refusals
-from nerite.transports.callers import Callers
+from nerite.transports.callers import Callers, Sender, key_of
 from nerite.transports.grpc import infer_response, infer_wire, status
 from nerite.transports.grpc.connection import Call
 from nerite.transports.grpc.infer_request import InferReader
@@ -95,16 +94,10 @@ class GrpcService:
             )
         if path in (_INFER, _STREAM):
             try:
-                forwarded, caller = self._forwarded(headers), self._caller(headers)
+                sender = self._sender(headers)
             except NeriteError as error:
                 return _Refused(status.of_error(error))
-            # Headers remember where they lead to, which is not the same for both.
-            key = (path, caller, *sorted(forwarded.items()))
-            reader = self._readers.get(key)
-            if reader is None:
-                if len(self._readers) >= 256:
-                    self._readers.clear()
-                reader = self._readers[key] = InferReader(forwarded, caller)
+            reader = self._reader(path, sender)
             inference = _Inference(self._server, reader, encoding, self._reply_encoding(headers), self._level)
             if path == _STREAM:
                 inference.stream = StreamInference(
@@ -114,17 +107,31 @@ class GrpcService:
         method = self._methods[path]
         return _Administrative(method.request, self._administration.handler(path), encoding)
 
-    def _caller(self, headers: Headers) -> Caller | None:
-        """Return who asks, where that matters. Raises ``InvalidArgument``."""
-        if self._callers is None:
-            return None
+    def _reader(self, path: str, sender: Sender) -> InferReader:
+        """Return what reads the messages of calls like this one."""
+        if sender.idempotency_key is not None:  # there are no others
+            return InferReader(sender)
+        # Headers remember where they lead to, which is not the same for both.
+        key = (path, sender.caller, *sorted(sender.forwarded.items()))
+        reader = self._readers.get(key)
+        if reader is None:
+            if len(self._readers) >= 256:
+                self._readers.clear()
+            reader = self._readers[key] = InferReader(sender)
+        return reader
+
+    def _sender(self, headers: Headers) -> Sender:
+        """Return what the metadata say of who sent them. Raises ``InvalidArgument``."""
 
         def get(name: str) -> str | None:
             value = headers.get(name.encode())
             return None if value is None else value.decode("latin-1")
 
-        timeout = headers.get(b"grpc-timeout")
-        return self._callers.of(get, None if timeout is None else status.timeout_seconds(timeout))
+        caller = None
+        if self._callers is not None:
+            timeout = headers.get(b"grpc-timeout")
+            caller = self._callers.of(get, None if timeout is None else status.timeout_seconds(timeout))
+        return Sender(self._forwarded(headers), caller, key_of(get))
 
     def _forwarded(self, headers: Headers) -> dict[str, Parameter]:
         """Return the metadata that is passed on to the model as parameters."""

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import orjson
 
-from nerite.core.caller import Caller
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, Parameter, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
+from nerite.transports.callers import Sender
 from nerite.transports.http import json_tensors
 from nerite.transports.http.infer_document import BASE64_OUTPUT, boolean
 from nerite.transports.http.json_text import parse
@@ -26,18 +26,16 @@ class Form:
     def __init__(
         self,
         signature: Signature,
-        forwarded: Mapping[str, Parameter],
+        sender: Sender,
         half: bool = False,
-        caller: Caller | None = None,
     ) -> None:
         """``half``: FP16 and BF16 are taken."""
         self._inputs = signature.inputs
         self._batched = signature.max_batch_size > 0
         self._specs: dict[str, TensorSpec] = {}
         self._parameters: dict[str, Parameter] = {}
-        self._forwarded = forwarded
+        self._sender = sender
         self._half = half
-        self._caller = caller
         self._base64 = False
         self.data: list[Buffer] = []
         """The tensors, in the order of the header's inputs."""
@@ -66,14 +64,15 @@ class Form:
 
     def header(self, model: str, version: str) -> RequestHeader:
         """Return the header of the request that the form makes."""
-        parameters = {**self._parameters, **self._forwarded}
+        parameters = {**self._parameters, **self._sender.forwarded}
         return RequestHeader(
             model,
             version,
             list(self._specs.values()),
             parameters=parameters,
             base64_by_default=self._base64,
-            caller=self._caller,
+            caller=self._sender.caller,
+            idempotency_key=self._sender.idempotency_key,
         )
 
     def _take_all(self, keyword: str, nested: Mapping[str, Any]) -> None:

@@ -7,13 +7,13 @@ write them first, and go on as before: then it costs one more, without the id.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from nerite.core.caller import Caller
 from nerite.core.errors import Internal, InvalidArgument
-from nerite.core.request import Parameter, RequestHeader, SharedPlace, labelled
+from nerite.core.request import RequestHeader, SharedPlace, labelled
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec
+from nerite.transports.callers import Sender
 from nerite.transports.http import infer_document, raw_body
 from nerite.transports.http.json_text import parse
 from nerite.transports.http.plan import Plan
@@ -26,24 +26,22 @@ _ID = b'"id"'
 
 
 class Reader:
-    """Makes plans for one head: the model, the version, the forwarded headers and who asks are fixed."""
+    """Makes plans for one head: the model, the version and what is said of who sends it are fixed."""
 
     def __init__(
         self,
         model_name: str,
         model_version: str,
-        forwarded: Mapping[str, Parameter],
+        sender: Sender,
         max_size: int,
         half: bool = False,
-        caller: Caller | None = None,
     ) -> None:
         """``half``: FP16 and BF16 are taken in the JSON."""
         self.model_name = model_name
         self.model_version = model_version
-        self._forwarded = forwarded
+        self._sender = sender
         self._max_size = max_size
         self._half = half
-        self._caller = caller
         self._plans: dict[bytes, Plan] = {}
         self._headers: dict[tuple[object, ...], RequestHeader] = {}
 
@@ -87,9 +85,10 @@ class Reader:
                 self.model_name,
                 self.model_version,
                 specs,
-                parameters=dict(self._forwarded),
+                parameters=dict(self._sender.forwarded),
                 binary_by_default=binary,
-                caller=self._caller,
+                caller=self._sender.caller,
+                idempotency_key=self._sender.idempotency_key,
             )
         )
 
@@ -115,9 +114,10 @@ class Reader:
             self.model_version,
             specs,
             infer_document.read_outputs(document),
-            parameters={**custom, **self._forwarded},
+            parameters={**custom, **self._sender.forwarded},
             shared=any(isinstance(place, SharedPlace) for place in places),
-            caller=self._caller,
+            caller=self._sender.caller,
+            idempotency_key=self._sender.idempotency_key,
             **fields,
         )
         return Plan(self._intern(header), request_id, places, size)

@@ -21,6 +21,7 @@ REASONS: Final = {
     408: b"Request Timeout",
     409: b"Conflict",
     413: b"Request Entity Too Large",
+    422: b"Unprocessable Content",
     429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",

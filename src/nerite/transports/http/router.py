@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, Parameter
-from nerite.transports.callers import Callers, Sender
+from nerite.transports.callers import Callers, Sender, key_of
 from nerite.transports.http import access, compression, load_report, reply, routes, uploads
 from nerite.transports.http.administration import Administration
 from nerite.transports.http.connection import HttpConnection
@@ -151,7 +151,7 @@ class Router:
             return Target(refusal=refusal or reply.error_reply(error))
 
         def generate(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
-            form = Form(self._server.find(model, version, "").signature, sender.forwarded, self._half, sender.caller)
+            form = Form(self._server.find(model, version, "").signature, sender, self._half)
             form.read(bytes(body))
             sink = Generation(connection, events=events, half=self._half)
             request = InferenceRequest(form.header(model, version), form.data, sink, time.monotonic_ns(), form.id)
@@ -162,12 +162,12 @@ class Router:
         return Target(refusal=refusal, call=generate)
 
     def _reader(self, sender: Sender, model: str, version: str) -> Reader:
-        return Reader(model, version, sender.forwarded, self._max_input_size, self._half, sender.caller)
+        return Reader(model, version, sender, self._max_input_size, self._half)
 
     def _sender(self, head: RequestHead) -> Sender:
         """Return what a head says of who sent it. Raises ``InvalidArgument``."""
         caller = None if self._callers is None else self._callers.of(head.headers.get)
-        return Sender(self._forwarded(head), caller)
+        return Sender(self._forwarded(head), caller, key_of(head.headers.get))
 
     def _forwarded(self, head: RequestHead) -> dict[str, Parameter]:
         """Return the headers that are passed on to the model as parameters."""

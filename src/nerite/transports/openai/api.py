@@ -121,7 +121,7 @@ class OpenAi:
             streams.append(stream)
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
         special = wanted.special is not False
-        self._begin(exchange, made, _asked(model, wanted, asked.prompts, sender, special=special))
+        self._begin(exchange, made, _asked(model, wanted, asked.prompts, sender, special=special), sender)
 
     def chat_completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Go on with a conversation."""
@@ -139,7 +139,7 @@ class OpenAi:
         streams = [_stream(number, 0, wanted, chat.parser(asked)) for number in range(wanted.n)]
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
         special = chat.adds_special if wanted.special is None else wanted.special
-        self._begin(exchange, made, _asked(model, wanted, [prompt], sender, images, special=special))
+        self._begin(exchange, made, _asked(model, wanted, [prompt], sender, images, special=special), sender)
 
     def embeddings(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Turn texts into vectors."""
@@ -149,6 +149,7 @@ class OpenAi:
             embeddings.Embedding(connection, asked),
             f"embd-{secrets.token_hex(16)}",
             [model.ask(text, {}, sender) for text in asked.texts],
+            sender,
         )
 
     def rerank(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
@@ -157,10 +158,17 @@ class OpenAi:
         signature = self._models.find(asked.model, text_models.RERANKING).signature
         made = f"rerank-{secrets.token_hex(16)}"
         work = reranking.Reranking(connection, made, asked)
-        self._begin(work, made, [reranking.ask(asked, signature, sender)])
+        self._begin(work, made, [reranking.ask(asked, signature, sender)], sender)
 
-    def _begin(self, work: JointWork, name: str, asked: Sequence[Asked]) -> None:
+    def _begin(self, work: JointWork, name: str, asked: Sequence[Asked], sender: Sender) -> None:
         """Ask the model all of it at once."""
+        key = sender.idempotency_key
+        if key is not None:
+            parts = [key._replace(part=part, parts=len(asked)) for part in range(len(asked))]
+            asked = [
+                Asked(header.changed(idempotency_key=part), data)
+                for (header, data), part in zip(asked, parts, strict=True)
+            ]
         now = time.monotonic_ns()
         names = [name] if len(asked) == 1 else [f"{name}-{number}" for number in range(len(asked))]
         requests = [

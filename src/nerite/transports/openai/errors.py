@@ -10,7 +10,7 @@ from nerite.core.errors import Internal, NeriteError, QuotaExceeded, Restricted,
 from nerite.transports.http.reply import Reply, retry_line
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_CODES: Final = {401: "invalid_auth", 429: "rate_limit_exceeded"}
+_CODES: Final = {401: "invalid_auth", 422: "idempotency_key_reused", 429: "rate_limit_exceeded"}
 MISTAKE: Final = Internal("internal error, see the server's log")
 """What is said of a mistake of ours."""
 

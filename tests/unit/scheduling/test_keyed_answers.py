@@ -1,0 +1,141 @@
+"""Which answers are kept for who comes again, at a time that the tests say."""
+
+from __future__ import annotations
+
+import pytest
+
+from nerite.scheduling.keyed_answers import KeepLimits, KeyedAnswer, KeyedAnswers
+
+GRACE = 30
+LIMITS = KeepLimits(GRACE, max_answers=2, max_bytes=100)
+
+
+@pytest.fixture
+def answers() -> KeyedAnswers[KeyedAnswer]:
+    return KeyedAnswers(LIMITS)
+
+
+def begun(answers: KeyedAnswers[KeyedAnswer], key: str = "k", question: str = "q") -> KeyedAnswer:
+    answer = KeyedAnswer(key, question)
+    assert answers.ask(answer) is answer
+    return answer
+
+
+def complete(answers: KeyedAnswers[KeyedAnswer], key: str, size: int = 10, at: int = 0) -> KeyedAnswer:
+    answer = begun(answers, key)
+    answers.grew(answer, size)
+    answers.ended(answer, at, failed=False)
+    answers.left(answer, at)
+    return answer
+
+
+def test_who_asks_the_same_joins(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    first = begun(answers)
+    assert answers.ask(KeyedAnswer("k", "q")) is first
+    assert first.following == 2
+    assert answers.ask(KeyedAnswer("k", "other")) is None
+    assert first.following == 2
+    assert begun(answers, "other") is not first
+
+
+def test_grace_for_who_comes_again(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    first = begun(answers)
+    assert not answers.left(first, 100)
+    assert answers.next_time() == 100 + GRACE
+    assert answers.due(129) == []
+    assert answers.ask(KeyedAnswer("k", "q")) is first
+    assert answers.due(130) == [], "somebody is there"
+    assert not answers.left(first, 200)
+    assert answers.due(229) == []
+    assert answers.due(230) == [first], "it is to be stopped"
+    assert answers.next_time() is None
+    begun(answers)
+
+
+def test_it_goes_on_while_one_of_two_follows(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    first = begun(answers)
+    answers.ask(KeyedAnswer("k", "q"))
+    assert not answers.left(first, 100)
+    assert answers.next_time() is None
+
+
+def test_a_complete_answer_is_kept_for_the_grace(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    first = complete(answers, "k", at=50)
+    assert answers.ask(KeyedAnswer("k", "q")) is first
+    assert not answers.left(first, 79), "who had it again does not keep it longer"
+    assert answers.due(80) == []
+    assert begun(answers) is not first
+    assert answers.size == 0
+
+
+def test_one_that_becomes_complete_in_its_grace_has_another(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    first = begun(answers)
+    answers.left(first, 0)
+    answers.ended(first, 20, failed=False)
+    assert answers.due(30) == []
+    assert answers.ask(KeyedAnswer("k", "other")) is None
+    answers.due(50)
+    begun(answers, question="other")
+
+
+def test_a_failure_is_no_answer(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    first = begun(answers)
+    answers.grew(first, 10)
+    answers.ended(first, 0, failed=True)
+    assert not answers.left(first, 0)
+    assert answers.size == 0
+    assert begun(answers) is not first
+
+
+def test_without_grace_it_ends_with_the_last_who_follows() -> None:
+    answers: KeyedAnswers[KeyedAnswer] = KeyedAnswers(KeepLimits(0))
+    first = begun(answers)
+    assert answers.ask(KeyedAnswer("k", "q")) is first
+    assert not answers.left(first, 0)
+    assert answers.left(first, 0)
+    complete(answers, "k")
+    begun(answers)
+
+
+def test_the_oldest_complete_ones_make_room(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    runs = begun(answers, "runs")
+    answers.grew(runs, 10)
+    first, second = complete(answers, "1"), complete(answers, "2")
+    complete(answers, "3")
+    assert answers.size == 30
+    assert begun(answers, "1") is not first, "two are kept"
+    assert answers.ask(KeyedAnswer("2", "q")) is second
+    answers.grew(runs, 75)
+    assert (answers.size, runs.kept, second.kept) == (95, True, False), "95 of 100 bytes: one had to go"
+    answers.grew(runs, 5)
+    assert (answers.size, runs.kept) == (100, True)
+
+
+def test_one_that_is_too_long_is_given_up(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    first = begun(answers)
+    answers.grew(first, 101)
+    assert (first.kept, answers.size) == (False, 0)
+    second = begun(answers)
+    answers.grew(first, 50)
+    assert answers.size == 0
+    assert answers.left(first, 0), "nobody can join it, so that it is of no use"
+    answers.ended(first, 0, failed=False)
+    assert answers.ask(KeyedAnswer("k", "q")) is second
+
+
+def test_given_up(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    first = begun(answers)
+    answers.left(first, 0)
+    assert list(answers) == [first]
+    answers.give_up(first)
+    answers.give_up(first)
+    assert (list(answers), answers.due(GRACE)) == ([], [])
+
+
+def test_other_limits(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    complete(answers, "1")
+    complete(answers, "2")
+    answers.follow(KeepLimits(5, max_answers=1, max_bytes=100))
+    assert [each.key for each in answers] == ["2"]
+    answers.left(begun(answers, "3"), 0)
+    assert answers.next_time() == 5
