@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     (version.parent / "config.pbtxt").write_text(CONFIG)
     arguments = {
         "model": str(checkpoint), "disable_log_requests": True, "enforce_eager": True, "max_model_len": CONTEXT,
-        "kv_cache_memory_bytes": 1 << 28, "enable_lora": True, "max_loras": 2,
+        "kv_cache_memory_bytes": 1 << 28, "enable_lora": True, "max_loras": 2, "max_num_seqs": 8,
     }  # fmt: skip
     (version / "model.json").write_text(json.dumps(arguments))
     adapters = {name: str(adapter(place / name, seed)) for seed, name in enumerate("AB")}
@@ -100,6 +100,32 @@ def test_eight_run_at_once(server: Serving) -> None:
             assert "text_output" in next(stream)
     for stream in streams:
         stream.close()
+
+
+@pytest.mark.feature("vllm", "priorities")
+def test_a_request_that_may_wait_longer(server: Serving) -> None:
+    streams = [events(server, parameters=ENDLESS) for _ in range(8)]
+    for stream in streams:
+        next(stream)
+    ended: list[str] = []
+
+    def ask(name: str, **said: Any) -> None:
+        assert generate(server, parameters={**FEW, **said})[0] == 200
+        ended.append(name)
+
+    with ThreadPoolExecutor() as pool:
+        asked = []
+        for count, (name, said) in enumerate({"low": {"priority": 5, "max_tokens": 64}, "usual": {}}.items(), 1):
+            asked.append(pool.submit(ask, name, **said))
+            eventually(
+                lambda count=count: server.metrics()['nerite_admission_waiting{model="chat"}'] == count  # type: ignore[misc]
+            )
+        streams.pop().close()
+        for each in asked:
+            each.result()
+    for stream in streams:
+        stream.close()
+    assert ended == ["usual", "low"]
 
 
 def test_generate_and_a_stream_say_the_same(server: Serving) -> None:

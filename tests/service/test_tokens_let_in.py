@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpc_client
 from test_llm import ENDLESS, FEW, NARROW, Stream
 
 from llm_models import TEMPLATE, chat_tokens, language_model, write_tokenizer
-from serving import Serving, eventually, serving
+from serving import PATIENCE, Serving, eventually, serving
 
 POLICY = """
 [tenants.paying]
@@ -144,6 +147,70 @@ def test_those_that_wait_outlive_the_engine(server: Serving) -> None:
         runs.cut()
         assert [answer.result()[0] for answer in waits] == [200] * 3
     assert waiting(server) == 0
+
+
+def by_grpc(server: Serving) -> None:
+    inputs = [grpc_client.InferInput(name, [1], "BYTES") for name in ("text_input", "sampling_parameters")]
+    for tensor, text in zip(inputs, (b"once", json.dumps(LONG).encode()), strict=True):
+        tensor.set_data_from_numpy(np.array([text], object))
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("narrow", inputs, priority=5)
+        assert answers.get(timeout=PATIENCE)[1] is None
+        client.stop_stream()
+
+
+LONG = {**FEW, "max_tokens": 300}
+CHAT = {"model": "narrow", "messages": [{"role": "user", "content": "a"}]}
+WAYS = {
+    "a parameter": ("/v2/models/narrow/generate", {"text_input": "once", "parameters": {**LONG, "priority": 5}}),
+    "sampling": (
+        "/v2/models/narrow/generate",
+        {"text_input": "once", "sampling_parameters": json.dumps({**LONG, "priority": 5})},
+    ),
+    "completions": ("/v1/completions", {"model": "narrow", "prompt": "once", "priority": 5, **LONG}),
+    "chats": ("/v1/chat/completions", {**CHAT, "priority": 5, **LONG}),
+}
+
+
+@pytest.mark.feature("openvino_genai", "priorities")
+@pytest.mark.parametrize("way", [*WAYS, "grpc"])
+def test_a_request_that_may_wait_longer(server: Serving, way: str) -> None:
+    """The one that runs has no end, and what is said to wait is the longer of the two that wait."""
+    ended: list[str] = []
+
+    def low() -> None:
+        if way == "grpc":
+            by_grpc(server)
+        else:
+            assert server.ask("POST", *WAYS[way])[0] == 200
+        ended.append("low")
+
+    def usual() -> None:
+        assert generate(server, "narrow", **FEW)[0] == 200
+        ended.append("usual")
+
+    runs = Stream(server, "narrow", parameters=ENDLESS)
+    runs.event()
+    with ThreadPoolExecutor() as pool:
+        asked = []
+        for count, call in enumerate((low, usual), 1):
+            asked.append(pool.submit(call))
+            eventually(lambda count=count: waiting(server) == count)  # type: ignore[misc]
+        runs.cut()
+        for each in asked:
+            each.result()
+    assert ended == ["usual", "low"]
+
+
+@pytest.mark.parametrize("path", ["/v2/models/narrow/generate", "/v1/completions"])
+def test_nobody_puts_themselves_before_others(server: Serving, path: str) -> None:
+    body = {"text_input": "once", "parameters": {"priority": -1}}
+    if path.startswith("/v1"):
+        body = {"model": "narrow", "prompt": "once", "priority": -1}
+    status, _, answer = server.ask("POST", path, body)
+    assert (status, "priority" in answer.decode()) == (400, True)
 
 
 def test_who_goes_leaves_at_once(server: Serving) -> None:

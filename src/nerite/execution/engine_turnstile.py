@@ -153,4 +153,5 @@ class PromptTicket(Ticket):
             caused=request.caused,
             least=ratio.least(asked.prompt_bytes),
             sequences=asked.sequences,
+            priority=asked.priority,
         )

@@ -45,6 +45,22 @@ def test_demand(asked: InferenceRequest, most: int, sequences: int) -> None:
     assert demand(asked) == Demand(7, most, sequences)
 
 
+@pytest.mark.parametrize(
+    ("asked", "priority"),
+    [
+        (request(), 0),
+        (request(priority=3), 3),
+        (request({"priority": 3}), 3),
+        (request({"priority": -3}), 0),
+        (request({"priority": "x"}), 0),
+    ],
+)
+def test_priority(asked: InferenceRequest, priority: int) -> None:
+    assert demand(asked).priority == priority
+    asked.header = asked.header.changed(priority=7)
+    assert demand(asked).priority == (priority or 7)
+
+
 def test_no_prompt() -> None:
     assert demand(InferenceRequest(RequestHeader("m", "", []), [], Caller(), 0)) == Demand(0, 16, 1)
 

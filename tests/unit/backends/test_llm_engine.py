@@ -258,7 +258,6 @@ def test_the_cache_is_the_context_where_it_is_smaller(directory: Path) -> None:
         ({"prompt": ""}, InvalidArgument, "the prompt is empty"),
         ({"prompt": []}, InvalidArgument, "the prompt is empty"),
         ({"lora": "a"}, Unsupported, "LoRA feature is not enabled"),
-        ({"priority": 1}, Unsupported, "knows no priorities"),
         ({"sampling": replace(FEW, logprobs=1)}, Unsupported, "'logprobs' is 1"),
     ],
 )

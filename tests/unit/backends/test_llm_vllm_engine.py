@@ -143,7 +143,6 @@ def test_a_deadline(started: Started) -> None:
         ),
         ({"prompt": "", "special_tokens": False}, InvalidArgument, "the prompt is empty"),
         ({"lora": "C"}, Unsupported, "LoRA feature is not enabled"),
-        ({"priority": 1}, Unsupported, "knows no priorities"),
         ({"images": [b""]}, Unsupported, "takes no images"),
         ({"sampling": replace(FEW, logprobs=21)}, Unsupported, "'logprobs' is 21"),
         (

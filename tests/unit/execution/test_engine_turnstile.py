@@ -122,6 +122,13 @@ def test_as_many_as_the_engine_runs(house: House) -> None:
     assert (house.gate.running, house.use("default").finished) == (2, {"complete": 1})
 
 
+def test_a_request_that_may_wait_longer(house: House) -> None:
+    first, _, low, usual = (house.ask(**said) for said in ({}, {}, {"priority": 1}, {}))
+    house.step(Progress(first, 3, Begun(0, 5), Ended.STOP))
+    assert house.engine.has[2:] == [usual]
+    assert low not in house.engine.has
+
+
 def test_several_sequences(house: House) -> None:
     house.ask(n=2)
     waits = house.ask()

@@ -22,8 +22,8 @@ class Hall:
     def __init__(self) -> None:
         self.queue = FairQueue()
 
-    def come(self, tenant: str, level: PriorityClass = HIGH, cost: float = 10) -> Ticket:
-        ticket = made(tenant, level, cost)
+    def come(self, tenant: str, level: PriorityClass = HIGH, cost: float = 10, priority: int = 0) -> Ticket:
+        ticket = made(tenant, level, cost, priority)
         self.queue.push(ticket, WEIGHTS[tenant])
         return ticket
 
@@ -35,8 +35,8 @@ class Hall:
         return ticket
 
 
-def made(tenant: str, level: PriorityClass = HIGH, cost: float = 10) -> Ticket:
-    ticket = Ticket(tenant, 1)
+def made(tenant: str, level: PriorityClass = HIGH, cost: float = 10, priority: int = 0) -> Ticket:
+    ticket = Ticket(tenant, 1, priority=priority)
     ticket.level, ticket.cost = level, cost
     return ticket
 
@@ -47,6 +47,26 @@ def test_one_tenant_is_served_in_order() -> None:
     assert [hall.go() for _ in range(5)] == tickets
     assert hall.queue.first() is None
     assert (hall.queue.count, hall.queue.cost) == (0, 0.0)
+
+
+def test_a_tenant_says_which_of_its_own_may_wait() -> None:
+    hall = Hall()
+    tickets = {number: hall.come("a", priority=priority) for number, priority in enumerate([0, 2, 1, 0, 2, 1])}
+    hall.queue.remove(tickets[2])
+    other = hall.come("b", priority=9)
+    order = [hall.go() for _ in range(6)]
+    assert [each for each in order if each is not other] == [tickets[number] for number in (0, 3, 5, 1, 4)]
+    assert order.index(other) < 5, "it is behind its own tenant's alone, and that has no others"
+
+
+def test_who_may_wait_is_not_ahead_and_makes_room() -> None:
+    hall = Hall()
+    hall.come("a", cost=20)
+    later = [hall.come("a", priority=priority) for priority in (1, 2)]
+    assert [hall.queue.ahead(HIGH, "a", 3, priority) for priority in range(3)] == [20, 30, 40]
+    assert hall.queue.displaced_by(made("a"), 3, 1, 0) == [later[1]]
+    assert hall.queue.displaced_by(made("a"), 3, 1, 11) is None
+    assert hall.queue.displaced_by(made("a", priority=2), 3, 1, 0) is None
 
 
 @pytest.mark.parametrize("costs", [{"a": 10, "b": 10, "c": 10}, {"a": 40, "b": 5, "c": 17}])

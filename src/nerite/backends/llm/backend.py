@@ -102,6 +102,7 @@ class LlmInstance:
         self._name = name
         self._engine = engine
         self._step = step
+        self._knows_priorities = engine.capabilities().priorities
         config = model.config
         self._headers = Headers(model.name, str(model.version), [output["name"] for output in config["output"]])
         self._decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
@@ -142,6 +143,7 @@ class LlmInstance:
         request.on_pause = answer.paused
         request.on_cancel = lambda _request: self._engine.abort(number)
         sampling = asked.sampling
+        priority = (sampling.priority or request.header.priority) if self._knows_priorities else 0
         wanted = GenerationRequest(
             number,
             asked.prompt,
@@ -150,6 +152,7 @@ class LlmInstance:
             asked.images,
             grammar=sampling.grammar,
             lora=sampling.lora_name,
+            priority=priority,
         )
         self._engine.add(wanted, Follower(request, answer, sampling.n, self._step))
         if request.is_cancelled():  # before the engine had it

@@ -26,6 +26,8 @@ class Demand(NamedTuple):
     most: int
     """Tokens that it asks for at the most, all sequences together. 0: as many as there is room for."""
     sequences: int
+    priority: int = 0
+    """As the engine has it: the lower ones first."""
 
 
 def demand(request: InferenceRequest, allowed: int = 0) -> Demand:
@@ -39,7 +41,10 @@ def demand(request: InferenceRequest, allowed: int = 0) -> Demand:
     said = _said(request, places)
     sequences = _count(said.get("n"), _STANDARD.n)
     most = sequences * _count(said.get("max_tokens", _STANDARD.max_tokens), 0)
-    return Demand(prompt, 0 if "max_tokens" not in said and 0 < allowed < most else most, sequences)
+    if "max_tokens" not in said and 0 < allowed < most:
+        most = 0
+    priority = _count(said.get("priority"), 0) or request.header.priority
+    return Demand(prompt, most, sequences, priority)
 
 
 def limit(request: InferenceRequest, most: int) -> None:

@@ -45,7 +45,7 @@ class GenerationRequest:
     lora: str = ""
     """The name of an adapter."""
     priority: int = 0
-    """Lower ones first; 0: as all others."""
+    """Lower ones first. Only for an engine that knows priorities; any other gets requests in the right order."""
     deadline_ns: int = 0
     """``time.monotonic_ns`` after which nobody wants the answer; 0: never."""
 
@@ -111,6 +111,7 @@ class Capabilities:
     """LoRA adapters that may be chosen by request."""
     images: bool = False
     priorities: bool = False
+    """It has those of a lower priority make room for others, when there is too little for all that it has."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,5 @@ def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> No
         )
     if request.lora and request.lora not in able.adapters:
         raise Unsupported(f"LoRA {request.lora} is not supported, we currently support {sorted(able.adapters)}")
-    if request.priority and not able.priorities:
-        raise Unsupported(f"the engine {able.engine} knows no priorities among the requests that it runs")
     if sampling.n > able.most_sequences:
         raise Unsupported(f"'n' is {sampling.n}, and the engine runs {able.most_sequences} sequences at most")

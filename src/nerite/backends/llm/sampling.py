@@ -56,6 +56,8 @@ class SamplingParameters:
     lora_name: str = ""
     grammar: Grammar | None = None
     """What the text has to be an instance of."""
+    priority: int = 0
+    """Those of a lower number go first. Who asks can only say that a request may wait longer."""
 
 
 _LACKING: Final[Mapping[str, Any]] = {
@@ -133,6 +135,7 @@ def _check(made: SamplingParameters) -> None:
         ("frequency_penalty", abs(made.frequency_penalty) <= 2, "-2 to 2"),
         ("repetition_penalty", made.repetition_penalty > 0, "above 0"),
         ("logprobs", made.logprobs is None or made.logprobs >= 0, "0 or more"),
+        ("priority", made.priority >= 0, "0 or more: a request can only be put behind others"),
         ("seed", made.seed is None or 0 <= made.seed < 2**63, "0 to 2**63 - 1"),
         ("truncate_prompt_tokens", cut is None or cut == -1 or cut > 0, "above 0, or -1 for what has room"),
         ("stop", all(made.stop), "text, and not empty"),
@@ -242,6 +245,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
         "skip_special_tokens": _boolean,
         "truncate_prompt_tokens": _optional,
         "lora_name": _text,
+        "priority": _integer,
     },
 )
 """What reads the value of each field of ``SamplingParameters``."""

@@ -77,6 +77,23 @@ class _Flow(_Share):
             self.husks -= 1
         return self.entries[-1]
 
+    def add(self, ticket: Ticket) -> None:
+        """Let one wait behind those that matter as much, and before those that matter less."""
+        entries, behind = self.entries, 0
+        while behind < len(entries) and entries[-1 - behind].priority > ticket.priority:
+            behind += 1
+        entries.insert(len(entries) - behind, ticket)
+
+    def before(self, priority: int) -> float:
+        """Return what those cost that a request of this priority would wait for."""
+        cost = self.cost
+        for each in reversed(self.entries):
+            if each.priority <= priority:
+                break
+            if each.state is State.WAITING:
+                cost -= each.cost
+        return cost
+
     def drop_husks(self) -> None:
         if self.husks > len(self.entries) // 2 + _HUSKS:
             self.entries = deque(each for each in self.entries if each.state is State.WAITING)
@@ -116,11 +133,11 @@ class FairQueue:
         """What all that wait cost together."""
 
     def push(self, ticket: Ticket, weight: int) -> None:
-        """Let ``ticket`` wait behind what its tenant has waiting; the tenant has ``weight`` in its class."""
+        """Let ``ticket`` wait behind what its tenant has waiting of its priority; the tenant has a ``weight``."""
         level = self._level(ticket.level)
         flow = self._flow(level, ticket.tenant, weight)
         ticket.state = State.WAITING
-        flow.entries.append(ticket)
+        flow.add(ticket)
         if not level.count:
             level.rise(self._clock)
         if not flow.count:
@@ -172,13 +189,13 @@ class FairQueue:
             level.owed += more
             flow.owed += more
 
-    def ahead(self, rank: PriorityClass, tenant: str, weight: int) -> float:
+    def ahead(self, rank: PriorityClass, tenant: str, weight: int, priority: int = 0) -> float:
         """Return about how much work is done before a request that comes now, at the most."""
         level = self._levels.get(rank.name)
         if level is None:
             return 0.0
         flow = level.flows.get(tenant)
-        own = flow.cost if flow is not None else 0.0
+        own = flow.before(priority) if flow is not None else 0.0
         others = level.active_weight - (weight if own else 0)
         in_class = min(level.cost, own * (weight + others) / weight)
         shares = sum(each.weight for each in self._order if each.count and each is not level)
@@ -188,8 +205,8 @@ class FairQueue:
         """Return who has to go so that ``ticket`` may wait: ``count`` requests or more, of ``cost`` or more together.
 
         Those of the least class go first, of the tenant that has most waiting for its weight, and the last to come.
-        In its own class a request takes the place of one of a tenant that has more waiting. None: it may not wait.
-        They wait until they are removed.
+        In its own class a request takes the place of one of a tenant that has more waiting, or of one of its own that
+        has a lower priority. None: it may not wait. They wait until they are removed.
         """
         below = [level for level in reversed(self._order) if level.rank.order > ticket.level.order]
         if sum(level.count for level in below) >= count and sum(level.cost for level in below) >= cost:
@@ -201,9 +218,10 @@ class FairQueue:
         last = longest.last()
         own = level.flows.get(ticket.tenant)
         length = ((own.cost if own else 0.0) + ticket.cost) / weight
-        if longest is own or last.cost < cost or (longest.cost - last.cost) / longest.weight < length:
-            return None
-        return [last]
+        if longest is not own and last.cost >= cost and (longest.cost - last.cost) / longest.weight >= length:
+            return [last]
+        mine = own.last() if own is not None and own.count else None
+        return [mine] if mine is not None and mine.priority > ticket.priority and mine.cost >= cost else None
 
     def follow(self, policy: Policy) -> None:
         """Go on by the shares and weights of another policy. A class that it does not have keeps its own."""

@@ -291,7 +291,7 @@ class Gate:
             return reasons.late(0.0, 0.0)
         wait: float | None = 0.0
         if not at_once:
-            ahead = self._queue.ahead(ticket.level, ticket.tenant, account.tenant.weight)
+            ahead = self._queue.ahead(ticket.level, ticket.tenant, account.tenant.weight, ticket.priority)
             wait = self._pace.work(ahead + ticket.cost, now)
         if wait is None or not self._ready:
             return None

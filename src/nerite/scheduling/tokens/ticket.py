@@ -42,6 +42,7 @@ class Ticket:
         "level",
         "most",
         "offered_at",
+        "priority",
         "read_with",
         "retry",
         "sequences",
@@ -63,6 +64,7 @@ class Ticket:
         caused: bool = False,
         least: int | None = None,
         sequences: int = 1,
+        priority: int = 0,
     ) -> None:
         self.tenant = tenant
         """The name that the policy gives to whoever sent it."""
@@ -72,6 +74,8 @@ class Ticket:
         """As many there are in any case, where ``input_size`` is an estimate: by it what is too long is refused."""
         self.sequences = sequences
         """Answers to the one prompt."""
+        self.priority = priority
+        """Among those of its tenant and class that wait: the lower ones first."""
         self.most = most
         """Output tokens that it may have at the most. 0: as many as the model's limits allow."""
         self.wanted_class = wanted_class

@@ -199,6 +199,7 @@ def _asked(
             logprobs=wanted.logprobs >= 0,
             special=special,
             images=images,
+            priority=wanted.priority,
         )
         for prompt in prompts
         for index in range(wanted.n)

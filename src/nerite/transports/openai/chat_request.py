@@ -25,6 +25,7 @@ _ELSEWHERE: Final = {
 _KNOWN: Final = frozenset(
     (
         *("model", "messages", "n", "logprobs", "top_logprobs", "stream", "stream_options", "modalities"),
+        "priority",
         *("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
         *_LIMITS,
         *_FOR_TEMPLATES,

@@ -12,6 +12,7 @@ from nerite.transports.openai.text_model import SPECIAL
 
 MOST_CHOICES: Final = 128
 _MOST_LOGPROBS: Final = 20
+_LEAST_PRIORITY: Final = 2**31 - 1
 DEFAULT_TOKENS: Final = sampling.Setting(16, "max_tokens")
 """OpenAI's own, for completions that do not say how many."""
 IGNORED: Final = (
@@ -29,6 +30,7 @@ _KNOWN: Final = frozenset(
     (
         *("model", "prompt", "n", "best_of", "echo", "logprobs", "max_tokens", "stream", "stream_options", "suffix"),
         SPECIAL,
+        "priority",
         *sampling.COMMON,
         *IGNORED,
     )
@@ -48,6 +50,8 @@ class Wanted(NamedTuple):
     """So many likely tokens at each place; below 0: not even the chosen ones."""
     special: bool | None
     """Whether the tokenizer adds special tokens to the prompt; None: as is usual with one of this kind."""
+    priority: int
+    """KServe's and vLLM's: the higher the number, the longer it may wait."""
 
 
 class CompletionRequest(NamedTuple):
@@ -86,8 +90,9 @@ def wanted(fields: Fields, model: str, n: int, settings: Sampling, logprobs: int
     options.refuse_unknown(("include_usage", "include_obfuscation"))
     if logprobs >= 0:
         settings["logprobs"] = sampling.Setting(logprobs, "logprobs")
+    priority = fields.integer("priority", 0, 0, _LEAST_PRIORITY)
     special = fields.flag(SPECIAL) if SPECIAL in fields else None
-    return Wanted(model, n, settings, stream, options.flag("include_usage"), logprobs, special)
+    return Wanted(model, n, settings, stream, options.flag("include_usage"), logprobs, special, priority)
 
 
 def _prompts(fields: Fields) -> list[str]:

@@ -108,6 +108,7 @@ class TextModel:
         logprobs: bool = False,
         special: bool = True,
         images: Sequence[str] = (),
+        priority: int = 0,
     ) -> Asked:
         """Return the request that a prompt is. Raises ``ApiError`` for what the model cannot be told.
 
@@ -143,7 +144,8 @@ class TextModel:
                 add(f"return_{name}", [True])
         if logprobs:
             add("return_logprobs", [True])
-        return Asked(RequestHeader(self.name, "", specs, parameters=parameters, caller=sender.caller), data)
+        header = RequestHeader(self.name, "", specs, parameters=parameters, priority=priority, caller=sender.caller)
+        return Asked(header, data)
 
     def _parameters(self, sampling: Sampling) -> dict[str, Parameter]:
         """Return settings as parameters of the request, which a model may read; they have to be simple for that."""

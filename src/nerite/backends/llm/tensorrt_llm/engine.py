@@ -22,10 +22,11 @@ _SAMPLING: Final = frozenset(
     {
         *("n", "max_tokens", "min_tokens", "ignore_eos", "seed", "temperature", "top_p", "top_k"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-        *("stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "lora_name", "grammar"),
+        *("stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
+        *("lora_name", "grammar", "priority"),
     }
 )
-"""What we hand on; ``lora_name`` and ``grammar`` are refused in words of their own."""
+"""What we hand on; ``lora_name`` and ``grammar`` are refused in words of their own, ``priority`` is the server's."""
 _LOOK_AGAIN: Final = 0.5
 """Seconds between two looks at the engine's statistics."""
 

@@ -28,7 +28,9 @@ _SAME: Final = (
     *("include_stop_str_in_output", "skip_special_tokens"),
 )
 """Sampling parameters that are vLLM's as they are."""
-SAMPLING: Final = frozenset({*_SAME, "stop", "stop_token_ids", "lora_name", "grammar", "truncate_prompt_tokens"})
+SAMPLING: Final = frozenset(
+    {*_SAME, "stop", "stop_token_ids", "lora_name", "grammar", "priority", "truncate_prompt_tokens"}
+)
 """All that we hand on, in one way or the other."""
 
 Stepped = Callable[[Any, Any], None]
