@@ -19,6 +19,7 @@ import pytest
 
 from llm_models import CONTEXT, language_model
 from nerite.wire.grpc_service import ModelInferRequest, ModelStreamInferResponse
+from process_family import lives, processes_of
 from serving import Serving, eventually, serving
 
 CUTS = int(os.environ.get("NERITE_TEST_CUTS", "250"))
@@ -163,23 +164,53 @@ def under_load(server: Serving, disturb: Callable[[], None], cause: str) -> None
     assert {ask(server, GENERATE)[0], ask(server, INFER)[0]} == {200}
 
 
+def engine_processes(server: Serving) -> tuple[list[int], list[int]]:
+    """Return the workers of the engines that are under load, and the processes that step their pipelines."""
+    workers = [server.workers()[name] for name in ("chat_0", "single_0")]
+    return workers, [pid for worker in workers for pid in processes_of(worker)]
+
+
 def test_an_engine_that_is_killed_under_load(server: Serving) -> None:
+    workers, pipelines = engine_processes(server)
+    assert len(pipelines) == 2
+
     def kill() -> None:
-        workers = server.workers()
-        for name in ("chat_0", "single_0"):
-            os.kill(workers[name], signal.SIGKILL)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
         eventually(lambda: not server.ready("chat"))
 
     under_load(server, kill, "it was ended by SIGKILL")
+    eventually(lambda: not any(map(lives, pipelines)))
 
 
-def test_an_engine_that_hangs_under_load(server: Serving) -> None:
+@pytest.mark.parametrize("which", [0, 1], ids=["worker", "pipeline"])
+def test_an_engine_that_hangs_under_load(server: Serving, which: int) -> None:
+    processes = engine_processes(server)
+
     def stop() -> None:
-        workers = server.workers()
-        for name in ("chat_0", "single_0"):
-            os.kill(workers[name], signal.SIGSTOP)
+        for pid in processes[which]:
+            os.kill(pid, signal.SIGSTOP)
 
     under_load(server, stop, f"its engine has finished no step for {STEP_TIMEOUT} s, and it was killed")
+    eventually(lambda: not any(map(lives, [*processes[0], *processes[1]])))
+
+
+def test_a_pipeline_that_is_killed_under_load(server: Serving) -> None:
+    """The worker has another one, and fails what ran."""
+    workers, pipelines = engine_processes(server)
+    with ThreadPoolExecutor(len(OVER_HTTP)) as callers:
+        answers = [callers.submit(ask, server, api, ENDLESS) for api in OVER_HTTP]
+        eventually(lambda: Metrics(server)("vllm:num_requests_running") == len(answers))
+        for pid in pipelines:
+            os.kill(pid, signal.SIGKILL)
+        for answer in answers:
+            assert (
+                "The engine failed while it ran this request: its process was ended by signal 9" in answer.result()[1]
+            )
+    eventually(lambda: server.ready("chat") and server.ready("single"))
+    assert {ask(server, GENERATE)[0], ask(server, INFER)[0]} == {200}
+    assert engine_processes(server)[0] == workers
+    assert at_rest(server)
 
 
 def test_those_that_wait_survive_the_death_of_the_engine(server: Serving) -> None:

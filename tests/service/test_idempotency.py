@@ -308,8 +308,10 @@ def test_the_key_of_another_request(house: House) -> None:
     assert refused.answer.status == 422
     assert "the idempotency key 'taken' is that of another request to model 'chat'" in refused.event()["error"]
     refused.cut()
-    client = openai.OpenAI(base_url=f"http://{house.server.http}/v1", api_key="any")
-    with pytest.raises(openai.UnprocessableEntityError, match="'taken'") as error:
+    with (
+        openai.OpenAI(base_url=f"http://{house.server.http}/v1", api_key="any") as client,
+        pytest.raises(openai.UnprocessableEntityError, match="'taken'") as error,
+    ):
         client.completions.create(model="chat", prompt="once", extra_headers={"Idempotency-Key": "taken"})
     assert error.value.code == "idempotency_key_reused"
     calls = Stream(house, headers={"idempotency-key": "taken"})

@@ -22,6 +22,7 @@ from checkpoints import CONTEXT, adapter, language_checkpoint
 from llm_models import TEMPLATE, chat_tokens
 from nerite.backends.llm import installation
 from nerite.backends.python.environment_store import folder
+from process_family import processes_of
 from serving import Serving, eventually
 
 CONFIG = 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
@@ -301,21 +302,6 @@ def test_an_engine_that_dies_takes_its_processes_along_and_comes_back(server: Se
 
 def worker_of(server: Serving) -> int:
     return next(pid for pid in processes_of(server.process.pid) if "nerite.execution.worker" in command(pid))
-
-
-def processes_of(worker: int) -> list[int]:
-    """Return the processes that a worker has started, and those that they have."""
-    parents: dict[int, int] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(status.parent.name)] = int(fields[1])
-    found = {worker}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found - {worker})
 
 
 def command(pid: int) -> str:

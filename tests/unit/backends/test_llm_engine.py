@@ -293,6 +293,23 @@ def test_a_step_that_fails_fails_what_runs_and_nothing_after_it(
         engine.stop()
 
 
+def test_the_end_of_its_process_fails_what_runs_and_nothing_after_it(directory: Path) -> None:
+    engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=256, most_sequences=1))
+    engine.start(ignored, ignored)
+    try:
+        expected = asked(engine).over().tokens()
+        running = asked(engine, LONG, id="a").begun()
+        engine._process.kill()
+        # Whether they come before or after it is seen: nothing has begun with them.
+        waiting = [asked(engine, id=id) for id in ("b", "c")]
+        with pytest.raises(Internal, match="while it ran this request: its process was ended by signal 9"):
+            running.over()
+        assert [heard.over().tokens() for heard in waiting] == [expected] * 2
+        assert (engine.stats().failures, engine.is_ready()) == (1, True)
+    finally:
+        engine.stop()
+
+
 def test_one_that_cannot_begin_anew_says_so(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = Path(shutil.copytree(directory, tmp_path / "1"))
     told: queue.SimpleQueue[str] = queue.SimpleQueue()

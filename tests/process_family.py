@@ -1,0 +1,28 @@
+"""Which processes belong to a worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def processes_of(worker: int) -> list[int]:
+    """Return the processes that a worker has started, and those that they have."""
+    parents: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(status.parent.name)] = int(fields[1])
+    found = {worker}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {worker})
+
+
+def lives(pid: int) -> bool:
+    """Return whether there is such a process, and not only its end for somebody to see."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
