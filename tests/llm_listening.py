@@ -18,14 +18,14 @@ class Heard:
     """A listener that keeps what it hears."""
 
     def __init__(self, sequences: int = 1) -> None:
-        self.prompt_tokens = 0
+        self.prompt_tokens = self.text_tokens = 0
         self.deltas: list[Delta] = []
         self.steps: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._over: queue.SimpleQueue[NeriteError | None] = queue.SimpleQueue()
         self._unfinished = sequences
 
-    def admitted(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
-        self.prompt_tokens = prompt_tokens
+    def admitted(self, prompt_tokens: int, cached_tokens: int = 0, image_tokens: int = 0) -> None:
+        self.prompt_tokens, self.text_tokens = prompt_tokens, prompt_tokens - image_tokens
 
     def advanced(self, deltas: Any) -> None:
         self.deltas += deltas

@@ -21,7 +21,8 @@ import tritonclient.grpc as grpc_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from llm_models import CONTEXT, language_model
-from seeing_models import MARK, seeing_model
+from nerite.backends.llm.demand import IMAGE_TOKENS
+from seeing_models import MARK, TOKENS, seeing_model
 from serving import Serving, eventually, serving
 
 CHAT = 'parameters { key: "MAX_NUM_SEQS" value { string_value: "16" } }\n'
@@ -272,16 +273,22 @@ def test_images_by_each_way(server: Serving, tmp_path: Path) -> None:
     (models / "sees" / "1" / "chat_template.jinja").write_text(TEMPLATE)
     with serving(models, tmp_path / "log") as other:
         said = {"text_input": f"{MARK}what is it", "exclude_input_in_output": True, "parameters": FEW}
-        status, told = generate(other, "sees", **said, image=[encoded])
-        assert status == 200
+        status, told = generate(other, "sees", **said, image=[encoded], return_num_input_tokens=True)
+        assert (status, told["num_input_tokens"]) == (200, len("?what is it") + IMAGE_TOKENS), "it is the first image"
+        told = generate(other, "sees", **said, image=[encoded], return_num_input_tokens=True)[1]
+        # The mark gives way to the tokens of the image and an end of line.
+        assert told["num_input_tokens"] == len("what is it\n") + TOKENS
+        (use,) = other.json("GET", "/v2/quota")["use"]
+        assert use["input_tokens"] == 2 * told["num_input_tokens"] + IMAGE_TOKENS - TOKENS
         assert generate(other, "sees", **{**said, "text_input": "what is it"})[1]["text_output"] != told["text_output"]
         parts = [
             {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}},
             {"type": "text", "text": "what is it"},
         ]
         asked = {"model": "sees", "messages": [{"role": "user", "content": parts}], **FEW}
-        chosen = other.json("POST", "/v1/chat/completions", asked)["choices"]
-        assert chosen[0]["message"]["content"] == told["text_output"]
+        chosen = other.json("POST", "/v1/chat/completions", asked)
+        assert chosen["choices"][0]["message"]["content"] == told["text_output"]
+        assert chosen["usage"]["prompt_tokens"] == told["num_input_tokens"]
         for image, text in (("?", "'image' 0 is no base64"), ("aGk=", "'image' 0 is none of JPEG")):
             status, refused = generate(other, "sees", **said, image=[image])
             assert (status, text in refused["error"]) == (400, True)

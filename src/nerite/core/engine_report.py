@@ -32,6 +32,8 @@ class Begun(NamedTuple):
     cached_tokens: int = 0
     """Of those, as many as were computed before, as far as the engine tells."""
     sequences: int = 1
+    image_tokens: int = 0
+    """Of ``prompt_tokens``, those that images have become."""
 
 
 class Progress(NamedTuple):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nerite.execution.runner import Batch
 
 _STATE: Final = struct.Struct("<9I4x5Q")
-_PROGRESS: Final = struct.Struct("<IHHIIIIQ")
+_PROGRESS: Final = struct.Struct("<IHHIIIII4xQ")
 _UNKNOWN: Final = 2**64 - 1
 _ENDED: Final = (None, *Ended)
 _PLACE: Final = {ended: place for place, ended in enumerate(_ENDED)}
@@ -32,8 +32,8 @@ def frame(seat: int, report: EngineReport, place: Callable[[InferenceRequest], t
         found = place(request)
         if found is None:
             continue
-        at_ns, prompt, cached, sequences = begun or (0, 0, 0, 0)
-        parts.append(_PROGRESS.pack(*found, _PLACE[ended], tokens, sequences, prompt, cached, at_ns))
+        at_ns, prompt, cached, sequences, images = begun or (0, 0, 0, 0, 0)
+        parts.append(_PROGRESS.pack(*found, _PLACE[ended], tokens, sequences, prompt, cached, images, at_ns))
     return messages.frame(messages.REPORT, b"".join(parts), seat)
 
 
@@ -42,10 +42,12 @@ def read(body: memoryview, batch_of: Callable[[int], Batch | None]) -> EngineRep
     running, waiting, total, free, size, context, most, patience, failures, *counts = _STATE.unpack_from(body)
     queries, hits, preempted, drafted, accepted = (None if count == _UNKNOWN else count for count in counts)
     progress = []
-    for number, index, ended, tokens, sequences, prompt, cached, at_ns in _PROGRESS.iter_unpack(body[_STATE.size :]):
+    for number, index, ended, tokens, sequences, prompt, cached, images, at_ns in _PROGRESS.iter_unpack(
+        body[_STATE.size :]
+    ):
         batch = batch_of(number)
         if batch is not None and index < len(batch):
-            begun = Begun(at_ns, prompt, cached, sequences) if sequences else None
+            begun = Begun(at_ns, prompt, cached, sequences, images) if sequences else None
             progress.append(Progress(batch[index], tokens, begun, _ENDED[ended]))
     state = (running, waiting, total, free, size, context, most, patience, failures)
     return EngineReport(*state, queries, hits, preempted, drafted, accepted, progress)

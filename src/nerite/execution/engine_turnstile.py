@@ -1,8 +1,8 @@
 """The turnstile of a model whose engine generates tokens: it hears from the engine what was guessed before.
 
-A prompt is counted by the engine, when the request is in. Until then its tokens are estimated from its bytes, by what
-those before it had; then the estimate is put right, and who turns out to be too long is refused after all. As long as
-there is no engine those that wait go on waiting.
+A prompt is counted by the engine, when the request is in. Until then its tokens are estimated from its bytes and the
+number of its images, by what those before it had; then the estimate is put right, and who turns out to be too long is
+refused after all. As long as there is no engine those that wait go on waiting.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from nerite.backends.llm.demand import demand, limit
+from nerite.backends.llm.demand import IMAGE_TOKENS, demand, limit
 from nerite.cache.gate import Queue
 from nerite.core.engine_report import Ended, EngineReport, Progress
 from nerite.core.request import InferenceRequest, labelled
@@ -55,6 +55,7 @@ class EngineTurnstile(Turnstile):
         self._admission = admission
         self._rejoining = rejoining
         self._ratio = TokenRatio()
+        self._image_ratio = TokenRatio(IMAGE_TOKENS)
         self._reports: dict[Runner, EngineReport] = {}
         """The last of each engine that there is."""
         self._begun = 0
@@ -110,8 +111,10 @@ class EngineTurnstile(Turnstile):
             gate.gone(ticket)
         if progress.begun is not None:
             ticket.cached = progress.begun.cached_tokens
-            self._ratio.note(ticket.demand.prompt_bytes, progress.begun.prompt_tokens)
-            refusal = gate.correct(ticket, progress.begun.prompt_tokens, now)
+            tokens, of_images = progress.begun.prompt_tokens, progress.begun.image_tokens
+            self._ratio.note(ticket.demand.prompt_bytes, tokens - of_images)
+            self._image_ratio.note(ticket.demand.images, of_images)
+            refusal = gate.correct(ticket, tokens, now)
             if refusal is not None:
                 self.stop(request, passage, refusal.as_error())
                 return
@@ -122,7 +125,7 @@ class EngineTurnstile(Turnstile):
             gate.finished(ticket, _ENDINGS[progress.ended], now)
 
     def _ticket(self, request: InferenceRequest) -> PromptTicket:
-        return PromptTicket(request, self._ratio, self.gate.most_output)
+        return PromptTicket(request, self._ratio, self._image_ratio, self.gate.most_output)
 
     def _let_in(self, ticket: Ticket, request: InferenceRequest) -> None:
         assert isinstance(ticket, PromptTicket)
@@ -137,7 +140,7 @@ class PromptTicket(Ticket):
 
     __slots__ = ("cached", "demand")
 
-    def __init__(self, request: InferenceRequest, ratio: TokenRatio, allowed: int) -> None:
+    def __init__(self, request: InferenceRequest, ratio: TokenRatio, image_ratio: TokenRatio, allowed: int) -> None:
         """``allowed``: output tokens that it may have at the most; 0: any number."""
         caller = caller_of(request)
         asked = self.demand = demand(request, allowed)
@@ -145,13 +148,13 @@ class PromptTicket(Ticket):
         """Tokens of the prompt that the engine had computed before."""
         super().__init__(
             caller.tenant,
-            ratio.expected(asked.prompt_bytes),
+            ratio.expected(asked.prompt_bytes) + image_ratio.expected(asked.images),
             asked.most,
             wanted_class=caller.wanted_class,
             deadline=deadline_of(request),
             retry=caller.retry and not request.caused,
             caused=request.caused,
-            least=ratio.least(asked.prompt_bytes),
+            least=ratio.least(asked.prompt_bytes) + image_ratio.least(asked.images),
             sequences=asked.sequences,
             priority=asked.priority,
         )

@@ -65,6 +65,13 @@ def test_no_prompt() -> None:
     assert demand(InferenceRequest(RequestHeader("m", "", []), [], Caller(), 0)) == Demand(0, 16, 1)
 
 
+def test_images() -> None:
+    specs = [TensorSpec("text_input", dtypes.BYTES, (1,)), TensorSpec("image", dtypes.BYTES, (3,))]
+    data = [join_bytes([b"what"]), join_bytes([b"aGk="] * 3)]
+    asked = InferenceRequest(RequestHeader("m", "", specs), data, Caller(), 0)
+    assert demand(asked) == Demand(4, 16, 1, images=3)
+
+
 @pytest.mark.parametrize(
     ("asked", "most"),
     [

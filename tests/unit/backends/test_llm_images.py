@@ -14,12 +14,13 @@ import pytest
 from llm_listening import FEW, Heard, asked, eventually, ignored
 from llm_models import language_model, write_tokenizer
 from nerite.backends.llm import images
+from nerite.backends.llm.demand import IMAGE_TOKENS
 from nerite.backends.llm.engine import FinishReason
 from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.structured import Grammar
 from nerite.core.errors import InvalidArgument, Unsupported
-from seeing_models import MARK, seeing_model
+from seeing_models import MARK, TOKENS, seeing_model
 
 CONTEXT = 4000
 
@@ -64,8 +65,27 @@ def test_special_tokens_are_added_once(engine: OpenVinoGenAiEngine, tmp_path: Pa
         expected = asked(engine, prompt=f"<s>{prompt}", images=files).over()
         for said, special in ((f"<s>{prompt}", False), (prompt, True)):
             told = asked(begins, prompt=said, special_tokens=special, images=files).over()
-            assert (told.prompt_tokens, told.tokens()) == (expected.prompt_tokens, expected.tokens())
+            assert (told.text_tokens, told.tokens()) == (expected.text_tokens, expected.tokens())
     begins.stop()
+
+
+def test_what_an_image_becomes_is_known_from_the_first_of_its_size(tmp_path: Path) -> None:
+    made = OpenVinoGenAiEngine(Options("m", seeing_model(tmp_path / "1", CONTEXT), cache_blocks=256))
+    made.start(ignored, ignored)
+    text, each = len("what is it"), TOKENS + 1  # and an end of line
+    small, large = picture(1), picture(1, size=(40, 30))
+    try:
+        for files, tokens in (
+            ((), text),
+            ((small, large), text + 2 * IMAGE_TOKENS),  # nobody can say which had how many
+            ((small,), text + IMAGE_TOKENS),
+            ((small, small), text + 2 * each),
+            ((large,), text + each),  # as many as the largest that is known
+        ):
+            assert seen(made, *files).over().prompt_tokens == tokens
+        assert made.stats().prompt_tokens == 5 * text + 3 * IMAGE_TOKENS + 3 * each
+    finally:
+        made.stop()
 
 
 def test_where_an_image_stands(engine: OpenVinoGenAiEngine) -> None:

@@ -61,7 +61,7 @@ def delta(tokens: int, reason: FinishReason | None = None, index: int = 0) -> De
 def test_nothing_leaves_before_the_step_is_over() -> None:
     bench = Bench()
     asked, follower = bench.follower()
-    follower.admitted(4, 3)
+    follower.admitted(4, 3, 2)
     follower.advanced([delta(1)])
     assert bench.left == []
     bench.step.over(STATS)
@@ -70,7 +70,7 @@ def test_nothing_leaves_before_the_step_is_over() -> None:
     assert answered == (asked, False)
     begun, came = report.progress
     assert begun.request is came.request is asked
-    assert begun.begun[1:] == (4, 3, 1)
+    assert begun.begun[1:] == (4, 3, 1, 2)
     assert (came.tokens, came.begun, came.ended) == (1, None, None)
 
 

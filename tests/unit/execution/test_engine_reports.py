@@ -23,7 +23,7 @@ def test_what_is_packed_is_what_is_read() -> None:
     batches = {0x0107: [request(), request()], 0x0207: [request()]}
     places = {each: (number, index) for number, batch in batches.items() for index, each in enumerate(batch)}
     (first, second), (third,) = batches.values()
-    begun = Begun(2**63, 1_000_000, 999_999, 40)
+    begun = Begun(2**63, 1_000_000, 999_999, 40, 576)
     report = EngineReport(
         3, 2, 4096, 17, 32, 100, 16, 60, 9, prefix_queries=2**40, preemptions=0,
         progress=[Progress(first, 5, begun), Progress(second, ended=Ended.FAILED), Progress(third, 1)],

@@ -30,6 +30,7 @@ RUNNER: Any = object()
 ANSWER = InferenceResponse(ResponseHeader("llm", "1", []))
 PROMPT = TensorSpec("text_input", dtypes.BYTES, (1,))
 SAMPLING = TensorSpec("sampling_parameters", dtypes.BYTES, (1,))
+IMAGES = TensorSpec("image", dtypes.BYTES, (2,))
 MS = 1_000_000
 POLICY = """
 [tenants.a]
@@ -81,10 +82,17 @@ class House:
         self.step()
 
     def ask(
-        self, tenant: str = "a", prompt: bytes = b"12345678", parent: InferenceRequest | None = None, **sampling: Any
+        self,
+        tenant: str = "a",
+        prompt: bytes = b"12345678",
+        parent: InferenceRequest | None = None,
+        images: tuple[bytes, ...] = (),
+        **sampling: Any,
     ) -> InferenceRequest:
-        header = RequestHeader("llm", "", [PROMPT, SAMPLING], caller=Caller(tenant) if parent is None else None)
+        inputs = [PROMPT, SAMPLING, *([IMAGES] if images else [])]
+        header = RequestHeader("llm", "", inputs, caller=Caller(tenant) if parent is None else None)
         data = [join_bytes([prompt]), join_bytes([json.dumps(sampling).encode()])]
+        data += [join_bytes(images)] if images else []
         now = self.loop.now()
         if parent is None:
             asked = InferenceRequest(header, data, self.sink, now)
@@ -159,6 +167,20 @@ def test_what_the_engine_counts_is_what_is_paid(strict: House) -> None:
     left = {str(rate["limit"]): rate["left"] for rate in standing["rates"]}
     assert left == {"input_tokens_per_minute": 570, "output_tokens_per_minute": 594}
     assert (strict.use().output_tokens, strict.use().wasted_tokens) == (6, 0)
+
+
+def test_images_are_tokens_too(house: House) -> None:
+    """What an image becomes is learned from those before, apart from the text."""
+    for _ in range(8):
+        asked = house.ask("default", b"x" * 20, images=(b"one", b"two"), max_tokens=1)
+        house.step(Progress(asked, 1, Begun(0, 410, image_tokens=400), Ended.STOP))
+        asked.respond(ANSWER)
+    use = house.use("default")
+    assert use.input_tokens == 8 * 410
+    house.ask("default", b"x" * 40, images=(b"one", b"two"), max_tokens=1)
+    assert use.input_tokens == 8 * 410 + 420
+    house.ask("default", b"x" * 40, max_tokens=1)
+    assert use.input_tokens == 8 * 410 + 420 + 20
 
 
 def test_a_prompt_that_turns_out_to_be_too_long(strict: House) -> None:

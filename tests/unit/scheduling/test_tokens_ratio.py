@@ -23,3 +23,13 @@ def test_it_learns() -> None:
         ratio.note(100, tokens)
     assert 280 <= ratio.expected(1000) <= 320, "cautious by what they differ"
     assert 110 <= ratio.least(1000) <= 130
+
+
+def test_images() -> None:
+    ratio = TokenRatio(500)
+    assert (ratio.expected(0), ratio.expected(2), ratio.least(2)) == (0, 1000, 0)
+    for _ in range(4):
+        ratio.note(0, 0)
+        ratio.note(1, 900)
+        ratio.note(3, 2700)
+    assert (ratio.expected(2), ratio.least(2)) == (1800, 900)

@@ -12,9 +12,12 @@ from nerite.core.tensor import join_bytes
 
 _PROMPT: Final = "text_input"
 _SAMPLING: Final = "sampling_parameters"
+_IMAGE: Final = "image"
 _STANDARD: Final = SamplingParameters()
 _UNREADABLE: Final = {"max_tokens": _STANDARD.max_tokens}
 """What sampling parameters say that the engine will refuse."""
+IMAGE_TOKENS: Final = 576
+"""Of an image, as long as nothing is known: a square of 24 patches."""
 _LENGTH: Final = 4
 """Bytes before each element of a tensor of strings."""
 
@@ -28,6 +31,7 @@ class Demand(NamedTuple):
     sequences: int
     priority: int = 0
     """As the engine has it: the lower ones first."""
+    images: int = 0
 
 
 def demand(request: InferenceRequest, allowed: int = 0) -> Demand:
@@ -44,7 +48,8 @@ def demand(request: InferenceRequest, allowed: int = 0) -> Demand:
     if "max_tokens" not in said and 0 < allowed < most:
         most = 0
     priority = _count(said.get("priority"), 0) or request.header.priority
-    return Demand(prompt, most, sequences, priority)
+    images = request.header.inputs[places[_IMAGE]].elements if _IMAGE in places else 0
+    return Demand(prompt, most, sequences, priority, images)
 
 
 def limit(request: InferenceRequest, most: int) -> None:

@@ -81,8 +81,8 @@ class Delta:
 class Listener(Protocol):
     """Whoever waits for what becomes of a request. Called by the engine's thread; must not block and not raise."""
 
-    def admitted(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
-        """Take how many tokens the prompt has, and how many of them were computed before, if that is known.
+    def admitted(self, prompt_tokens: int, cached_tokens: int = 0, image_tokens: int = 0) -> None:
+        """Take how many tokens the prompt has: of them, those that were computed before, if that is known, and images.
 
         Called first, when the engine begins with the request; not at all if it comes to nothing.
         """

@@ -76,9 +76,9 @@ class Follower:
         """Until it is told."""
         self._step = step
 
-    def admitted(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
+    def admitted(self, prompt_tokens: int, cached_tokens: int = 0, image_tokens: int = 0) -> None:
         """Note how long the prompt is."""
-        self._begun = Begun(time.monotonic_ns(), prompt_tokens, cached_tokens, self._sequences)
+        self._begun = Begun(time.monotonic_ns(), prompt_tokens, cached_tokens, self._sequences, image_tokens)
         self._answer.admitted(prompt_tokens)
         self._tell(0, None, _nothing)
 

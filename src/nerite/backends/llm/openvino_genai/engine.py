@@ -32,6 +32,7 @@ from nerite.backends.llm.engine import (
 )
 from nerite.backends.llm.openvino_genai import framework, lora
 from nerite.backends.llm.openvino_genai.grammars import Grammars
+from nerite.backends.llm.openvino_genai.image_tokens import ImageTokens
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.openvino_genai.orders import Compile, Compiled, Drop, Loaded, Order, Piece, Step
 from nerite.backends.llm.openvino_genai.pipeline_process import PipelineProcess
@@ -73,8 +74,7 @@ class OpenVinoGenAiEngine:
         self._wrong: deque[tuple[Running, NeriteError]] = deque()
         """Those whose grammar was, and is none."""
         self._aborts: deque[str] = deque()
-        self._ready = self._stopping = False
-        self._compiling = False
+        self._ready = self._stopping = self._compiling = False
         self._compiled: queue.SimpleQueue[Compiled | None] = queue.SimpleQueue()
         """None if the process is gone that was to compile."""
         self._sequences = itertools.count(1)
@@ -86,6 +86,7 @@ class OpenVinoGenAiEngine:
         self._usage = (0, 0)
         """Sequences in the last step, and the blocks that were in use then."""
         self._prompt_tokens = self._generated_tokens = self._failures = 0
+        self._image_tokens = ImageTokens()
         self._drafted = self._accepted = 0
         """Tokens that were guessed, and those of them that were right."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -145,7 +146,7 @@ class OpenVinoGenAiEngine:
             framework.generation(self._options, sampling, 0, most - length, self._ends, form)
         except RuntimeError as error:
             raise InvalidArgument(translated(error, "reading sampling parameters").message) from error
-        running = Running(request, listener, length, order)
+        running = Running(request, listener, length, order, self._image_tokens)
         known = request.grammar is None or self._grammars.known(request.grammar, self._ends_of(request))
         with self._lock:
             if not self.is_healthy():
@@ -307,8 +308,8 @@ class OpenVinoGenAiEngine:
         for number in step.begun:
             sequence = self._open.get(number)
             if sequence is not None and not sequence.of.begun:
-                self._prompt_tokens += sequence.of.prompt_tokens
                 sequence.of.begin()
+                self._prompt_tokens += sequence.of.prompt_tokens
         for number, error in step.refused:
             sequence = self._open.get(number)
             if sequence is not None:
@@ -357,10 +358,10 @@ class OpenVinoGenAiEngine:
     def _deliver(self, pieces: Iterable[Piece]) -> None:
         """Hand on what is new of those that somebody still wants."""
         fresh = []
-        for number, tokens, logprobs, ended in pieces:
+        for number, tokens, logprobs, ended, counted in pieces:
             sequence = self._open.get(number)
             if sequence is not None:
-                sequence.take(tokens, logprobs, ended)
+                sequence.take(tokens, logprobs, ended, counted)
                 fresh.append(sequence)
         deltas: dict[Running, list[Delta]] = {}
         cut = []
@@ -430,13 +431,10 @@ class OpenVinoGenAiEngine:
                 stopped, self._stopping = self._stopping, True
             if not stopped:
                 why = f"the engine cannot begin anew: {error.message}"
-                self._fail_all(Unavailable(f"The engine has failed: {why}"))
+                for running in self._take_all():
+                    running.fail(Unavailable(f"The engine has failed: {why}"))
+                self._stepped(self.stats())
                 self._given_up(f"'{self._options.name}': {why}")
-
-    def _fail_all(self, error: NeriteError) -> None:
-        for running in self._take_all():
-            running.fail(error)
-        self._stepped(self.stats())
 
     def _take_all(self) -> Sequence[Running]:
         """Return all that wait for something, and be done with them."""

@@ -58,8 +58,11 @@ class Loaded(NamedTuple):
     ends: frozenset[int]
 
 
-Piece: TypeAlias = tuple[int, list[int], list[float], FinishReason | None]
-"""Of a sequence: its number, new tokens, how likely they were, and how it has ended, if it has."""
+Piece: TypeAlias = tuple[int, list[int], list[float], FinishReason | None, int]
+"""Of a sequence: its number, new tokens, how likely they were, and how it has ended, if it has.
+
+At the end, of a model that takes images, also how many tokens the prompt had with them; else 0.
+"""
 
 
 class Step(NamedTuple):

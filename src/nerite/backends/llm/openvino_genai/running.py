@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nerite.backends.llm.engine import Delta, FinishReason, GenerationRequest, Listener, TokenLogprob
+from nerite.backends.llm.openvino_genai.image_tokens import ImageTokens
 from nerite.backends.llm.openvino_genai.orders import Order
 from nerite.backends.llm.text import TextStream
 from nerite.core.errors import NeriteError
@@ -42,8 +43,10 @@ class RunningSequence:
         self.cut = False
         """It has ended for a reason that the pipeline does not know."""
 
-    def take(self, tokens: Sequence[int], logprobs: Sequence[float], ended: FinishReason | None) -> None:
-        """Take what is new."""
+    def take(self, tokens: Sequence[int], logprobs: Sequence[float], ended: FinishReason | None, counted: int) -> None:
+        """Take what is new, as a ``Piece`` has it."""
+        if counted:
+            self.of.counted(counted)
         self.tokens, self._logprobs = tokens, logprobs
         self._had, self._came = self._had + self._came, len(tokens)
         self._reason = ended
@@ -105,13 +108,18 @@ class RunningSequence:
 class Running:
     """A request, from when the engine took it up."""
 
-    def __init__(self, request: GenerationRequest, listener: Listener, length: int, order: Order) -> None:
-        """``length`` is the prompt's."""
+    def __init__(
+        self, request: GenerationRequest, listener: Listener, length: int, order: Order, known: ImageTokens
+    ) -> None:
+        """``length`` is that of the prompt's text; ``known`` is what is known of images."""
         self.request = request
         self.id = request.id
         self.listener = listener
         self.order = order
-        self.prompt_tokens = length
+        self._text_tokens = self.prompt_tokens = length
+        self._known = known
+        images = order.prompt[1] if isinstance(order.prompt, tuple) else ()
+        self._sizes = [(image.shape[0], image.shape[1]) for image in images]
         self.begun = False
         """The pipeline has begun with it."""
         self.open = {number: RunningSequence(self, index, number) for index, number in enumerate(order.numbers)}
@@ -120,7 +128,13 @@ class Running:
     def begin(self) -> None:
         """Say that the pipeline has begun."""
         self.begun = True
-        self.listener.admitted(self.prompt_tokens)
+        image_tokens = self._known.of(self._sizes)
+        self.prompt_tokens += image_tokens
+        self.listener.admitted(self.prompt_tokens, image_tokens=image_tokens)
+
+    def counted(self, tokens: int) -> None:
+        """Note how many tokens the prompt had with its images."""
+        self._known.learn(self._sizes, tokens - self._text_tokens)
 
     def abort(self) -> None:
         """End the sequences that are not finished, and say so."""

@@ -134,7 +134,7 @@ class Stepping:
         for number, handle in list(self._handles.items()):
             tokens: list[int] = []
             likely: list[float] = []
-            ended = None
+            ended, counted = None, 0
             # ``read_all`` would wait for the end.
             while handle.can_read():
                 for output in handle.read().values():
@@ -143,11 +143,13 @@ class Stepping:
                     ended = self._reasons.get(output.finish_reason)
             if ended:
                 del self._handles[number]
+                if self._options.sees:  # Before the end it does not tell.
+                    counted = handle.get_vlm_perf_metrics().get_num_input_tokens()
             elif handle.get_status() != self._running:
                 # The pipeline says nothing more of a request that it will not do.
                 raise Internal("the pipeline ignores a request that was admitted")
             if tokens or ended:
-                pieces.append((number, tokens, likely, ended))
+                pieces.append((number, tokens, likely, ended, counted))
         return pieces
 
     def _unfinished(self) -> bool:
