@@ -351,6 +351,44 @@ def test_who_waits_too_long_is_refused_exactly_then() -> None:
     assert house.gate.waiting == 0
 
 
+def test_who_would_begin_too_late_behind_those_just_let_in_is_refused() -> None:
+    house = House(ModelLimits(max_running=3), high=PriorityClass("high", 1, 1, 1.0))
+    for size in (10, 40):  # a token of a prompt takes 10 ms
+        ticket = house.let_in(size=size)
+        house.now += size * 10 * MS
+        house.answer(ticket, 10)
+    running = [house.let_in() for _ in range(3)]
+    for ticket in running:
+        house.now += 100 * MS
+        house.gate.started(ticket, house.now)
+    first, second, third = (house.wait(size=30) for _ in range(3))
+    house.now += 500 * MS
+    for ticket in running:
+        house.gate.finished(ticket, Ending.COMPLETE, house.now)
+    due = house.gate.due(house.now)
+    assert due.admitted == [first]
+    assert [each.ticket for each in due.refused] == [second, third]
+    refusal = due.refused[0].refusal
+    assert (refusal.limit, refusal.value, refusal.use) == (Limit.FIRST_TOKEN, 1.0, pytest.approx(1.1))
+    assert (house.gate.waiting, house.gate.running) == (0, 1)
+
+
+def test_who_waited_is_not_let_in_to_be_cut_at_the_deadline() -> None:
+    """What is left has to be enough for an answer that is longer than most."""
+    house = House(ModelLimits(max_running=1))
+    for tokens in (10, 30) * 10:  # a token takes 50 ms
+        house.answer(house.let_in(most=40), tokens, takes=50 * MS)
+    runs = house.let_in(most=40)
+    hurried, patient = (Ticket("default", 10, 40, deadline=house.now + wait) for wait in (2 * S, 3 * S))
+    assert [house.offer(each) for each in (hurried, patient)] == [Wait(), Wait()]
+    house.now += 700 * MS
+    house.gate.finished(runs, Ending.CANCELLED, house.now)
+    due = house.gate.due(house.now)
+    assert [each.ticket for each in due.refused] == [hurried]
+    assert due.refused[0].refusal.limit is Limit.DEADLINE
+    assert due.admitted == [patient]
+
+
 def test_who_waits_survives_an_engine() -> None:
     house = House(ModelLimits(max_running=1), high=PriorityClass("high", 1, 1, 2.0))
     running, waiting = house.let_in(), house.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Mapping
@@ -45,9 +46,11 @@ def overloaded(
     blocks: int = 1200,
     seconds: int = SECONDS,
     seed: int = 1,
+    policy: Policy = POLICY,
+    noise: float = 0.0,
 ) -> Engine:
     """Have so many times as much come as the engine can do."""
-    engine = Engine(POLICY, blocks, seed=seed)
+    engine = Engine(policy, blocks, seed=seed, noise=noise)
     arrivals = crowd(engine, times * REQUESTS, dict(who))
     engine.counting = False
     engine.run(WARM * S, arrivals)
@@ -71,6 +74,16 @@ def test_too_much_of_everything(times: float, blocks: int) -> None:
     assert seen.most_blocks <= blocks
     assert seen.most_promised <= 1.0
     assert engine.gate.waiting <= 200
+
+
+@pytest.mark.parametrize("times", [2, 5])
+def test_brief_promises_are_kept_with_steps_of_any_length(times: float) -> None:
+    """Who is let in has waited nearly as long as is promised, so what is left has to be enough for its prompt."""
+    brief = dataclasses.replace(POLICY, classes={**CLASSES, "gold": dataclasses.replace(GOLD, ttft_seconds=0.7)})
+    seen = overloaded(times, policy=brief, noise=0.3).seen
+    assert percentile(seen.first_token["gold"], 0.99) < 0.7
+    late = [each for each in seen.first_token["gold"] if each > 0.7]
+    assert len(late) < len(seen.first_token["gold"]) / 200
 
 
 def test_below_its_capacity_nobody_is_refused() -> None:

@@ -32,6 +32,16 @@ def test_from_prompts_that_are_alike_the_worse_is_concluded() -> None:
     assert pace.prefill(300, S) == pytest.approx(30 * MS)
 
 
+def test_what_is_left_for_a_prompt_is_what_hardly_any_exceeds() -> None:
+    pace = Pace(0)
+    for number in range(1, 101):
+        pace.note_prefill(100, (100 if number % 4 else 200) * MS, number * 100 * MS)
+    assert pace.prefill(100, 10 * S) == pytest.approx(200 * MS, rel=0.1)
+    for number in range(101, 201):
+        pace.note_prefill(100, 100 * MS, number * 100 * MS)
+    assert pace.prefill(100, 20 * S) == pytest.approx(100 * MS, rel=0.1)
+
+
 def test_a_longer_prompt_is_never_thought_to_be_quicker() -> None:
     pace = Pace(0)
     pace.note_prefill(100, 50 * MS, S)

@@ -63,13 +63,19 @@ class Seen:
 class Engine:
     """And those who ask it."""
 
-    def __init__(self, policy: Policy, blocks: int = 1200, *, tells: bool = True, seed: int = 1) -> None:
-        """Without ``tells`` it says nothing of its memory: whom the gate lets in may have to begin anew."""
+    def __init__(
+        self, policy: Policy, blocks: int = 1200, *, tells: bool = True, seed: int = 1, noise: float = 0.0
+    ) -> None:
+        """Without ``tells`` it says nothing of its memory: whom the gate lets in may have to begin anew.
+
+        ``noise``: how unlike each other steps of the same work are, as the deviation of a logarithm.
+        """
         self.now = 0
         self.accounts = Accounts(policy)
         self.gate = Gate("llm", self.accounts, 0)
         self.blocks = blocks
         self.speed = 1.0
+        self.noise = noise
         self.random = random.Random(seed)
         self.running: list[Sequence] = []
         self.lengths: dict[Ticket, int] = {}
@@ -117,7 +123,8 @@ class Engine:
                 budget -= part
             if not each.unread:
                 generating.append(each)
-        self.now += int((8 * MS + 0.15 * MS * len(generating) + 0.04 * MS * reading) / self.speed)
+        slowness = self.random.lognormvariate(0, self.noise) if self.noise else 1.0
+        self.now += int((8 * MS + 0.15 * MS * len(generating) + 0.04 * MS * reading) / self.speed * slowness)
         for each in generating:
             each.done += 1
             ticket = each.ticket

@@ -115,6 +115,11 @@ class Gate:
         refused = self._expire(now)
         admitted: list[Ticket] = []
         while self._ready and (ticket := self._queue.first()) is not None and self._fits(ticket):
+            refusal = self._belated(ticket, now)
+            if refusal is not None:
+                self._drop(ticket, now)
+                refused.append(self._refused(ticket, refusal))
+                continue
             self._queue.pop()
             self._admit(ticket, now)
             admitted.append(ticket)
@@ -213,8 +218,7 @@ class Gate:
         """Drop a request whose client gave up; False if it does not wait."""
         if ticket.state is not State.WAITING:
             return False
-        self._queue.remove(ticket)
-        self._give_back(ticket, now)
+        self._drop(ticket, now)
         self.usage.of(ticket.tenant, ticket.level.name).withdrawn += 1
         return True
 
@@ -301,10 +305,34 @@ class Gate:
         if promise and first > promise and (self.running or not at_once):
             return reasons.slow(ticket.level, first, first - promise)
         if ticket.deadline is not None:
-            end = first + (self._pace.decode(ticket.expected, self.running + 1, now) or 0.0)
+            likely = self._pace.decode(ticket.expected, self.running + 1, now) or 0.0
+            end = first + (likely if at_once else self._writing(ticket, now))
             if now + end > ticket.deadline:
                 return reasons.late(ticket.deadline - now, end)
         return None
+
+    def _belated(self, ticket: Ticket, now: int) -> Refusal | None:
+        """Return why a request that may begin now would be too late, with all that was let in just before it."""
+        if not self.running or ticket.offered_at < self._ready_since:
+            return None
+        waited = now - ticket.offered_at
+        first = waited + (self._pace.prefill(self._reading + ticket.input_size, now) or 0.0)
+        if 0 < ticket.level.ttft_seconds * 1e9 < first:
+            return reasons.slow(ticket.level, first, None)
+        if ticket.deadline is not None:
+            end = first + self._writing(ticket, now)
+            if ticket.offered_at + end > ticket.deadline:
+                return reasons.late(ticket.deadline - ticket.offered_at, end)
+        return None
+
+    def _writing(self, ticket: Ticket, now: int) -> float:
+        """Return the nanoseconds in which the answer of a request that has waited is written, unless it is very long.
+
+        Where more comes than can be done, whoever is let in has waited for nearly as long as the deadline leaves. Were
+        no more than the usual length allowed for, every second one of those would be cut.
+        """
+        tokens = max(ticket.expected, self._forecast.cautious(ticket.tenant, ticket.most))
+        return self._pace.decode(tokens, self.running + 1, now) or 0.0
 
     def _displace(self, ticket: Ticket, account: Account, now: int) -> tuple[Refused, ...] | Refusal:
         """Make room in the queue for a request, or return why there is none."""
@@ -318,8 +346,7 @@ class Gate:
         if going is None:
             return refusal
         for each in going:
-            queue.remove(each)
-            self._give_back(each, now)
+            self._drop(each, now)
         return tuple(self._refused(each, refusal) for each in going)
 
     # What happens to a request that has passed.
@@ -359,8 +386,7 @@ class Gate:
             latest = now + int(ticket.level.ttft_seconds * 1e9) - prefill
             heapq.heappush(self._ends, (latest, next(self._numbers), Limit.FIRST_TOKEN, ticket))
         if ticket.deadline is not None:
-            decode = int(self._pace.decode(ticket.expected, self.running, now) or 0)
-            latest = ticket.deadline - prefill - decode
+            latest = ticket.deadline - prefill - int(self._writing(ticket, now))
             heapq.heappush(self._ends, (latest, next(self._numbers), Limit.DEADLINE, ticket))
 
     def _expire(self, now: int) -> list[Refused]:
@@ -376,10 +402,14 @@ class Gate:
                 refusal = reasons.slow(ticket.level, waited, None)
             else:
                 continue
-            self._queue.remove(ticket)
-            self._give_back(ticket, now)
+            self._drop(ticket, now)
             refused.append(self._refused(ticket, refusal))
         return refused
+
+    def _drop(self, ticket: Ticket, now: int) -> None:
+        """Take out one that waits, and have it pay for nothing else than having asked."""
+        self._queue.remove(ticket)
+        self._give_back(ticket, now)
 
     def _settle(self, ticket: Ticket, now: int) -> None:
         """Have the tenant pay for what was used, no more and no less."""

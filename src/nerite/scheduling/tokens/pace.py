@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Final
 
 _SPAN: Final = 250_000_000
 """Nanoseconds over which tokens are counted."""
 _MEMORY: Final = 5e9
 """Nanoseconds after which a measurement counts for a third."""
+_LATEST: Final = 64
+"""Prompts by which it is said how much longer than expected one may take."""
+_SELDOM: Final = 20
+"""One in so many takes longer than that."""
 _STALE: Final = 10_000_000_000
 """Nanoseconds after which one that was not renewed does not count: else one bad moment could shut the door for good."""
 
@@ -73,6 +78,8 @@ class Pace:
     __slots__ = (
         "_begun",
         "_decode",
+        "_excess",
+        "_excesses",
         "_generated",
         "_prefill",
         "_running",
@@ -85,6 +92,10 @@ class Pace:
 
     def __init__(self, now: int) -> None:
         self._prefill = _Line()
+        self._excesses: deque[float] = deque(maxlen=_LATEST)
+        """How many times as long as expected the latest prompts took."""
+        self._excess = 1.0
+        """That hardly any exceeds."""
         self._decode: dict[int, _Mean] = {}
         """Nanoseconds that one sequence takes for a token, by the number of bits of how many run."""
         self._throughput = _Mean()
@@ -98,6 +109,10 @@ class Pace:
 
     def note_prefill(self, tokens: int, took: int, now: int) -> None:
         """Note that ``tokens`` of prompts, of one request and of those read beside it, took nanoseconds."""
+        expected = self._prefill.at(tokens, now)
+        if expected:
+            self._excesses.append(took / expected)
+            self._excess = max(1.0, sorted(self._excesses)[-1 - len(self._excesses) // _SELDOM])
         self._prefill.note(tokens, took, now)
 
     def note_generated(self, tokens: int, now: int) -> None:
@@ -129,8 +144,13 @@ class Pace:
         return None if each is None else cost * each
 
     def prefill(self, tokens: int, now: int) -> float | None:
-        """Return the nanoseconds until prompts of ``tokens`` are read; None if nobody knows."""
-        return self._prefill.at(tokens, now)
+        """Return the nanoseconds in which prompts of ``tokens`` are read, but for one in twenty; None if nobody knows.
+
+        Where more comes than can be done, whoever is let in has waited nearly as long as is promised. Were no more than
+        the usual time left, every second one of those would be late.
+        """
+        expected = self._prefill.at(tokens, now)
+        return None if expected is None else expected * self._excess
 
     def decode(self, tokens: int, running: int, now: int) -> float | None:
         """Return the nanoseconds in which one of ``running`` sequences generates ``tokens``; None if nobody knows."""
