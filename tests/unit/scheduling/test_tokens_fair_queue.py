@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -108,7 +109,7 @@ def test_who_asks_for_little_is_next() -> None:
     assert late in (hall.go(), hall.go())
 
 
-def test_a_rest_saves_nothing_up() -> None:
+def test_a_rest_saves_nothing_up_but_a_few_requests() -> None:
     hall = Hall()
     for _ in range(1000):
         hall.come("a")
@@ -116,7 +117,26 @@ def test_a_rest_saves_nothing_up() -> None:
         hall.go()
     for _ in range(500):
         hall.come("c")
+    assert 3 <= [hall.go().tenant for _ in range(6)].count("c") <= 5
     assert Counter(hall.go().tenant for _ in range(100))["a"] == pytest.approx(75, abs=2)
+
+
+def test_who_has_nothing_waiting_now_and_then_does_not_lose_its_share() -> None:
+    """It may have one request waiting, and asks at random moments for more than its share."""
+    hall, chance = Hall(), random.Random(1)
+    for _ in range(2000):
+        hall.come("b")
+        hall.come("c")
+    work: Counter[str] = Counter()
+    waiting = False
+    for _ in range(2000):
+        if not waiting and chance.random() < 0.64:
+            hall.come("a")
+            waiting = True
+        tenant = hall.go().tenant
+        work[tenant] += 1
+        waiting = waiting and tenant != "a"
+    assert work["a"] == pytest.approx(1000, rel=0.02)
 
 
 def test_work_beyond_the_estimate_counts_later() -> None:

@@ -86,6 +86,15 @@ def test_brief_promises_are_kept_with_steps_of_any_length(times: float) -> None:
     assert len(late) < len(seen.first_token["gold"]) / 200
 
 
+def test_shares_are_kept_where_few_may_wait() -> None:
+    """A tenant of whom there is always enough, and of whom at times nobody waits, since none may wait for long."""
+    brief = dataclasses.replace(POLICY, classes={"gold": dataclasses.replace(GOLD, ttft_seconds=0.6)})
+    who = {(tenant, "gold"): 1.0 for tenant in WEIGHTS}
+    work = overloaded(2, who, policy=brief, noise=0.1).seen.work
+    for tenant, weight in WEIGHTS.items():
+        assert work[tenant] / sum(work.values()) == pytest.approx(weight / 6, rel=0.05)
+
+
 def test_below_its_capacity_nobody_is_refused() -> None:
     seen = overloaded(0.8).seen
     assert seen.refused == []

@@ -3,7 +3,8 @@
 Start-time fair queueing, twice. Each request has a *start tag* on a clock that shows how much work was begun for
 everybody, divided by weight: that of whoever was served last. Who has the smallest tag is next. A tenant that asks for
 more than its share runs ahead of the clock and has to wait for it; one that asks for less finds the clock where it
-stands and is next. Who did not ask for a while saves nothing up.
+stands and is next. Who did not ask for a while saves nothing up but a few requests: where waits have to be brief hardly
+anybody may wait, and of a tenant that asks for all of its share at times nobody does; what it lost so it makes up for.
 
 Only the first request of a tenant has a tag, so a heap has one entry for each tenant that waits. Classes are few.
 """
@@ -20,6 +21,8 @@ from nerite.scheduling.tokens.policy import Policy, PriorityClass
 from nerite.scheduling.tokens.ticket import State, Ticket
 
 _HUSKS: Final = 32
+_SAVED: Final = 4
+"""Requests that somebody may be behind the clock, who had nothing to do."""
 
 
 class _Share:
@@ -141,7 +144,7 @@ class FairQueue:
         if not level.count:
             level.rise(self._clock)
         if not flow.count:
-            flow.rise(level.clock)
+            flow.rise(level.clock - _SAVED * ticket.cost / flow.weight)
             level.active_weight += flow.weight
             self._stand(level, flow)
         self._count(level, flow, 1, ticket.cost)
