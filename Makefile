@@ -9,10 +9,10 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/backends/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check test bench bench-backends bench-llm soak lock clean
+.PHONY: help setup serve serve-llm check test bench bench-backends bench-llm bench-llm-overload soak lock clean
 
 help:            ## list these targets
-	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
 
 setup: $(VENV)/dev  ## make .venv with everything that the tests and the benchmarks need
 
@@ -50,6 +50,9 @@ bench-backends: $(VENV)/dev  ## every framework, beside its own loop, MLServer, 
 
 bench-llm: $(VENV)/dev  ## language models through the server, beside the bare engine
 	$(BIN)/python benchmarks/llm.py
+
+bench-llm-overload: $(VENV)/dev  ## a language model of which tenants and classes ask more than it can do (7 minutes)
+	$(BIN)/python benchmarks/llm_overload.py
 
 soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them (5 minutes)
 	$(BIN)/python benchmarks/churn.py

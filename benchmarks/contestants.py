@@ -53,6 +53,7 @@ class Contestant:
     http: int
     grpc: int
     process: subprocess.Popen[bytes]
+    metrics: int = 0
 
 
 def identity_repository(folder: Path, *, in_process: bool = False) -> Path:
@@ -105,7 +106,7 @@ def _running(
         )
     with stopped(process):
         wait_ready(http, process, log)
-        yield Contestant(name, http, grpc, process)
+        yield Contestant(name, http, grpc, process, metrics)
 
 
 @contextmanager

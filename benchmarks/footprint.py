@@ -16,14 +16,16 @@ _ROUNDS = 5
 
 def resident(pid: int) -> float:
     """Return the megabytes of a process and its descendants, shared pages divided among those that share them."""
-    total = 0
-    for process in [pid, *descendants(pid)]:
-        try:
-            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1000
+    return sum(own(process) for process in [pid, *descendants(pid)])
+
+
+def own(pid: int) -> float:
+    """Return the megabytes of a process alone, with its part of what it shares; 0 for one that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
 
 
 def descendants(pid: int) -> list[int]:

@@ -83,7 +83,7 @@ class _Stream:
 def run(port: int, api: str, model: str, requests: Sequence[Request], streams: int) -> Figures:
     """Send all requests, ``streams`` at a time, and read the answers. Each is as long as it asks for."""
     way = APIS[api]
-    messages = deque((_message(way, model, prompt, tokens), tokens) for prompt, tokens in requests)
+    messages = deque((message(way, model, prompt, tokens), tokens) for prompt, tokens in requests)
     total = sum(tokens for _, tokens in requests)
     firsts: list[float] = []
     gaps: list[float] = []
@@ -113,7 +113,8 @@ def run(port: int, api: str, model: str, requests: Sequence[Request], streams: i
     return Figures(total / took, statistics.median(firsts) * 1000, statistics.median(gaps) * 1000)
 
 
-def _message(way: Api, model: str, prompt: str, tokens: int) -> bytes:
-    body = json.dumps(way.body(model, prompt, tokens)).encode()
-    head = f"POST {way.path(model)} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+def message(way: Api, model: str, prompt: str, tokens: int, headers: str = "", **more: object) -> bytes:
+    """Return a request as it is sent, with further headers, each with its end of line, and fields of the body."""
+    body = json.dumps(way.body(model, prompt, tokens) | more).encode()
+    head = f"POST {way.path(model)} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
