@@ -38,6 +38,11 @@ def state() -> dict[str, Any]:
         "directory": os.getcwd(),
         "open models": list(model_directory._open),
         "log": (ours.level, ours.propagate, list(ours.handlers)),
+        "handlers of all logs": [each for each in logging.getLogger().handlers if not _of_pytest(each)],
         "signals": [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
         **{f"${name}": value for name, value in os.environ.items() if not name.startswith(("PYTEST_", *_OF_LIBRARIES))},
     }
+
+
+def _of_pytest(handler: logging.Handler) -> bool:
+    return type(handler).__module__.startswith("_pytest.")

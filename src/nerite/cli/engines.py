@@ -6,7 +6,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from nerite.backends.llm import installation
@@ -37,9 +38,24 @@ def _list_or_install(options: argparse.Namespace) -> int:
         show_table(_HEADINGS, _rows(place))
         return 0
     wanted = installation.named(options.name)
-    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO, force=True)
-    show(f"{wanted.name} is in {installation.made(wanted, place).parents[1]}")
+    with _log_shown():
+        made = installation.made(wanted, place)
+    show(f"{wanted.name} is in {made.parents[1]}")
     return 0
+
+
+@contextmanager
+def _log_shown() -> Iterator[None]:
+    """Show what is logged meanwhile."""
+    log, shown = logging.getLogger("nerite"), logging.StreamHandler()
+    level = log.level
+    log.addHandler(shown)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(shown)
+        log.setLevel(level)
 
 
 def _rows(place: Path) -> list[tuple[str, str, str]]:

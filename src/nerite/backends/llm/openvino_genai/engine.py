@@ -16,31 +16,26 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
-
-from nerite.backends.llm import images
 from nerite.backends.llm.engine import (
     Capabilities,
-    Delta,
     EngineStats,
     GenerationRequest,
     GivenUp,
     Listener,
     Stepped,
-    kept_of_prompt,
     refuse_what_is_lacking,
 )
-from nerite.backends.llm.openvino_genai import framework, lora
+from nerite.backends.llm.openvino_genai import framework, lora, ordering
 from nerite.backends.llm.openvino_genai.grammars import Grammars
 from nerite.backends.llm.openvino_genai.image_tokens import ImageTokens
 from nerite.backends.llm.openvino_genai.options import Options
-from nerite.backends.llm.openvino_genai.orders import Compile, Compiled, Drop, Loaded, Order, Piece, Step
+from nerite.backends.llm.openvino_genai.orders import Compile, Compiled, Drop, Loaded, Piece, Step
 from nerite.backends.llm.openvino_genai.pipeline_process import PipelineProcess
-from nerite.backends.llm.openvino_genai.running import Running, RunningSequence, decoded
+from nerite.backends.llm.openvino_genai.running import Running, RunningSequence
+from nerite.backends.llm.openvino_genai.texts import Texts
 from nerite.backends.llm.structured import EBNF, JSON_SCHEMA, REGEX, Grammar
 from nerite.backends.openvino.framework import translated
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, Unavailable, Unsupported
-from nerite.core.tensor import Array
+from nerite.core.errors import Internal, NeriteError, TooLate, Unavailable
 
 _log = logging.getLogger("nerite.backends.llm")
 
@@ -58,6 +53,7 @@ class OpenVinoGenAiEngine:
         self._process: PipelineProcess
         self._tokenizer: Any = None
         self._grammars: Grammars
+        self._texts: Texts
         self._able: Capabilities
         self._ends: frozenset[int] = frozenset()
         """The tokens by which the model says that it is done."""
@@ -85,10 +81,8 @@ class OpenVinoGenAiEngine:
         self._given_up: GivenUp
         self._usage = (0, 0)
         """Sequences in the last step, and the blocks that were in use then."""
-        self._prompt_tokens = self._generated_tokens = self._failures = 0
+        self._prompt_tokens = self._failures = 0
         self._image_tokens = ImageTokens()
-        self._drafted = self._accepted = 0
-        """Tokens that were guessed, and those of them that were right."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, stepped: Stepped, given_up: GivenUp) -> None:
@@ -104,6 +98,7 @@ class OpenVinoGenAiEngine:
         except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
             self._process.end()
             raise translated(error, "loading model") from error
+        self._texts = Texts(self._tokenizer, self._options.guesses)
         self._grammars = Grammars(self._options, self._compile)
         length, capacity = self._options.context_length, self._blocks * _BLOCK
         self._able = Capabilities(
@@ -127,25 +122,8 @@ class OpenVinoGenAiEngine:
         if not self.is_healthy():
             raise Unavailable("the engine does not run")
         refuse_what_is_lacking(request, self._able)
-        length, prompt = self._prompt(request)
-        most = self._able.context_length
-        if not length:
-            raise InvalidArgument("the prompt is empty")
-        if length >= most:
-            raise InvalidArgument(
-                f"the prompt has {length} tokens, and the model a context of {most}: leave out at least "
-                f"{length - most + 1}, so that there is room for an answer"
-            )
-        sampling, sees = request.sampling, self._options.sees
-        numbers = [next(self._sequences) for _ in range(sampling.n)]
-        order = Order(
-            numbers, prompt, request.special_tokens, sampling, most - length, most * sees, self._ends, request.grammar
-        )
-        form = None if request.grammar is None else framework.structured(request.grammar)
-        try:
-            framework.generation(self._options, sampling, 0, most - length, self._ends, form)
-        except RuntimeError as error:
-            raise InvalidArgument(translated(error, "reading sampling parameters").message) from error
+        numbers = [next(self._sequences) for _ in range(request.sampling.n)]
+        length, order = ordering.ordered(request, numbers, self._tokenizer, self._options, self._able, self._ends)
         running = Running(request, listener, length, order, self._image_tokens)
         known = request.grammar is None or self._grammars.known(request.grammar, self._ends_of(request))
         with self._lock:
@@ -204,26 +182,6 @@ class OpenVinoGenAiEngine:
             self._compiling = False
             self._compiled.put(compiled)
 
-    def _prompt(self, request: GenerationRequest) -> tuple[int, Array | tuple[str, Sequence[Array]]]:
-        """Return how many tokens a prompt has, without those of its images, and the prompt for the pipeline."""
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            encoded = self._tokenizer.encode(prompt, add_special_tokens=request.special_tokens)
-            tokens = np.array(encoded.input_ids.data, np.int64)
-        else:
-            tokens = np.array([prompt], np.int64)
-        length = int(tokens.shape[1])
-        cut = request.sampling.truncate_prompt_tokens
-        if self._options.sees:
-            if cut is not None or not isinstance(prompt, str):
-                what = "tokens" if cut is None else "'truncate_prompt_tokens'"
-                raise Unsupported(f"{what}: a model that takes images takes its prompt as text, and the whole of it")
-            return length, (prompt, images.pixels(request.images))
-        kept = kept_of_prompt(request.sampling, self._able.context_length)
-        if kept is not None and kept < length:
-            length, tokens = kept, np.ascontiguousarray(tokens[:, -kept:])
-        return length, tokens
-
     def abort(self, id: str) -> None:
         """End a request, if it runs or waits."""
         with self._lock:
@@ -246,11 +204,11 @@ class OpenVinoGenAiEngine:
             self._able.context_length,
             self._able.most_sequences,
             self._prompt_tokens,
-            self._generated_tokens,
+            self._texts.generated_tokens,
             self._failures,
             # What the text so far suggests is not told.
-            drafted=None if self._options.draft is None else self._drafted,
-            accepted=self._accepted if self._options.speculates else None,
+            drafted=None if self._options.draft is None else self._texts.drafted,
+            accepted=self._texts.accepted if self._options.speculates else None,
         )
 
     def capabilities(self) -> Capabilities:
@@ -357,30 +315,13 @@ class OpenVinoGenAiEngine:
 
     def _deliver(self, pieces: Iterable[Piece]) -> None:
         """Hand on what is new of those that somebody still wants."""
-        fresh = []
-        for number, tokens, logprobs, ended, counted in pieces:
-            sequence = self._open.get(number)
-            if sequence is not None:
-                sequence.take(tokens, logprobs, ended, counted)
-                fresh.append(sequence)
-        deltas: dict[Running, list[Delta]] = {}
-        cut = []
-        for sequence, text in zip(fresh, decoded(self._tokenizer, fresh), strict=True):
-            self._generated_tokens += len(sequence.tokens)
-            drafted, accepted = sequence.guesses(self._options.guesses)
-            self._drafted += drafted
-            self._accepted += accepted
-            deltas.setdefault(sequence.of, []).append(sequence.delta(self._tokenizer, text))
-            if sequence.over:
-                del self._open[sequence.number]
-            if sequence.cut:
-                cut.append(sequence.number)
+        new, cut = self._texts.of(pieces, self._open)
         if cut:
             self._process.send(Drop(cut))
-        for running, new in deltas.items():
+        for running, deltas in new.items():
             if not running.open:
-                del self._running[running.id]
-            running.listener.advanced(new)
+                self._running.pop(running.id, None)
+            running.listener.advanced(deltas)
 
     def _begin_anew(self, reason: str) -> None:
         """Fail what had begun, and go on with another process, if there still is to be one."""

@@ -146,13 +146,3 @@ class Running:
         """End the sequences that are not finished, for a reason that is not their own."""
         self.open.clear()
         self.listener.failed(error)
-
-
-def decoded(tokenizer: Any, sequences: Sequence[RunningSequence]) -> list[str]:
-    """Return the text of the tokens that each sequence wants decoded: many at once cost little more than one."""
-    plain = [sequence.text.window for sequence in sequences if sequence.skip_special]
-    texts = iter(tokenizer.decode(plain) if plain else ())
-    return [
-        next(texts) if sequence.skip_special else tokenizer.decode(sequence.text.window, skip_special_tokens=False)
-        for sequence in sequences
-    ]
