@@ -48,8 +48,9 @@ bench-backends: $(VENV)/dev  ## every framework, beside its own loop, MLServer, 
 	$(BIN)/python benchmarks/backends.py
 	$(BIN)/python benchmarks/peers.py
 
-bench-llm: $(VENV)/dev  ## language models through the server, beside the bare engine
+bench-llm: $(VENV)/dev  ## language models through the server, beside the bare engine and vLLM's server
 	$(BIN)/python benchmarks/llm.py
+	$(BIN)/python benchmarks/llm_servers.py
 
 bench-llm-overload: $(VENV)/dev  ## a language model of which tenants and classes ask more than it can do (7 minutes)
 	$(BIN)/python benchmarks/llm_overload.py
