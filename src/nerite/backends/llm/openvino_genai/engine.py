@@ -25,7 +25,7 @@ from nerite.backends.llm.engine import (
     Stepped,
     refuse_what_is_lacking,
 )
-from nerite.backends.llm.openvino_genai import framework, lora, ordering
+from nerite.backends.llm.openvino_genai import framework, lora, ordering, vocabulary
 from nerite.backends.llm.openvino_genai.grammars import Grammars
 from nerite.backends.llm.openvino_genai.image_tokens import ImageTokens
 from nerite.backends.llm.openvino_genai.options import Options
@@ -98,7 +98,7 @@ class OpenVinoGenAiEngine:
         except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
             self._process.end()
             raise translated(error, "loading model") from error
-        self._texts = Texts(self._tokenizer, self._options.guesses)
+        self._texts = Texts(vocabulary.read(self._options.directory) or self._tokenizer, self._options.guesses)
         self._grammars = Grammars(self._options, self._compile)
         length, capacity = self._options.context_length, self._blocks * _BLOCK
         self._able = Capabilities(
