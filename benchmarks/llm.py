@@ -22,7 +22,7 @@ from bare_engine import bare_engine
 from contestants import nerite
 from llm_checkpoint import SIZES, Prompts
 from page import machine, write
-from token_client import APIS, Figures, Request, run
+from token_client import APIS, Figures, Request, medians, run
 
 from nerite.backends.interface import ModelContext
 from nerite.backends.llm import conversion
@@ -78,11 +78,7 @@ def measured(size: str, checkpoint: Path, folder: Path, given: argparse.Namespac
                 for api in APIS:
                     pairs = zip(figures[api], figures["bare"], strict=True)
                     ratio = statistics.median(served.tokens / alone.tokens for served, alone in pairs)
-                    yield Row(size, workload, streams, api, _median(figures["bare"]), _median(figures[api]), ratio)
-
-
-def _median(figures: Sequence[Figures]) -> Figures:
-    return Figures(*map(statistics.median, zip(*figures, strict=True)))
+                    yield Row(size, workload, streams, api, medians(figures["bare"]), medians(figures[api]), ratio)
 
 
 def table(rows: Sequence[Row]) -> str:

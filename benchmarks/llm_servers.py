@@ -26,7 +26,7 @@ from contestants import free_ports, nerite, stopped
 from llm import STREAMS, requests
 from llm_checkpoint import SIZES, Prompts
 from page import machine, publish
-from token_client import Figures, run
+from token_client import Figures, medians, run
 
 from nerite.backends.llm import installation
 from nerite.backends.python import environment_store
@@ -96,11 +96,7 @@ def measured(size: str, folder: Path, given: argparse.Namespace) -> Iterator[Row
                     figures.append(run(place, _API, size, asked, streams))
             ours, theirs = (figures[1:] for figures in taken.values())  # without the first, to warm up
             ratio = statistics.median(our.tokens / their.tokens for our, their in zip(ours, theirs, strict=True))
-            yield Row(size, streams, _median(ours), _median(theirs), ratio)
-
-
-def _median(figures: list[Figures]) -> Figures:
-    return Figures(*map(statistics.median, zip(*figures, strict=True)))
+            yield Row(size, streams, medians(ours), medians(theirs), ratio)
 
 
 def table(rows: list[Row]) -> str:

@@ -29,6 +29,11 @@ class Figures(NamedTuple):
     """From one token to the next."""
 
 
+def medians(figures: Sequence[Figures]) -> Figures:
+    """Return the medians of several runs."""
+    return Figures(*map(statistics.median, zip(*figures, strict=True)))
+
+
 class Api(NamedTuple):
     """A way to ask."""
 
