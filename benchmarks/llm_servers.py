@@ -63,7 +63,7 @@ def vllm_server(model: str, checkpoint: Path, folder: Path) -> Iterator[int]:
     log = folder / "vllm.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port), "--disable-log-requests"],
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
             env=environment,
             stdout=sink,
             stderr=subprocess.STDOUT,

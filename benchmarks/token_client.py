@@ -68,9 +68,11 @@ class _Stream:
         self.asked = self.last = 0.0
         self.events = 0
         self._end = b""
+        self._answered = False
+        """The head of the answer is here."""
 
     def ask(self, message: bytes, tokens: int) -> None:
-        self.wanted, self.events, self._end = tokens, 0, b""
+        self.wanted, self.events, self._end, self._answered = tokens, 0, b"", False
         self.asked = time.perf_counter()
         self.socket.sendall(message)
 
@@ -79,8 +81,9 @@ class _Stream:
         received = self.socket.recv(1 << 16)
         if not received:
             raise RuntimeError("the server has closed a connection")
-        if not self.events and not received.startswith(b"HTTP/1.1 200"):
+        if not self._answered and not received.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(received[:500].decode(errors="replace"))
+        self._answered = True
         self._end = (self._end + received)[-5:]
         return received.count(b"data: {"), self._end == b"0\r\n\r\n"
 
