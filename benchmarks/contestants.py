@@ -123,12 +123,18 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
             process.wait()
 
 
-def wait_ready(http: int, process: subprocess.Popen[bytes], log: Path, what: str = "health/ready") -> None:
+def wait_ready(
+    http: int,
+    process: subprocess.Popen[bytes],
+    log: Path,
+    what: str = "v2/health/ready",
+    seconds: float = _START_SECONDS,
+) -> None:
     """Return when a server says that it, or a model, is ready. Raises ``RuntimeError`` if it ends or takes too long."""
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{http}/v2/{what}", timeout=1) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http}/{what}", timeout=1) as answer:
                 if answer.status == 200:
                     return
         except OSError:

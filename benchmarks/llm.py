@@ -99,14 +99,20 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Measure, and write the page."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def flags(about: str | None) -> argparse.ArgumentParser:
+    """Return what measurements of language models can be told."""
+    arguments = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
     arguments.add_argument("--only", nargs="+", choices=SIZES, default=list(SIZES), metavar="MODEL")
-    arguments.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="WORKLOAD")
     arguments.add_argument("--streams", nargs="+", type=int, default=list(STREAMS))
     arguments.add_argument("--print", action="store_true", help="print the table instead of writing the page")
+    return arguments
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    arguments = flags(__doc__)
+    arguments.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="WORKLOAD")
     given = arguments.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:

@@ -14,17 +14,15 @@ import random
 import statistics
 import subprocess
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import llm_checkpoint
-from contestants import free_ports, nerite, stopped
-from llm import STREAMS, requests
-from llm_checkpoint import SIZES, Prompts
+from contestants import free_ports, nerite, stopped, wait_ready
+from llm import flags, requests
+from llm_checkpoint import Prompts
 from page import machine, publish
 from token_client import Figures, medians, run
 
@@ -69,15 +67,7 @@ def vllm_server(model: str, checkpoint: Path, folder: Path) -> Iterator[int]:
             stderr=subprocess.STDOUT,
         )
     with stopped(process):
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-                    break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"vLLM did not start: {log.read_text(errors='replace')[-3000:]}") from None
-                time.sleep(0.1)
+        wait_ready(port, process, log, "health", _START_SECONDS)
         yield port
 
 
@@ -114,12 +104,7 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     """Measure, and write the page."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
-    arguments.add_argument("--only", nargs="+", choices=SIZES, default=list(SIZES), metavar="MODEL")
-    arguments.add_argument("--streams", nargs="+", type=int, default=list(STREAMS))
-    arguments.add_argument("--print", action="store_true", help="print the table instead of writing the page")
-    given = arguments.parse_args()
+    given = flags(__doc__).parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
         for size in given.only:

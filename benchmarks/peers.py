@@ -131,7 +131,7 @@ def mlserver(name: str, version: Path, contestant: str, folder: Path, *, adaptiv
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT, cwd=place)
     with stopped(process):
-        wait_ready(http, process, log, f"models/{model}/ready")
+        wait_ready(http, process, log, f"v2/models/{model}/ready")
         yield Contestant(name, http, grpc, process)
 
 

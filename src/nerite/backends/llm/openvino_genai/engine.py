@@ -349,8 +349,8 @@ class OpenVinoGenAiEngine:
         self._usage = (0, 0)
         self._ready = False
         self._stepped(self.stats())
-        self._has_compiled(None)
         with self._lock:
+            self._has_compiled(None)  # Under the lock: what is to be compiled from now on goes to the next one.
             if self._stopping:
                 return
             self._process = PipelineProcess(self._options)
