@@ -40,12 +40,12 @@ EXCHANGES = {
     "one response each: before": get("/v2/models/one/stats"),
     "one response each: returned, sent, and sent with the end": [
         asked("one", "return", "last", "send end"),
-        counted("/v2/models/one/stats", success=3),
+        counted("/v2/models/one/stats", success=3, execution_count=3),
     ],
     "one response each: two": [asked("one", "send last"), requests("one", executions=4, success=3, failure=1)],
     "one response each: over HTTP": [
         infer("one", tensor("KIND", "BYTES", [1], ["last"])),
-        counted("/v2/models/one/stats", success=4),
+        counted("/v2/models/one/stats", success=4, execution_count=5),
     ],
     "several: before": get("/v2/models/many/stats"),
     "several": [asked("many", "send send last"), requests("many", success=1)],
