@@ -4,12 +4,14 @@ Three kinds of requests: ``128/64`` (tokens of the prompt, tokens of the answer)
 ``prefix`` (512 that all have in common and 64 of their own, 64). So many streams each ask for the next answer when they
 have one. The bare engine has the tokens and gives tokens: no text, no socket, no other process.
 
-    python benchmarks/llm.py [--rounds N] [--only MODEL ...] [--workloads W ...] [--streams N ...] [--print]
+    python benchmarks/llm.py [--rounds N] [--only MODEL ...] [--workloads W ...] [--streams N ...] [--each N]
+                             [--threads N] [--print]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import tempfile
@@ -29,6 +31,9 @@ from nerite.backends.llm import conversion
 
 WORKLOADS = ("128/64", "mixed", "prefix")
 STREAMS = (1, 8, 32)
+_CONFIGURATION = """backend: "llm"
+parameters {{ key: "INFERENCE_NUM_THREADS" value {{ string_value: "{}" }} }}
+"""
 
 
 class Row(NamedTuple):
@@ -39,6 +44,7 @@ class Row(NamedTuple):
     streams: int
     api: str
     bare: Figures
+    heard: Figures
     served: Figures
     ratio: float
 
@@ -58,43 +64,44 @@ def measured(size: str, checkpoint: Path, folder: Path, given: argparse.Namespac
     """Let the bare engine and the server take turns."""
     prompts, chance = Prompts(checkpoint), random.Random(0)
     files = conversion.converted(ModelContext(size, 1, checkpoint.parent, {}))
-    with bare_engine(files) as bare, nerite("Nerite", folder / "models", folder) as server:
+    (checkpoint.parent / "config.pbtxt").write_text(_CONFIGURATION.format(given.threads))
+    with bare_engine(files, given.threads) as bare, nerite("Nerite", folder / "models", folder) as server:
         for workload in given.workloads:
             for streams in given.streams:
-                figures: dict[str, list[Figures]] = {"bare": []} | {api: [] for api in APIS}
+                figures: dict[str, list[Figures]] = {"bare": [], "heard": []} | {api: [] for api in APIS}
                 for turn in range(given.rounds + 1):
                     # Other prompts in each turn: what was computed once is kept.
                     for name, taken in figures.items():
-                        count = 2 * max(streams, 2) if turn else max(streams, 4)
+                        count = given.each * max(streams, 2) if turn else max(streams, 4)
                         asked = requests(workload, prompts, count, chance)
-                        if name == "bare":
+                        if name in ("bare", "heard"):
                             file = folder / "requests.json"
                             llm_checkpoint.save(asked, prompts, file)
-                            taken.append(bare.run(file, streams))
+                            taken.append(bare.run(file, streams, heard=name == "heard"))
                         else:
                             taken.append(run(server.http, name, size, asked, streams))
                 for taken in figures.values():
                     del taken[0]  # to warm up
                 for api in APIS:
                     pairs = zip(figures[api], figures["bare"], strict=True)
-                    ratio = statistics.median(served.tokens / alone.tokens for served, alone in pairs)
-                    yield Row(size, workload, streams, api, medians(figures["bare"]), medians(figures[api]), ratio)
+                    ratio = statistics.median(served.tokens / engine.tokens for served, engine in pairs)
+                    alone, heard = medians(figures["bare"]), medians(figures["heard"])
+                    yield Row(size, workload, streams, api, alone, heard, medians(figures[api]), ratio)
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as they stand on the page."""
     lines = [
         "| model | requests | streams | bare engine, tokens/s | to the first token, ms | between two, ms "
-        "| asked by | served, tokens/s | ratio | first token, ms more | between two, ms more |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| heard of, ms more | asked by | served, tokens/s | ratio | first token, ms more | between two, ms more |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         bare, served = row.bare, row.served
         lines.append(
             f"| {row.model} | {row.workload} | {row.streams} | {bare.tokens:,.0f} | {bare.first:.1f} "
-            f"| {bare.between:.2f} | {row.api} | {served.tokens:,.0f} | **{row.ratio:.2f}** "
-            f"| {served.first - bare.first:.1f} "
-            f"| {served.between - bare.between:.2f} |"
+            f"| {bare.between:.2f} | {row.heard.between - bare.between:.2f} | {row.api} | {served.tokens:,.0f} "
+            f"| **{row.ratio:.2f}** | {served.first - bare.first:.1f} | {served.between - bare.between:.2f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -113,6 +120,9 @@ def main() -> None:
     """Measure, and write the page."""
     arguments = flags(__doc__)
     arguments.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="WORKLOAD")
+    arguments.add_argument("--each", type=int, default=2, help="answers that each stream reads in a turn (2)")
+    cores = len(os.sched_getaffinity(0))
+    arguments.add_argument("--threads", type=int, default=cores, help=f"for the framework, in both ({cores})")
     given = arguments.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -121,7 +131,8 @@ def main() -> None:
             checkpoint = folder / "models" / size / "1"
             llm_checkpoint.write(size, checkpoint)
             rows += measured(size, checkpoint, folder, given)
-    text = f"Measured on {machine()}; {given.rounds} turns.\n\n{table(rows)}"
+    threads = f", {given.threads} of them for the framework" if given.threads != cores else ""
+    text = f"Measured on {machine()}{threads}; {given.rounds} turns.\n\n{table(rows)}"
     if given.print:
         print(text)
     else:

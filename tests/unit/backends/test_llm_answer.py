@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from doubles import Caller, request
-from nerite.backends.llm.answer import Answer, Headers
+from nerite.backends.llm.answer import Answer
 from nerite.backends.llm.call import Call
 from nerite.backends.llm.engine import Delta, FinishReason, TokenLogprob
+from nerite.backends.llm.headers import Headers
 from nerite.backends.llm.ports import OUTPUTS
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.core.errors import Cancelled, Internal
@@ -25,9 +26,18 @@ EXTRAS = frozenset(port.name for port in OUTPUTS[1:])
 class Bench:
     """An answer, and what its caller gets."""
 
-    def __init__(self, *, stream: bool = True, n: int = 1, logprobs: int | None = None, prepend: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        stream: bool = True,
+        n: int = 1,
+        logprobs: int | None = None,
+        prepend: str = "",
+        wanted: frozenset[str] = frozenset(),
+    ) -> None:
         self.caller = Caller()
         self.request = request(sink=self.caller)
+        self.request.header.wanted = wanted
         call = Call("prompt", SamplingParameters(n=n, logprobs=logprobs), stream, prepend, EXTRAS)
         self.answer = Answer(self.request, call, Headers("m", "1", [port.name for port in OUTPUTS]))
         self.answer.admitted(4)
@@ -129,7 +139,6 @@ def test_what_failed() -> None:
 
 
 def test_only_what_is_wanted_and_declared() -> None:
-    bench = Bench()
-    bench.request.header.wanted = frozenset({"finish_reason"})
+    bench = Bench(wanted=frozenset({"finish_reason"}))
     bench.comes("a", FinishReason.STOP)
     assert [outputs(response) for response in bench.caller.of(bench.request)] == [{"finish_reason": [b"stop"]}]

@@ -7,19 +7,21 @@ what comes, and gives it as one response later.
 from __future__ import annotations
 
 import json
+import math
+import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import repeat
 from typing import Final
-
-import numpy as np
 
 from nerite.backends.llm.call import Call
 from nerite.backends.llm.engine import Delta, FinishReason, TokenLogprob
+from nerite.backends.llm.headers import Headers
 from nerite.core import dtype
 from nerite.core.errors import Cancelled, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
-from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.core.tensor import Array, Buffer, TensorSpec, from_array
+from nerite.core.response import InferenceResponse
+from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 
 CANCELLED: Final = "Request was cancelled"
 WRONG: Final = "Error generating stream: "
@@ -43,7 +45,7 @@ class Answer:
     def __init__(self, request: InferenceRequest, call: Call, headers: Headers) -> None:
         self._request = request
         self._call = call
-        self._headers = headers
+        self._header = headers.of(request, _outputs(call))
         self._lock = threading.RLock()
         self._paused = False
         self._over = False
@@ -103,26 +105,24 @@ class Answer:
             self._request.respond(response, final)
 
     def _response(self) -> InferenceResponse:
-        sequences, extras = self._sequences, self._call.extras
-        outputs: dict[str, Array] = {
-            "text_output": _strings([self._call.prepend + "".join(sequence.text) for sequence in sequences])
-        }
-        if "finish_reason" in extras:
+        return InferenceResponse(self._header, [self._data(spec.name) for spec in self._header.outputs])
+
+    def _data(self, output: str) -> Buffer:
+        """Return one of the outputs. As bytes at once: an array of one element takes longer to make than a token."""
+        sequences = self._sequences
+        if output == "text_output":
+            return join_bytes(self._call.prepend + "".join(sequence.text) for sequence in sequences)
+        if output == "finish_reason":
             # vLLM's word for a sequence that goes on is Python's None, as text.
-            reasons = [sequence.finish_reason for sequence in sequences]
-            outputs["finish_reason"] = _strings(["None" if reason is None else reason.value for reason in reasons])
-        if "cumulative_logprob" in extras:
+            return join_bytes(each.finish_reason.value if each.finish_reason else "None" for each in sequences)
+        if output == "cumulative_logprob":
             told = self._call.sampling.logprobs is not None
-            outputs["cumulative_logprob"] = np.array(
-                self._cumulative if told else [np.nan] * len(sequences), np.float32
-            )
-        if "logprobs" in extras:
-            outputs["logprobs"] = _strings([self._logprobs(sequence.logprobs) for sequence in sequences])
-        if "num_input_tokens" in extras:
-            outputs["num_input_tokens"] = np.array([self._prompt_tokens], np.uint32)
-        if "num_output_tokens" in extras:
-            outputs["num_output_tokens"] = np.array([sequence.tokens for sequence in sequences], np.uint32)
-        return self._headers.response(self._request, outputs)
+            return struct.pack(f"<{len(sequences)}f", *(self._cumulative if told else repeat(math.nan, len(sequences))))
+        if output == "logprobs":
+            return join_bytes(self._logprobs(sequence.logprobs) for sequence in sequences)
+        if output == "num_input_tokens":
+            return struct.pack("<I", self._prompt_tokens)
+        return struct.pack(f"<{len(sequences)}I", *(sequence.tokens for sequence in sequences))
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> str:
         if self._call.sampling.logprobs is None:
@@ -130,36 +130,18 @@ class Answer:
         return json.dumps([{str(one.token): _told(one) for one in (each, *each.others)} for each in logprobs])
 
 
-class Headers:
-    """The headers of a model's responses: equal ones are the same object, and are encoded once."""
-
-    _MOST: Final = 1024
-
-    def __init__(self, model: str, version: str, declared: Sequence[str]) -> None:
-        """``declared`` are the outputs of the configuration; others are left out."""
-        self._model = model
-        self._version = version
-        self._declared = frozenset(declared)
-        self._made: dict[tuple[TensorSpec, ...], ResponseHeader] = {}
-
-    def response(self, request: InferenceRequest, outputs: Mapping[str, Array]) -> InferenceResponse:
-        """Return those of ``outputs`` that the request wants and the model declares."""
-        wanted = request.header.wanted or self._declared
-        tensors: list[tuple[TensorSpec, Buffer]] = [
-            from_array(name, array) for name, array in outputs.items() if name in wanted and name in self._declared
-        ]
-        form = tuple(spec for spec, _ in tensors)
-        header = self._made.get(form)
-        if header is None:
-            if len(self._made) >= self._MOST:
-                self._made.clear()
-            header = self._made[form] = ResponseHeader(self._model, self._version, form)
-        return InferenceResponse(header, [data for _, data in tensors])
-
-
 def _told(one: TokenLogprob) -> dict[str, object]:
     return {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
 
 
-def _strings(texts: Sequence[str]) -> Array:
-    return np.array([text.encode() for text in texts], dtype.BYTES.numpy)
+def _outputs(call: Call) -> list[TensorSpec]:
+    """Return what a response to a request consists of."""
+    sequences = (call.sampling.n,)
+    extras = [
+        TensorSpec("finish_reason", dtype.BYTES, sequences),
+        TensorSpec("cumulative_logprob", dtype.FP32, sequences),
+        TensorSpec("logprobs", dtype.BYTES, sequences),
+        TensorSpec("num_input_tokens", dtype.UINT32, (1,)),
+        TensorSpec("num_output_tokens", dtype.UINT32, sequences),
+    ]
+    return [TensorSpec("text_output", dtype.BYTES, sequences), *(each for each in extras if each.name in call.extras)]

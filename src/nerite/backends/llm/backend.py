@@ -10,10 +10,11 @@ from typing import Any, Final, cast
 from nerite.backends import values
 from nerite.backends.interface import Instance, InstanceContext, Marks, ModelContext
 from nerite.backends.llm import call, ports, selection, tasks
-from nerite.backends.llm.answer import WRONG, Answer, Headers
+from nerite.backends.llm.answer import WRONG, Answer
 from nerite.backends.llm.choice import VLLM
 from nerite.backends.llm.embedding import EmbeddingInstance
 from nerite.backends.llm.engine import Engine, GenerationRequest
+from nerite.backends.llm.headers import Headers
 from nerite.backends.llm.reranking import RerankingInstance
 from nerite.backends.llm.selection import EngineModule, ReaderModule
 from nerite.backends.llm.step import Follower, Step

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from nerite.backends.interface import Marks, ModelContext
-from nerite.backends.llm.answer import Headers
+from nerite.backends.llm.headers import Headers
 from nerite.core import dtype
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import InferenceRequest

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from nerite.backends.interface import Marks, ModelContext
-from nerite.backends.llm.answer import Headers
 from nerite.backends.llm.embedding import decoded
+from nerite.backends.llm.headers import Headers
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
 import subprocess
 import sys
 import threading
-from multiprocessing.connection import Connection
-from typing import Final, TypeAlias
+from typing import Final
 
 from nerite.backends.llm.openvino_genai import stepping
+from nerite.backends.llm.openvino_genai.line import Line, packed
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.openvino_genai.orders import Compile, Compiled, Drop, Loaded, Order, Step
 from nerite.core.errors import Internal, NeriteError
 
-_Message: TypeAlias = Options | Order | Drop | Compile
 _PROGRAM: Final = f"from {stepping.__name__} import main; main()"
 _END_SECONDS: Final = 20
 
@@ -36,31 +36,41 @@ class PipelineProcess:
         )
         theirs.close()
         os.close(turns)
-        self._connection = Connection(ours.detach())
-        self._outgoing: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
-        self._sender = threading.Thread(target=self._send_all, name="orders", daemon=True)
+        self._line = Line(ours)
+        self._sending = threading.Lock()
+        """Of what follows."""
+        self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        """What there was no room for: the process reads between two steps."""
+        self._left = 0
+        """How many there are of them, with the one that is being sent."""
+        self._sender = threading.Thread(target=self._send_rest, name="orders", daemon=True)
         self._sender.start()
-        self._outgoing.put(options)
+        self.send(options)
         self._ended = ""
 
     def loaded(self) -> Loaded:
         """Return what it says when the model is there. Raises ``NeriteError`` if it cannot be loaded."""
         try:
-            said: Loaded | NeriteError = self._connection.recv()
+            said: Loaded | NeriteError = self._line.receive()
         except (EOFError, OSError):
             raise Internal(f"the process of the pipeline {self.end()} while it loaded the model") from None
         if isinstance(said, NeriteError):
             raise said
         return said
 
-    def send(self, message: Order | Drop | Compile) -> None:
-        """Have a message sent."""
-        self._outgoing.put(message)
+    def send(self, message: Options | Order | Drop | Compile) -> None:
+        """Send a message, at once if there is room for it."""
+        data = packed(message)
+        with self._sending, contextlib.suppress(OSError):  # It is gone, which ``next`` tells.
+            rest = data if self._left else self._line.push(data)
+            if rest:
+                self._left += 1
+                self._unsent.put(rest)
 
     def next(self) -> Step | Compiled | None:
         """Wait for what it says next; None if it is gone."""
         try:
-            said: Step | Compiled = self._connection.recv()
+            said: Step | Compiled = self._line.receive()
         except (EOFError, OSError):
             return None
         return said
@@ -81,19 +91,19 @@ class PipelineProcess:
         if self._ended:
             return self._ended
         self._process.kill()
-        self._outgoing.put(None)
+        self._unsent.put(None)
         self._sender.join()
         status = self._process.wait(_END_SECONDS)
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._connection.close()
+        self._line.close()
         os.close(self._turns)
         self._ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         return self._ended
 
-    def _send_all(self) -> None:
-        while (message := self._outgoing.get()) is not None:
-            try:
-                self._connection.send(message)
-            except OSError:
-                continue  # It is gone, which ``next`` tells.
+    def _send_rest(self) -> None:
+        while (data := self._unsent.get()) is not None:
+            with contextlib.suppress(OSError):  # It is gone, which ``next`` tells.
+                self._line.write(data)
+            with self._sending:
+                self._left -= 1

@@ -14,10 +14,10 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy as np
 from nerite.backends.llm.engine import FinishReason
 from nerite.backends.llm.openvino_genai import framework
 from nerite.backends.llm.openvino_genai.compiling import Compiler
+from nerite.backends.llm.openvino_genai.line import Line
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.openvino_genai.orders import Compile, Compiled, Drop, Loaded, Order, Piece, Step
 from nerite.backends.openvino.framework import openvino, translated
@@ -39,10 +40,10 @@ _Message: TypeAlias = Order | Drop | Compile
 class Stepping:
     """A pipeline, and the sequences in it."""
 
-    def __init__(self, options: Options, connection: Connection, turns: int) -> None:
+    def __init__(self, options: Options, line: Line, turns: int) -> None:
         """``turns`` is where a byte comes for each step that was looked at. Raises what the framework raises."""
         self._options = options
-        self._connection = connection
+        self._line = line
         self._turns = turns
         self._left = AHEAD
         self._tokenizer = framework.tokenizer(options.directory)
@@ -66,12 +67,10 @@ class Stepping:
 
     def run(self) -> None:
         """Step as long as there is something to generate, and otherwise when something comes. Returns on a failure."""
-        coming = select.poll()
-        coming.register(self._connection, select.POLLIN)
         while True:
             unfinished = self._unfinished()
-            while coming.poll(0 if unfinished else None):
-                message: _Message = self._connection.recv()
+            while self._line.waits(0 if unfinished else None):
+                message: _Message = self._line.receive()
                 if isinstance(message, Compile):
                     threading.Thread(target=self._compile, args=(message,), daemon=True).start()
                     continue
@@ -170,7 +169,7 @@ class Stepping:
 
     def _send(self, message: Step | Compiled) -> None:
         with self._sending:
-            self._connection.send(message)
+            self._line.send(message)
 
     def _capacity(self) -> int:
         """Return how many blocks the cache has. Nothing tells but the share of it that one block is."""
@@ -204,14 +203,14 @@ def main() -> None:
     """Load the model that comes first, and run it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Whoever started this ends it.
     _end_with_input()
-    connection, turns = Connection(int(sys.argv[1])), int(sys.argv[2])
-    options: Options = connection.recv()
+    line, turns = Line(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2])
+    options: Options = line.receive()
     try:
-        stepping = Stepping(options, connection, turns)
+        stepping = Stepping(options, line, turns)
         loaded = stepping.loaded()
     except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
-        connection.send(translated(error, "loading model"))
+        line.send(translated(error, "loading model"))
         return
-    connection.send(loaded)
+    line.send(loaded)
     with contextlib.suppress(EOFError, OSError):  # Nobody listens any more.
         stepping.run()

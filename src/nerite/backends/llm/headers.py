@@ -1,0 +1,40 @@
+"""The headers of a model's responses: equal ones are the same object, and are encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.tensor import Array, TensorSpec, from_array
+
+_MOST: Final = 1024
+
+
+class Headers:
+    """Those of one model."""
+
+    def __init__(self, model: str, version: str, declared: Sequence[str]) -> None:
+        """``declared`` are the outputs of the configuration; others are left out."""
+        self._model = model
+        self._version = version
+        self._declared = frozenset(declared)
+        self._made: dict[tuple[TensorSpec, ...], ResponseHeader] = {}
+
+    def of(self, request: InferenceRequest, outputs: Iterable[TensorSpec]) -> ResponseHeader:
+        """Return the header of those of ``outputs`` that the request wants and the model declares."""
+        wanted = request.header.wanted or self._declared
+        form = tuple(spec for spec in outputs if spec.name in wanted and spec.name in self._declared)
+        header = self._made.get(form)
+        if header is None:
+            if len(self._made) >= _MOST:
+                self._made.clear()
+            header = self._made[form] = ResponseHeader(self._model, self._version, form)
+        return header
+
+    def response(self, request: InferenceRequest, outputs: Mapping[str, Array]) -> InferenceResponse:
+        """Return those of ``outputs`` that the request wants and the model declares."""
+        tensors = {name: from_array(name, array) for name, array in outputs.items()}
+        header = self.of(request, [spec for spec, _ in tensors.values()])
+        return InferenceResponse(header, [tensors[spec.name][1] for spec in header.outputs])
