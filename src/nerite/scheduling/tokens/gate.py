@@ -6,23 +6,17 @@ that may let somebody in: ``finished``, ``tell``, ``set_ready``, ``follow``.
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from typing import Final
-
 from nerite.scheduling.tokens import reasons
 from nerite.scheduling.tokens.account import Account, Accounts
 from nerite.scheduling.tokens.decision import Admit, Decision, Due, Ending, Refuse, Refused, Wait
 from nerite.scheduling.tokens.fair_queue import FairQueue
-from nerite.scheduling.tokens.forecast import Forecast
 from nerite.scheduling.tokens.headroom import EngineStatistics, Headroom
-from nerite.scheduling.tokens.pace import Pace
+from nerite.scheduling.tokens.last_moments import LastMoments
+from nerite.scheduling.tokens.outlook import Outlook
 from nerite.scheduling.tokens.refusal import Limit, Refusal
 from nerite.scheduling.tokens.sizes import size_refusal
 from nerite.scheduling.tokens.ticket import State, Ticket
 from nerite.scheduling.tokens.usage import Usage
-
-_HUSKS: Final = 64
 
 
 class Gate:
@@ -39,21 +33,16 @@ class Gate:
         """As many the engine runs at once itself, whatever the policy says. 0: any number."""
         self._limits = accounts.policy.limits_of(model, tokens)
         self._queue = FairQueue()
-        self._forecast = Forecast()
+        self._last_moments = LastMoments()
         self._headroom = Headroom(self._limits.overcommit)
-        self._pace = Pace(now)
-        self._ends: list[tuple[int, int, Limit, Ticket]] = []
-        """When those that wait cannot be in time any more, and by which limit."""
-        self._numbers = itertools.count()
-        self._reading = 0
-        """Tokens of the prompts that the engine has and that had no first token yet."""
-        self._generating = 0
-        self._ready = True
-        self._ready_since = now
+        self._outlook = Outlook(now, tokens=tokens)
         self._draining = False
-        self.running = 0
-        """Sequences; requests, of a model that is no LLM."""
         self.usage = usage or Usage()
+
+    @property
+    def running(self) -> int:
+        """Sequences that the engine has; requests, of a model that is no LLM."""
+        return self._outlook.running
 
     @property
     def waiting(self) -> int:
@@ -80,9 +69,9 @@ class Gate:
         use = self.usage.of(ticket.tenant, ticket.level.name)
         use.offered += 1
         use.retries += ticket.retry
-        at_once = refusal is None and self._ready and not self._queue.count and self._fits(ticket)
+        at_once = refusal is None and self._outlook.ready and not self._queue.count and self._fits(ticket)
         if refusal is None:
-            refusal = self._foresee(ticket, account, at_once, now)
+            refusal = self._outlook.too_late(ticket, None if at_once else self._ahead(ticket, account), now)
         displaced: tuple[Refused, ...] = ()
         if refusal is None and not at_once:
             found = self._displace(ticket, account, now)
@@ -99,8 +88,8 @@ class Gate:
             self._admit(ticket, now)
             return Admit()
         self._queue.push(ticket, account.tenant.weight)
-        self._await(ticket, now)
-        self._pace.note_waiting(self._ready, now)
+        self._last_moments.add(ticket, self._outlook.last_moments(ticket, now), self._queue.count)
+        self._outlook.note_waiting(True, now)
         return Wait(displaced)
 
     def joined(self, tenant: str, wanted_class: str) -> None:
@@ -114,8 +103,8 @@ class Gate:
         """Return who is let in now, and who has waited too long."""
         refused = self._expire(now)
         admitted: list[Ticket] = []
-        while self._ready and (ticket := self._queue.first()) is not None and self._fits(ticket):
-            refusal = self._belated(ticket, now)
+        while self._outlook.ready and (ticket := self._queue.first()) is not None and self._fits(ticket):
+            refusal = self._outlook.belated(ticket, now)
             if refusal is not None:
                 self._drop(ticket, now)
                 refused.append(self._refused(ticket, refusal))
@@ -123,27 +112,20 @@ class Gate:
             self._queue.pop()
             self._admit(ticket, now)
             admitted.append(ticket)
-        self._pace.note_waiting(self._ready and self._queue.count > 0, now)
+        self._outlook.note_waiting(self._queue.count > 0, now)
         return Due(admitted, refused)
 
     def next_time(self) -> int | None:
         """Return when to ask ``due`` if nothing happens before; None for never."""
-        ends = self._ends
-        while ends and ends[0][3].state is not State.WAITING:
-            heapq.heappop(ends)
-        return ends[0][0] if ends else None
+        return self._last_moments.next()
 
     def started(self, ticket: Ticket, now: int, cached: int = 0) -> None:
         """Note that a request has its first token. ``cached`` tokens of its prompt were there already."""
         if ticket.started_at is not None or ticket.state is not State.RUNNING:
             return
         ticket.started_at = now
-        self._reading -= ticket.input_size
-        self._generating += ticket.sequences
-        self._pace.note_prefill(ticket.read_with, now - ticket.admitted_at, now)
-        self._pace.note_running(self._generating, now)
+        self._outlook.started(ticket, now)
         if self.tokens:
-            self._pace.note_work(ticket.input_size, now)
             self._headroom.hold(ticket.holding, self._headroom.blocks(ticket.input_size))
             ticket.holding.shared = cached // self._headroom.block_size if self._headroom.block_size else 0
 
@@ -155,7 +137,7 @@ class Gate:
         ticket.input_size = ticket.least = input_size
         use = self.usage.of(ticket.tenant, ticket.level.name)
         use.input_tokens += more
-        self._reading += more
+        self._outlook.corrected(more)
         charged = ticket.charged.get(Limit.INPUT_RATE, 0)
         ticket.account.settle(Limit.INPUT_RATE, charged - input_size, now)
         ticket.charged[Limit.INPUT_RATE] = input_size
@@ -176,11 +158,10 @@ class Gate:
         use.output_tokens += tokens
         if ticket.gone:
             use.wasted_tokens += tokens
-        self._pace.note_generated(tokens, now)
+        self._outlook.progressed(tokens, now)
         headroom = self._headroom
         if ticket.generated > ticket.bound:
-            ticket.bound = self._forecast.cautious(ticket.tenant, ticket.most, ticket.generated)
-            ticket.bound = max(ticket.bound, ticket.generated)
+            ticket.bound = max(self._outlook.cautious(ticket), ticket.generated)
             headroom.grow(ticket.holding, headroom.blocks(ticket.input_size + ticket.bound))
         headroom.hold(ticket.holding, headroom.blocks(ticket.input_size + ticket.generated))
 
@@ -193,22 +174,13 @@ class Gate:
         if ticket.state is not State.RUNNING:
             return
         ticket.state = State.OVER
-        self.running -= ticket.sequences
-        if ticket.started_at is None:
-            self._reading -= ticket.input_size
-        else:
-            self._generating -= ticket.sequences
-            self._pace.note_running(self._generating, now)
+        self._outlook.finished(ticket, ending, now)
         self._headroom.release(ticket.holding)
         use = self.usage.of(ticket.tenant, ticket.level.name)
         use.finish(ending.value, ticket.generated)
         if self.tokens:
             done = ticket.generated + (ticket.input_size if ticket.started_at is not None else 0)
-            if ending is Ending.COMPLETE:
-                self._forecast.note(ticket.tenant, ticket.generated)
             self._queue.settle(ticket, done - ticket.cost)
-        else:
-            self._pace.note_work(ticket.cost, now)
         if ending in (Ending.FAILED, Ending.REFUSED) and ticket.started_at is None:
             self._give_back(ticket, now)
         else:
@@ -232,10 +204,7 @@ class Gate:
 
     def set_ready(self, ready: bool, now: int) -> None:
         """Let nobody in while the engine is not there. Those that wait go on waiting, without a promise."""
-        if ready and not self._ready:
-            self._ready_since = now
-            self._pace = Pace(now)
-        self._ready = ready
+        self._outlook.set_ready(ready, now)
 
     def follow(self) -> None:
         """Go on by the policy that the accounts have now. Who was let in stays."""
@@ -255,7 +224,6 @@ class Gate:
         for ticket in self._queue.drain():
             self._give_back(ticket, now)
             refused.append(self._refused(ticket, reasons.closed(self._of, self.running)))
-        self._ends.clear()
         return refused
 
     # What a request that comes has to pass, in this order.
@@ -275,7 +243,7 @@ class Gate:
         if not account.retries.allows(ticket.retry):
             return account.retry_refusal()
         if self.tokens:
-            ticket.expected = self._forecast.expected(ticket.tenant, ticket.most)
+            ticket.expected = self._outlook.expected(ticket)
             # An estimate may be far off. It is no reason to never let somebody in.
             burst = account.burst(Limit.OUTPUT_RATE)
             ahead = ticket.expected if burst is None else min(ticket.expected, burst)
@@ -289,50 +257,9 @@ class Gate:
         ticket.cost = float(max(ticket.input_size + ticket.expected, 1))
         return account.refusal(ticket.charged, now)
 
-    def _foresee(self, ticket: Ticket, account: Account, at_once: bool, now: int) -> Refusal | None:
-        """Return why a request would be too late, by what was measured. Nobody is, as long as nothing was."""
-        if ticket.deadline is not None and ticket.deadline <= now:
-            return reasons.late(0.0, 0.0)
-        wait: float | None = 0.0
-        if not at_once:
-            ahead = self._queue.ahead(ticket.level, ticket.tenant, account.tenant.weight, ticket.priority)
-            wait = self._pace.work(ahead + ticket.cost, now)
-        if wait is None or not self._ready:
-            return None
-        first = wait + (self._pace.prefill(self._reading + ticket.input_size, now) or 0.0)
-        promise = ticket.level.ttft_seconds * 1e9
-        # Whoever finds nobody there is let in: how else would anybody learn that the engine has become faster?
-        if promise and first > promise and (self.running or not at_once):
-            return reasons.slow(ticket.level, first, first - promise)
-        if ticket.deadline is not None:
-            likely = self._pace.decode(ticket.expected, self.running + 1, now) or 0.0
-            end = first + (likely if at_once else self._writing(ticket, now))
-            if now + end > ticket.deadline:
-                return reasons.late(ticket.deadline - now, end)
-        return None
-
-    def _belated(self, ticket: Ticket, now: int) -> Refusal | None:
-        """Return why a request that may begin now would be too late, with all that was let in just before it."""
-        if not self.running or ticket.offered_at < self._ready_since:
-            return None
-        waited = now - ticket.offered_at
-        first = waited + (self._pace.prefill(self._reading + ticket.input_size, now) or 0.0)
-        if 0 < ticket.level.ttft_seconds * 1e9 < first:
-            return reasons.slow(ticket.level, first, None)
-        if ticket.deadline is not None:
-            end = first + self._writing(ticket, now)
-            if ticket.offered_at + end > ticket.deadline:
-                return reasons.late(ticket.deadline - ticket.offered_at, end)
-        return None
-
-    def _writing(self, ticket: Ticket, now: int) -> float:
-        """Return the nanoseconds in which the answer of a request that has waited is written, unless it is very long.
-
-        Where more comes than can be done, whoever is let in has waited for nearly as long as the deadline leaves. Were
-        no more than the usual length allowed for, every second one of those would be cut.
-        """
-        tokens = max(ticket.expected, self._forecast.cautious(ticket.tenant, ticket.most))
-        return self._pace.decode(tokens, self.running + 1, now) or 0.0
+    def _ahead(self, ticket: Ticket, account: Account) -> float:
+        """Return the work of those that would begin before a request that has to wait."""
+        return self._queue.ahead(ticket.level, ticket.tenant, account.tenant.weight, ticket.priority)
 
     def _displace(self, ticket: Ticket, account: Account, now: int) -> tuple[Refused, ...] | Refusal:
         """Make room in the queue for a request, or return why there is none."""
@@ -361,44 +288,26 @@ class Gate:
 
     def _blocks(self, ticket: Ticket) -> int:
         """Return how many blocks a request will hardly exceed; at the most all that there are."""
-        ticket.bound = self._forecast.cautious(ticket.tenant, ticket.most)
+        ticket.bound = self._outlook.cautious(ticket)
         return min(self._headroom.blocks(ticket.input_size + ticket.bound), self._headroom.total_blocks)
 
     def _admit(self, ticket: Ticket, now: int) -> None:
         ticket.state = State.RUNNING
         ticket.admitted_at = now
-        self.running += ticket.sequences
-        self._reading += ticket.input_size
-        ticket.read_with = self._reading
+        self._outlook.admitted(ticket)
         if self.tokens:
             ticket.holding = self._headroom.promise(self._blocks(ticket))
         use = self.usage.of(ticket.tenant, ticket.level.name)
         use.admitted += 1
         use.input_tokens += ticket.input_size
 
-    def _await(self, ticket: Ticket, now: int) -> None:
-        """Note until when a request can wait and still be in time."""
-        prefill = int(self._pace.prefill(self._reading + ticket.input_size, now) or 0)
-        if len(self._ends) > 4 * self._queue.count + _HUSKS:
-            self._ends = [entry for entry in self._ends if entry[3].state is State.WAITING]
-            heapq.heapify(self._ends)
-        if ticket.level.ttft_seconds:
-            latest = now + int(ticket.level.ttft_seconds * 1e9) - prefill
-            heapq.heappush(self._ends, (latest, next(self._numbers), Limit.FIRST_TOKEN, ticket))
-        if ticket.deadline is not None:
-            latest = ticket.deadline - prefill - int(self._writing(ticket, now))
-            heapq.heappush(self._ends, (latest, next(self._numbers), Limit.DEADLINE, ticket))
-
     def _expire(self, now: int) -> list[Refused]:
         refused = []
-        while self._ends and self._ends[0][0] <= now:
-            _, _, limit, ticket = heapq.heappop(self._ends)
-            if ticket.state is not State.WAITING:
-                continue
+        for ticket, limit in self._last_moments.over(now):
             waited = float(now - ticket.offered_at)
             if limit is Limit.DEADLINE:
                 refusal = reasons.late((ticket.deadline or 0) - ticket.offered_at, waited)
-            elif self._ready and ticket.offered_at >= self._ready_since:
+            elif self._outlook.promises(ticket):
                 refusal = reasons.slow(ticket.level, waited, None)
             else:
                 continue
@@ -432,7 +341,7 @@ class Gate:
 
     def _full(self, *, by_size: bool, now: int) -> Refusal:
         queue, limits = self._queue, self._limits
-        work = self._pace.work(queue.cost, now)
+        work = self._outlook.work(queue.cost, now)
         if not by_size:
             return reasons.full(Limit.QUEUE_LENGTH, self._of, limits.queue_length, queue.count, work)
         limit = Limit.QUEUE_TOKENS if self.tokens else Limit.QUEUE_BYTES
