@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import os
-import re
 import resource
 import signal
 import sys
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import uvloop
 
@@ -26,19 +25,18 @@ from nerite.cache.opening import open_cache
 from nerite.config.options import ServerOptions
 from nerite.config.standing_file import watch
 from nerite.core.errors import NeriteError
-from nerite.execution import standing_policy
 from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.host_policy import HostPolicies
 from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
 from nerite.execution.reception import Reception
-from nerite.execution.standing_policy import StandingPolicy
+from nerite.execution.standing_policy import StandingPolicy, open_policy
 from nerite.execution.surroundings import Surroundings
 from nerite.execution.vigil import limit_of
 from nerite.observability import gpus
 from nerite.observability.bridge import WorkerLines
-from nerite.observability.gpu_gauges import GpuGauges, gauges_of
+from nerite.observability.gpu_gauges import gauges_of
 from nerite.observability.log import log
 from nerite.observability.record import Table
 from nerite.repository.maker import VersionMaker
@@ -51,43 +49,16 @@ from nerite.scheduling.rate_limiter import RateLimiter
 from nerite.server import InferenceServer
 from nerite.transports import keys
 from nerite.transports.callers import Callers
-from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
-from nerite.transports.clouds.sagemaker_models import SagemakerModels
-from nerite.transports.clouds.vertex import VertexRouter, default_model
 from nerite.transports.http import recorded_request
-from nerite.transports.http.cors import Cors, CorsRouter
-from nerite.transports.http.handler import Handler
-from nerite.transports.http.listener import HttpListener
-from nerite.transports.http.metrics_service import MetricsService
-from nerite.transports.http.router import Router
-from nerite.transports.http.service import HttpService
-from nerite.transports.keys import KeyFile, Lock
-from nerite.transports.tls import context_of
+from nerite.transports.keys import KeyFile
+from nerite.transports.ports import Ports
 
-_MAX_METRICS_BODY = 64 * 1024
 _COLLECT_EVERY = 10_000
 """Objects made and not yet gone, before the collector looks for cycles. A batch of requests is some thousand."""
 
 
 _SAID = {"INVALID_ARG": "Invalid argument", "INTERNAL": "Internal", "UNSUPPORTED": "Unsupported"}
 """How Triton says the codes of errors where it prints them."""
-
-
-class Listener(Protocol):
-    """A port that is open."""
-
-    def forget(self) -> None:
-        """Look at every head anew, also on connections that are open: what is allowed has changed."""
-
-    def stop_accepting(self) -> None:
-        """Close the port, and every connection as soon as it has nothing under way."""
-
-    def abort(self) -> None:
-        """Close what is left, at once."""
-
-    @property
-    def open_connections(self) -> int:
-        """Connections that are open."""
 
 
 def run(options: ServerOptions) -> int:
@@ -111,14 +82,10 @@ class ServerProcess:
         self._options = options
         self._loader = ThreadPoolExecutor(max(options.repository.load_threads, 1) * 2, "load")
         self._repositories: list[Repository] = []
-        self._listeners: list[Listener] = []
-        self._ports: dict[str, int] = {}
         self._key_files: dict[str, KeyFile] = {}
-        self._locks: dict[str, Lock] = {}
-        """Of what speaks HTTP."""
         self._policy: StandingPolicy | None = None
         self._reception: Reception
-        self._gauges: GpuGauges | None = None
+        self._ports: Ports
         self._stop_asked = asyncio.Event()
 
     async def serve(self) -> int:
@@ -126,7 +93,9 @@ class ServerProcess:
         try:
             self._repositories = self._open_repositories()
             cache = await self._open_cache()
-            self._policy = _read_policy(self._options.policy_file)
+            self._policy = open_policy(self._options.policy_file) if self._options.policy_file else None
+            restricted = (*self._options.http.restricted.values(), *self._options.grpc.restricted.values())
+            self._key_files = keys.open_files(restricted)
         except NeriteError as error:
             log.error(error.message)
             return 1
@@ -141,7 +110,7 @@ class ServerProcess:
         found = gpus.of_this_machine(library, os.environ, device.min_compute_capability)
         placement = Placement(library, found, device.min_compute_capability, device.load_gpu_limits)
         reception = self._reception = Reception(None if self._policy is None else self._policy.policy, loop)
-        self._gauges = gauges_of(library, found, self._options.metrics, os.environ)
+        gauges = gauges_of(library, found, self._options.metrics, os.environ)
         loading = asyncio.Semaphore(max(self._options.repository.load_threads, 1))
 
         def manager(door: Door, on_change: Callable[[], None]) -> ModelManager:
@@ -166,6 +135,8 @@ class ServerProcess:
             return ModelManager(repository, self._repositories, maker, self._loader, on_change)
 
         server = InferenceServer(self._options, manager, guests, cache, reception)
+        callers = None if self._policy is None else Callers(lambda: reception.policy)
+        self._ports = Ports(server, self._options, self._key_files, callers, gauges)
         try:
             start = loop.create_task(self._start(server))
             stop = loop.create_task(self._stop_asked.wait())
@@ -182,8 +153,7 @@ class ServerProcess:
             await self._stop(server)
             return 0
         finally:
-            for listener in self._listeners:
-                listener.abort()
+            self._ports.abort()
             for repository in self._repositories:
                 repository.close()
             await _give_up_others()
@@ -191,8 +161,8 @@ class ServerProcess:
             server.tracing.close()
             if cache is not None:
                 cache.close()
-            if self._gauges is not None:
-                self._gauges.close()
+            if gauges is not None:
+                gauges.close()
             nursery.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
             installer.stop()
@@ -221,15 +191,12 @@ class ServerProcess:
     async def _start(self, server: InferenceServer) -> bool:
         """Load the models and open the ports; False, and the reason in the log, if that failed."""
         try:
-            restricted = (*self._options.http.restricted.values(), *self._options.grpc.restricted.values())
-            self._key_files = keys.open_files(restricted)
-            self._locks = keys.locks(self._options.http.restricted, self._key_files)
             failures = await self._load_models(server)
             log.table(_model_table(await server.repository_index(False)))
             if failures and self._options.repository.exit_on_error:
                 log.error("error: creating server: Internal - failed to load all models")
                 return False
-            await self._open_ports(server)
+            await self._ports.open()
         except NeriteError as error:
             log.error(error.message)
             return False
@@ -253,97 +220,9 @@ class ServerProcess:
             names = list(options.startup_models)
         return await server.manager.load_all(names)
 
-    async def _open_ports(self, server: InferenceServer) -> None:
-        options = self._options
-        http, metrics = options.http, options.metrics
-        page = MetricsService(server, metrics, self._locks, self._gauges) if metrics.enabled else None
-        if options.grpc.enabled:
-            await self._open_grpc(server)
-        if http.enabled:
-            router = self._router(server, http.header_forward_pattern)
-            target_of = router.target
-            if http.cors_origins:
-                key_headers = [lock.header for lock in self._locks.values()]
-                target_of = CorsRouter(Cors(http.cors_origins, key_headers), target_of).target
-            service = HttpService(server, target_of, max_input_size=http.max_input_size)
-            listener = self._listener("HTTP", service, http.max_input_size)
-            tls = context_of(http.tls, ["http/1.1"])
-            port = await listener.open(http.address, http.port, reuse_port=http.reuse_port, tls=tls)
-            self._opened("HTTP", "HTTPService", http.address, port)
-        if options.sagemaker.enabled:
-            await self._open_sagemaker(server)
-        if options.vertex.enabled:
-            await self._open_vertex(server, page)
-        if page is not None:
-            listener = self._listener("Metrics", page, _MAX_METRICS_BODY)
-            port = await listener.open(metrics.address, metrics.port)
-            self._opened("metrics", "Metrics Service", metrics.address, port)
-
-    async def _open_sagemaker(self, server: InferenceServer) -> None:
-        options, max_input_size = self._options.sagemaker, self._options.http.max_input_size
-        models = SagemakerModels(server)
-        router = SagemakerRouter(self._router(server), options, models)
-        service = SagemakerService(server, router, models, max_input_size=max_input_size)
-        port = await self._listener("Sagemaker", service, max_input_size).open(options.address, options.port)
-        self._opened("SageMaker", "Sagemaker HTTPService", options.address, port)
-
-    async def _open_vertex(self, server: InferenceServer, metrics: MetricsService | None) -> None:
-        options, max_input_size = self._options.vertex, self._options.http.max_input_size
-        model = await default_model(server, options.default_model)
-        router = VertexRouter(self._router(server), options, model, metrics)
-        service = HttpService(server, router.target, max_input_size=max_input_size)
-        port = await self._listener("Vertex AI", service, max_input_size).open(options.address, options.port)
-        self._opened("Vertex AI", "Vertex AI HTTPService", options.address, port)
-
-    def _router(self, server: InferenceServer, forward_pattern: re.Pattern[str] | None = None) -> Router:
-        http = self._options.http
-        return Router(
-            server,
-            max_input_size=http.max_input_size,
-            locks=self._locks,
-            forward_pattern=forward_pattern,
-            half_precision=http.json_half_precision,
-            callers=self._callers,
-        )
-
-    @property
-    def _callers(self) -> Callers | None:
-        return None if self._policy is None else Callers(lambda: self._reception.policy)
-
-    def _listener(self, name: str, handler: Handler, max_body: int) -> HttpListener:
-        # Scrapes come every few seconds, and tell nothing.
-        access_log = self._options.log.access and name != "Metrics"
-        listener = HttpListener(name, handler, max_body, self._options.http.upload_seconds, access_log=access_log)
-        self._listeners.append(listener)
-        return listener
-
-    def _opened(self, name: str, called: str, address: str, port: int) -> None:
-        """Note that a port is open, under its own name and under the one that the log has for it."""
-        self._ports[name] = port
-        log.info(f"Started {called} at {address}:{port}")
-
-    async def _open_grpc(self, server: InferenceServer) -> None:
-        # Here, because a server without gRPC need not load protobuf.
-        from nerite.transports.grpc.listener import GrpcListener
-        from nerite.transports.grpc.service import GrpcService
-
-        options = self._options.grpc
-        service = GrpcService(
-            server,
-            locks=keys.locks(options.restricted, self._key_files),
-            forward_pattern=options.header_forward_pattern,
-            compression=options.response_compression,
-            callers=self._callers,
-        )
-        listener = GrpcListener(service, options.keepalive, access_log=self._options.log.access)
-        self._listeners.append(listener)
-        tls = context_of(options.tls, ["h2"])
-        port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
-        self._opened("gRPC", "GRPCInferenceService", options.address, port)
-
     def _welcome(self, server: InferenceServer) -> None:
         """Say what is served and how to try it: to a person as it is, so that it can be pasted; else as log lines."""
-        lines = welcome.lines(server, self._ports, self._options.http.address)
+        lines = welcome.lines(server, self._ports.opened, self._options.http.address)
         if sys.stdout.isatty() and not log.file and log.format != "json":
             print("", *lines, "", sep="\n", file=sys.__stdout__, flush=True)
         else:
@@ -355,30 +234,28 @@ class ServerProcess:
         if self._options.repository.control_mode == "poll":
             yield Poller(server.manager, self._options.repository.poll_secs).run()
         for file in self._key_files.values():
-            yield watch(file, keys.look, partial(self._changed, file))
+            yield watch(file, partial(self._changed, file))
         if self._policy is not None:
-            yield watch(self._policy, standing_policy.look, partial(self._changed, self._policy))
+            yield watch(self._policy, partial(self._changed, self._policy))
 
     def _changed(self, file: KeyFile | StandingPolicy) -> None:
         """Have what is new in a file count from the next request on."""
         (log.warning if file.problem else log.info)(file.news())
         if isinstance(file, StandingPolicy):
             self._reception.follow(file.policy)
-        for listener in self._listeners:
-            listener.forget()
+        self._ports.forget()
 
     async def _stop(self, server: InferenceServer) -> None:
         """Stop accepting, wait for what is in flight, and say what it is that is waited for."""
         patience = self._options.exit_timeout_secs
         deadline = time.monotonic() + patience
         log.info("Waiting for in-flight requests to complete.")
-        for listener in self._listeners:
-            listener.stop_accepting()
+        self._ports.stop_accepting()
         server.announce_stop()
         said = patience + 1
         while True:
             held = server.in_flight
-            if not held and not any(listener.open_connections for listener in self._listeners):
+            if not held and not self._ports.open_connections:
                 break
             left = deadline - time.monotonic()
             if left <= 0:
@@ -393,11 +270,6 @@ class ServerProcess:
                     log.info(f"Model '{model}' (version {version}) has {count} in-flight inferences")
             await asyncio.sleep(min(0.02, left))
         server.stop_accepting()
-
-
-def _read_policy(path: str) -> StandingPolicy | None:
-    """Return the policy in a file, if there is one. Raises ``NeriteError`` with what is wrong with it."""
-    return StandingPolicy(path, standing_policy.look(path)) if path else None
 
 
 async def _give_up_others() -> None:

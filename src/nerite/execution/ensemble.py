@@ -17,12 +17,13 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader, labelled
 from nerite.core.response import InferenceResponse
 from nerite.core.witness import Witness
+from nerite.execution.alarm import Alarm
 from nerite.execution.door import Door
 from nerite.execution.ensemble_run import EnsembleRun, StepRequest, Wave
 from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.admission import Admission
 from nerite.scheduling.ensemble.graph import Graph
-from nerite.scheduling.ensemble.inflight_limit import GIVES_WAY_NS, InflightLimit
+from nerite.scheduling.ensemble.inflight_limit import InflightLimit
 from nerite.scheduling.ensemble.link import explained
 from nerite.scheduling.ensemble.situation import Course, Situation, Start
 
@@ -57,7 +58,6 @@ class Ensemble:
         self._graph = graph
         self._name = graph.signature.model_name
         self._statistics = statistics
-        self._loop = loop
         self._admission = admission
         self._done = 0
         """Requests that have had their last response."""
@@ -68,7 +68,7 @@ class Ensemble:
         """Each step has a limit: it is to be asked whether one may begin, and told when one is done."""
         self._paused: list[set[StepRequest]] = [set() for _ in self._limits]
         """By step, the requests whose next responses would have to wait for it."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, self._give_way)
         self._tells = False
         self._on_drained: list[Callable[[], None]] = []
 
@@ -142,7 +142,7 @@ class Ensemble:
         if cause is not None and cause not in self._paused[number]:
             self._paused[number].add(cause)
             cause.pause(True)
-        self._arm()
+        self._set_alarm()
         return False
 
     def left(self, request: StepRequest) -> None:
@@ -211,13 +211,8 @@ class Ensemble:
             run.waiting -= 1
             run.ask(wave, start)
 
-    def _arm(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(GIVES_WAY_NS / 1e9, self._give_way)
-
     def _give_way(self) -> None:
         """Let those begin that waited too long."""
-        self._timer = None
         for number, limit in enumerate(self._limits):
             for waiting in limit.overdue(_now()):
                 _log.warning(
@@ -228,6 +223,8 @@ class Ensemble:
                     waiting[2].step.model,
                 )
                 self._begin(waiting)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
         times = [at for limit in self._limits if (at := limit.wake_at()) is not None]
-        if times:
-            self._timer = self._loop.call_later(max(0, min(times) - _now()) / 1e9, self._give_way)
+        self._alarm.set(min(times, default=None))

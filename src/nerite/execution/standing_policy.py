@@ -1,14 +1,10 @@
-"""The policy that is in force: read from a file that may change while the server runs.
-
-Deciding is done without I/O: a ``StandingPolicy`` is told what each look at its file found. What two looks in a row
-agree on is in force, so that a file that is just being written does not count; nor does one with a mistake, or one that
-is gone: the last good policy stays.
-"""
+"""The policy that is in force: read from a file that may change while the server runs."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from nerite.config.standing_file import StandingFile, read
 from nerite.core.errors import InvalidArgument
 from nerite.scheduling.tokens.policy import Policy
 from nerite.scheduling.tokens.policy_file import parse
@@ -24,30 +20,24 @@ class Finding(NamedTuple):
     """Why there is no text."""
 
 
-class StandingPolicy:
+class StandingPolicy(StandingFile[Finding]):
     """Of one file, as of the last time that it was in order."""
 
     def __init__(self, path: str, found: Finding) -> None:
         """``found`` is what the first look brought. Raises ``InvalidArgument`` with all that is wrong with it."""
-        self.path = path
-        self.policy = _read(path, found)
-        self.problem = ""
-        """What is wrong with the file, for which reason the policy is older than it; empty if nothing is."""
-        self._last = self._settled = found
+        super().__init__(path, found)
+        self.policy = _parsed(path, found)
 
-    def see(self, found: Finding) -> bool:
-        """Take what a look found; return whether that, and the look before, was news."""
-        twice = found == self._last
-        self._last = found
-        if not twice or found == self._settled:
-            return False
-        self._settled = found
+    def _take(self, found: Finding) -> None:
         try:
-            self.policy = _read(self.path, found)
+            self.policy = _parsed(self.path, found)
             self.problem = ""
         except InvalidArgument as error:
             self.problem = error.message
-        return True
+
+    def look(self) -> Finding:
+        """Look at the file. Blocks as files do."""
+        return look(self.path)
 
     def news(self) -> str:
         """Return what to say in the log after a change."""
@@ -58,17 +48,19 @@ class StandingPolicy:
 
 def look(path: str) -> Finding:
     """Look at a file. Blocks as files do."""
+    content = read(path, _MAX_SIZE)
     try:
-        with open(path, "rb") as file:
-            raw = file.read(_MAX_SIZE + 1)
-        return Finding(raw.decode()) if len(raw) <= _MAX_SIZE else Finding("", f"is larger than {_MAX_SIZE} bytes")
-    except OSError as error:
-        return Finding("", f"cannot be read: {error.strerror}")
+        return Finding(content.data.decode(), content.problem)
     except UnicodeDecodeError as error:
         return Finding("", f"is no UTF-8: {error}")
 
 
-def _read(path: str, found: Finding) -> Policy:
+def open_policy(path: str) -> StandingPolicy:
+    """Return the policy in a file. Raises ``InvalidArgument`` with all that is wrong with it."""
+    return StandingPolicy(path, look(path))
+
+
+def _parsed(path: str, found: Finding) -> Policy:
     if found.problem:
         raise InvalidArgument(f"the policy file '{path}' {found.problem}")
     return parse(found.text, path)

@@ -1,19 +1,14 @@
-"""The keys that open restricted categories: given literally, or kept in a file that may change while the server runs.
-
-Deciding is done without I/O: a ``KeyFile`` is told what each look at its file found. What two looks in a row agree on
-is in force: so a file that is just being written does not count, and neither does one that is gone or empty; the last
-good keys stay.
-"""
+"""The keys that open restricted categories: given literally, or kept in a file, which may change."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
 from nerite.config.options import RestrictedKey
+from nerite.config.standing_file import StandingFile, read
 from nerite.core.errors import InvalidArgument
 
 _MAX_SIZE: Final = 64 * 1024
@@ -42,33 +37,24 @@ class Keys:
         return sum(compare_digest(value, given) for value in self._values) > 0
 
 
-class KeyFile(Keys):
+class KeyFile(Keys, StandingFile[Finding]):
     """The keys in a file, as of the last time that it was in order."""
 
     def __init__(self, path: str, found: Finding) -> None:
         """``found`` is what the first look brought. Raises ``InvalidArgument`` if those are no keys."""
         if found.problem:
             raise InvalidArgument(f"cannot restrict access: the key file '{path}' {found.problem}. {_FORM}")
-        super().__init__(found.keys)
-        self.path = path
-        self._last = found
-        self._settled = found
+        Keys.__init__(self, found.keys)
+        StandingFile.__init__(self, path, found)
 
-    @property
-    def problem(self) -> str:
-        """What is wrong with the file, for which reason the keys are older than it; empty if nothing is."""
-        return self._settled.problem
-
-    def see(self, found: Finding) -> bool:
-        """Take what a look found; return whether that, and the look before, was news."""
-        twice = found == self._last
-        self._last = found
-        if not twice or found == self._settled:
-            return False
-        self._settled = found
+    def _take(self, found: Finding) -> None:
+        self.problem = found.problem
         if not found.problem:
             self._values = found.keys
-        return True
+
+    def look(self) -> Finding:
+        """Look at the file. Blocks as files do."""
+        return look(self.path)
 
     def news(self) -> str:
         """Return what to say in the log after a change: how many keys, and never which."""
@@ -99,14 +85,8 @@ def parse(text: bytes) -> Finding:
 
 def look(path: str) -> Finding:
     """Look at a file. Blocks as files do."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return Finding((), "is not a regular file")
-        with open(path, "rb") as file:
-            text = file.read(_MAX_SIZE + 1)
-    except OSError as error:
-        return Finding((), f"cannot be read: {error.strerror}")
-    return parse(text) if len(text) <= _MAX_SIZE else Finding((), f"is larger than {_MAX_SIZE} bytes")
+    content = read(path, _MAX_SIZE)
+    return Finding((), content.problem) if content.problem else parse(content.data)
 
 
 def open_files(restricted: Iterable[RestrictedKey]) -> dict[str, KeyFile]:
