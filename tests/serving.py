@@ -22,6 +22,7 @@ import numpy as np
 NERITE = Path(sys.executable).with_name("nerite")
 PATIENCE = 90.0
 """Seconds after which something hangs, however busy the machine. Less than pytest gives a test, so that it can tell."""
+_NOTED = re.compile("was read: |The policy stays as it was: ")
 _STARTED = re.compile(r"Started (.+?)(?: Service)? at [^\s:]+:(\d+)")
 
 
@@ -106,6 +107,14 @@ class Serving:
         lines = connection.getresponse().read().decode().splitlines()
         connection.close()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+    def follow(self, file: Path, text: str) -> None:
+        """Change a file that the server looks at, in one step; return when it has taken note of it, or of mistakes."""
+        noted = len(_NOTED.findall(self.text))
+        new = file.with_name(f"{file.name}.new")
+        new.write_text(text)
+        new.rename(file)
+        eventually(lambda: len(_NOTED.findall(self.text)) > noted)
 
     def workers(self) -> dict[str, int]:
         """Return the worker processes by instance name."""

@@ -37,9 +37,7 @@ class House:
 
     def grant(self, seconds: float) -> None:
         """Have another time of grace; return when the server has taken note."""
-        read = self.server.text.count("was read")
-        self._policy.write_text(f"{POLICY}{seconds}\n")
-        eventually(lambda: self.server.text.count("was read") > read)
+        self.server.follow(self._policy, f"{POLICY}{seconds}\n")
 
     def generated(self, model: str) -> tuple[float, float]:
         """Return the generations of a model, and their tokens."""

@@ -73,9 +73,7 @@ class House(Held):
 
     def follow(self, text: str) -> None:
         """Change the policy; return when the server has taken note."""
-        read = self.server.text.count("policy")
-        self.policy.write_text(text)
-        eventually(lambda: self.server.text.count("policy") > read)
+        self.server.follow(self.policy, text)
 
     def infer(self, name: str, model: str = "identity", body: Any = BODY, **headers: str) -> tuple[int, Any, bytes]:
         return self.server.ask(
@@ -187,6 +185,9 @@ def test_a_mistake_in_the_file(house: House, of: str) -> None:
     house.follow(good.replace("requests_burst", "request_burst"))
     eventually(lambda: "request_burst: is not known. Did you mean requests_burst?" in house.server.text)
     assert house.infer(of)[0] == 429, "what was in force still is"
+    house.follow("")
+    eventually(lambda: f"the policy file '{house.policy}' is empty" in house.server.text)
+    assert house.infer(of)[0] == 429, "nobody has lifted the limits"
     house.follow(good.replace("requests_burst = 1", "requests_burst = 3"))
     assert [house.infer(of)[0] for _ in range(3)] == [200, 200, 429]
 

@@ -53,6 +53,9 @@ def test_looks(tmp_path: Path) -> None:
     assert look(str(path)).problem == "cannot be read: No such file or directory"
     path.write_text(GOOD)
     assert look(str(path)) == Finding(GOOD)
+    for nothing in ("", " \n"):
+        path.write_text(nothing)
+        assert look(str(path)).problem == "is empty"
     path.write_bytes(b"\xff")
     assert look(str(path)).problem.startswith("is no UTF-8")
     with path.open("wb") as file:
