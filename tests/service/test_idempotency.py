@@ -25,6 +25,7 @@ TOKENS = 200
 SAID = {"max_tokens": TOKENS, "temperature": 1, "ignore_eos": True}
 """What comes is another text each time that it is generated."""
 SINGLE = 'backend: "llm"\nmodel_transaction_policy { decoupled: false }\n'
+CACHED = f"{SINGLE}response_cache {{ enable: true }}\n"
 POLICY = '[tenants.acme]\nkeys = ["key"]\n[idempotency]\ngrace_seconds = '
 
 
@@ -62,13 +63,14 @@ class House:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("idempotency")
-    for name, config in (("chat", 'backend: "llm"'), ("single", SINGLE)):
+    for name, config in (("chat", 'backend: "llm"'), ("single", SINGLE), ("cached", CACHED)):
         (folder / "models" / name).mkdir(parents=True)
         language_model(folder / "models" / name / "1")
         (folder / "models" / name / "config.pbtxt").write_text(config)
     policy = folder / "policy.toml"
     policy.write_text(f"{POLICY}60\n")
-    with serving(folder / "models", folder / "log", f"--policy-file={policy}") as server:
+    flags = (f"--policy-file={policy}", "--cache-config=local,size=1048576")
+    with serving(folder / "models", folder / "log", *flags) as server:
         yield House(server, policy)
     assert "Traceback" not in server.text
 
@@ -296,6 +298,22 @@ def test_a_grpc_call(house: House) -> None:
         call.cancel()
         answer = client.infer("single", asked, request_id="again", **key)
     assert answer.get_response().id == "again"
+
+
+def test_a_model_with_a_response_cache(house: House) -> None:
+    def ask(prompt: str, key: str) -> tuple[int, Any]:
+        body = {"text_input": prompt, "parameters": SAID}
+        status, answer = Reader(house, "/v2/models/cached/generate", body, key).whole()
+        return status, answer.get("text_output")
+
+    with house.one_generation("cached", joined=2):
+        (_, known), known_again = ask("twice", "of twice"), ask("twice", "of twice, too")
+        assert known_again == (200, known), "the cache has it"
+        assert ask("twice", "of twice, too") == (200, known)
+        assert ask("twice", "of twice") == (200, known)
+    assert ask("once", "of twice, too")[0] == 422
+    assert ask("once", "of once")[0] == 200
+    assert ask("twice", "of once")[0] == 422, "though the cache has it"
 
 
 def test_the_key_of_another_request(house: House) -> None:

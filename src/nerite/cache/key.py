@@ -2,7 +2,8 @@
 
 A key stands for everything of a request that its model can see and that may matter to the answer: each input's name,
 datatype, shape and bytes, whatever their order; the outputs that are wanted; custom parameters; the correlation id; and
-for the model itself, see ``renew``. Not the id, the priority and the timeout, which are the caller's own.
+for the model itself, see ``renew``. Not the id, the priority, the timeout and the idempotency key, which are the
+caller's own.
 
 What a header says is worked out once for each header. A request then costs one pass over its tensors: their number
 and sizes follow from the header (those of strings from their own lengths, which were checked), so nothing has to stand
@@ -16,6 +17,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final
 
+from nerite.core.idempotency_key import NAME
 from nerite.core.request import InferenceRequest, RequestHeader
 
 MOST: Final = 1024
@@ -56,7 +58,7 @@ class Keys:
             [(spec.name, spec.datatype.name, spec.shape) for spec in map(header.inputs.__getitem__, order)],
             sorted(header.wanted or self._outputs),
             # By their ``repr``: 1, 1.0 and True are equal to Python, but need not be to a model.
-            sorted((name, repr(value)) for name, value in header.parameters.items()),
+            sorted((name, repr(value)) for name, value in header.parameters.items() if name != NAME),
             (header.sequence_id, header.sequence_start, header.sequence_end),
         )
         known = (hashlib.sha256(repr(said).encode()), order)

@@ -16,7 +16,6 @@ from nerite.backends.llm.demand import IMAGE_TOKENS, demand, limit
 from nerite.cache.gate import Queue
 from nerite.core.engine_report import Ended, EngineReport, Progress
 from nerite.core.request import InferenceRequest, labelled
-from nerite.execution.rejoining import Rejoining, key_of
 from nerite.execution.runner import Runner
 from nerite.execution.turnstile import Passage, Turnstile, caller_of, deadline_of
 from nerite.observability.statistics import VersionStatistics
@@ -48,12 +47,10 @@ class EngineTurnstile(Turnstile):
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
         admission: Admission | None,
-        rejoining: Rejoining,
     ) -> None:
         """``admission`` bounds the queue, if no policy does."""
         super().__init__(gate, queue, enter, statistics, loop)
         self._admission = admission
-        self._rejoining = rejoining
         self._ratio = TokenRatio()
         self._image_ratio = TokenRatio(IMAGE_TOKENS)
         self._reports: dict[Runner, EngineReport] = {}
@@ -62,20 +59,7 @@ class EngineTurnstile(Turnstile):
         """Requests that have been let in."""
 
     def submit(self, request: InferenceRequest) -> None:
-        """Let a request in, now or later, or refuse it; or have it join one with the same key."""
-        key = key_of(request)
-        if key is None:
-            self.offer(request)
-        else:
-            self._rejoining.ask(request, key, self)
-
-    def when_drained(self, call: Callable[[], None]) -> None:
-        """Call once nothing waits or runs any more: at once, if so now. No more requests come."""
-        self._rejoining.let_go(self)
-        super().when_drained(call)
-
-    def offer(self, request: InferenceRequest) -> None:
-        """Let a request in, now or later, or refuse it. It joins no other."""
+        """Let a request in, now or later, or refuse it."""
         admission = self._admission
         if admission is not None and not (admission.grant(self.gate.waiting, self._begun, _now()) or request.caused):
             self._refuse(request, labelled(admission.refusal(), request.id))

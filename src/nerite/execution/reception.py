@@ -12,6 +12,7 @@ from nerite.cache.gate import Queue
 from nerite.core.request import InferenceRequest
 from nerite.execution import quota
 from nerite.execution.engine_turnstile import EngineTurnstile
+from nerite.execution.keyed_queue import KeyedQueue
 from nerite.execution.quota import UsageKey
 from nerite.execution.rejoining import Rejoining
 from nerite.execution.turnstile import Turnstile
@@ -76,10 +77,13 @@ class Reception:
             statistics,
             self._loop,
             None if self._in_force else admission,
-            self._rejoining,
         )
         self._turnstiles.add(turnstile)
         return turnstile
+
+    def keyed(self, turnstile: EngineTurnstile) -> KeyedQueue:
+        """Return what stands before that, for requests that have an idempotency key."""
+        return KeyedQueue(turnstile, turnstile.gate, self._rejoining)
 
     def _gate(self, model: str, *, tokens: bool) -> Gate:
         usage = self._usages.setdefault(UsageKey(model, tokens), Usage())

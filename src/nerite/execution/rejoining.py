@@ -1,6 +1,6 @@
 """Requests with an idempotency key: who asks once more, because a connection broke, gets the answer that is under way.
 
-Such a request is not let in itself. Another one is made for it, which nobody can cancel by going away, and whoever asks
+Such a request is not queued itself. Another one is made for it, which nobody can cancel by going away, and whoever asks
 with its key follows that: gets all that was said so far, and then what is said. What is kept, and for how long, is
 decided by ``KeyedAnswers``.
 """
@@ -25,7 +25,7 @@ from nerite.scheduling.keyed_answers import KeepLimits, KeyedAnswer, KeyedAnswer
 from nerite.scheduling.tokens import reasons
 
 if TYPE_CHECKING:
-    from nerite.execution.engine_turnstile import EngineTurnstile
+    from nerite.execution.keyed_queue import KeyedQueue
 
 _now = time.monotonic_ns
 _AT_ONCE: Final = 32
@@ -61,10 +61,10 @@ class Rejoining:
         """Go on by other limits."""
         self._answers.follow(limits)
 
-    def ask(self, request: InferenceRequest, key: IdempotencyKey, turnstile: EngineTurnstile) -> None:
-        """Have ``request`` answered as the others of its key. For the first of them one of our own is let in."""
+    def ask(self, request: InferenceRequest, key: IdempotencyKey, entry: KeyedQueue) -> None:
+        """Have ``request`` answered as the others of its key. For the first of them one of our own is queued."""
         try:
-            answer = self._answer(request, key.checked(), turnstile)
+            answer = self._answer(request, key.checked(), entry)
         except NeriteError as error:
             request.respond(InferenceResponse.failed(error))
             return
@@ -75,14 +75,13 @@ class Rejoining:
             follower.timer = self._loop.call_later(left, self._too_late, answer, follower, deadline)
         if answer.carrier is not None or answer.complete:
             self._loop.call_soon(answer.go_on, follower)
-            caller = caller_of(request)
-            turnstile.gate.joined(caller.tenant, caller.wanted_class)
+            entry.joined(request)
             return
         header = _lasting(request.header, self._answers.limits.grace_ns)
         answer.carrier = InferenceRequest(header, request.data, answer, request.arrived_ns, request.id)
-        turnstile.offer(answer.carrier)
+        entry.queue.submit(answer.carrier)
 
-    def _answer(self, request: InferenceRequest, key: IdempotencyKey, turnstile: EngineTurnstile) -> SharedAnswer:
+    def _answer(self, request: InferenceRequest, key: IdempotencyKey, entry: KeyedQueue) -> SharedAnswer:
         """Return what a request follows. Raises ``NeriteError``."""
         header = request.header
         if header.shared:
@@ -90,9 +89,9 @@ class Rejoining:
                 f"a request with tensors in shared memory cannot have an idempotency key, as '{key.text}': its client "
                 "may go, and the memory with it. Send the tensors in the request, or leave the key out"
             )
-        model = turnstile.gate.model
+        model = entry.model
         question = (key.parts, header.model_version, Keys(()).of(request))
-        asked = SharedAnswer((model, caller_of(request).tenant, key.text, key.part), question, turnstile, self)
+        asked = SharedAnswer((model, caller_of(request).tenant, key.text, key.part), question, entry, self)
         answer = self._answers.ask(asked)
         if answer is None:
             raise KeyReused(
@@ -101,16 +100,16 @@ class Rejoining:
             )
         return answer
 
-    def let_go(self, turnstile: EngineTurnstile | None = None) -> None:
-        """Stop what nobody follows behind a turnstile that is not asked any more, and the rest as soon as nobody does.
+    def let_go(self, entry: KeyedQueue | None = None) -> None:
+        """Stop what nobody follows behind an entry that is not asked any more, and the rest as soon as nobody does.
 
-        None: any turnstile, as the server stops.
+        None: any of them, as the server stops.
         """
-        for answer in [each for each in self._answers if turnstile in (None, each.turnstile) and not each.complete]:
+        for answer in [each for each in self._answers if entry in (None, each.entry) and not each.complete]:
             self._answers.give_up(answer)
             if not answer.following and answer.carrier is not None:
                 answer.carrier.cancel()
-        if turnstile is None:
+        if entry is None:
             self.follow(KeepLimits(grace_ns=0))
 
     # What becomes of answers
@@ -165,21 +164,19 @@ class Follower:
 
 
 class SharedAnswer(KeyedAnswer, Witness):
-    """The sink of the request that is let in, for all that follow it. Who reads slowly has the others wait for nothing.
+    """The sink of the request that is queued, for all that follow it. Who reads slowly has the others wait for nothing.
 
     As long as it is kept the model does not wait either, but for the one who follows alone.
     """
 
-    __slots__ = ("_followers", "_rejoining", "_said", "carrier", "turnstile")
+    __slots__ = ("_followers", "_rejoining", "_said", "carrier", "entry")
 
-    def __init__(
-        self, key: tuple[object, ...], question: object, turnstile: EngineTurnstile, rejoining: Rejoining
-    ) -> None:
+    def __init__(self, key: tuple[object, ...], question: object, entry: KeyedQueue, rejoining: Rejoining) -> None:
         super().__init__(key, question)
-        self.turnstile = turnstile
-        """What the carrier was offered to."""
+        self.entry = entry
+        """Where the carrier was queued."""
         self.carrier: InferenceRequest | None = None
-        """What was let in, until it is over."""
+        """What was queued, until it is over."""
         self._rejoining = rejoining
         self._followers: dict[InferenceRequest, Follower] = {}
         self._said: list[Said] = []
@@ -286,7 +283,7 @@ class SharedAnswer(KeyedAnswer, Witness):
 
 
 def _lasting(header: RequestHeader, grace_ns: int) -> RequestHeader:
-    """Return the header of what is let in: where its client gives up somebody may still come."""
+    """Return the header of what is queued: where its client gives up somebody may still come."""
     caller, timeout_us = header.caller, header.timeout_us
     if caller is not None and caller.patience_ns:
         caller = caller._replace(patience_ns=caller.patience_ns + grace_ns)

@@ -21,12 +21,12 @@ from nerite.core.signature import Signature
 from nerite.execution.arena import Arena
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.instance_plan import InstancePlan
+from nerite.execution.keyed_queue import KeyedQueue
 from nerite.execution.readiness import ask_all
 from nerite.execution.reception import Reception
 from nerite.execution.runner import OnReport, Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.scheduler import Scheduler
-from nerite.execution.turnstile import Turnstile
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.token_statistics import TokenStatistics
 from nerite.observability.tracing import Tracing
@@ -92,6 +92,7 @@ class RunningVersion:
         self._scheduler = scheduler
         self._queue: Queue = scheduler
         self._gate: Gate | None = None
+        self._keyed: KeyedQueue | None = None
         self._entry = scheduler.submit if config.sequence_batching is None else self._submit_to_sequence
         self._submit = self._entry
         self._trim_timer: asyncio.TimerHandle | None = None
@@ -176,26 +177,32 @@ class RunningVersion:
 
         ``bounds`` are those of the queue.
         """
-        turnstile: Turnstile | None
         if self.generates:
             dispatcher = self._scheduler
             assert isinstance(dispatcher, Dispatcher)
-            turnstile = engine = reception.engine_turnstile(
-                self.name, dispatcher, self.statistics, Admission(bounds, self.name)
-            )
+            engine = reception.engine_turnstile(self.name, dispatcher, self.statistics, Admission(bounds, self.name))
             dispatcher.on_usable = lambda: engine.set_ready(dispatcher.able)
             engine.on_late = self._too_late
             self.listen(engine.reported)
+            self._keyed = reception.keyed(engine)
+            self._enter_by(self._keyed)
         else:
             turnstile = reception.turnstile(self.name, self._queue, self._entry, self.statistics)
-        if turnstile is not None:
-            self._queue = turnstile
-            self._entry = self._submit = turnstile.submit
+            if turnstile is not None:
+                self._enter_by(turnstile)
 
     def put_before(self, cache: ResponseCache) -> None:
         """Answer from a cache what was answered before. Called before there are requests."""
-        self._queue = self._gate = Gate(cache, self._queue, self.statistics, self.signature.outputs)
-        self._entry = self._submit = self._queue.submit
+        outputs = self.signature.outputs
+        if self._keyed is not None:
+            self._keyed.queue = self._gate = Gate(cache, self._keyed.queue, self.statistics, outputs)
+        else:
+            self._gate = Gate(cache, self._queue, self.statistics, outputs)
+            self._enter_by(self._gate)
+
+    def _enter_by(self, queue: Queue) -> None:
+        self._queue = queue
+        self._entry = self._submit = queue.submit
 
     def listen(self, listener: OnReport) -> None:
         """Have ``listener`` called with what the engines of the instances report, and at once with the last of each."""

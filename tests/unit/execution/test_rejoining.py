@@ -44,6 +44,7 @@ class Desk(House):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: str = "", **given: Any) -> None:
         super().__init__(monkeypatch, policy, **given)
         self.loop.rule(monkeypatch, module)
+        self.entry = self.reception.keyed(self.turnstile)
         self.paused: list[bool] = []
 
     def asked(
@@ -61,7 +62,7 @@ class Desk(House):
         data = [join_bytes([prompt]), join_bytes([json.dumps({"max_tokens": 20}).encode()])]
         made = RequestHeader("llm", "", [PROMPT, SAMPLING], **header)
         request = InferenceRequest(made, data, sink or self.sink, self.loop.now())
-        self.turnstile.submit(request)
+        self.entry.submit(request)
         self.loop.settle()
         return request
 
@@ -249,7 +250,7 @@ def test_what_another_request_needs_has_no_key(desk: Desk) -> None:
     parent = InferenceRequest(RequestHeader("rag", "", [], caller=Caller("a")), [], Sink(), 0)
     for _ in range(2):
         header = RequestHeader("llm", "", [PROMPT], parameters={NAME: "p"})
-        desk.turnstile.submit(ChildRequest(parent, header, [join_bytes([b"once"])], desk.sink, 0))
+        desk.entry.submit(ChildRequest(parent, header, [join_bytes([b"once"])], desk.sink, 0))
     assert len(desk.engine.has) == 2
 
 
@@ -336,7 +337,7 @@ def test_a_deadline_and_the_grace_end_it(desk: Desk) -> None:
 def test_a_model_that_is_unloaded(desk: Desk) -> None:
     follows = desk.asked("follows")
     desk.asked("gone").cancel()
-    desk.turnstile.when_drained(lambda: None)
+    desk.entry.when_drained(lambda: None)
     first, gone = desk.engine.has
     assert (first.cancelled, gone.cancelled) == (False, True)
     follows.cancel()
