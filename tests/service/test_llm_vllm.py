@@ -271,6 +271,7 @@ def test_what_is_refused(server: Serving, said: dict[str, Any], error: str) -> N
 
 
 @pytest.mark.feature("vllm", "cancellation")
+@pytest.mark.feature("vllm", "hits of the prefix cache are counted")
 def test_a_connection_that_is_cut_gives_everything_back(server: Serving) -> None:
     streams = [events(server, parameters={**ENDLESS, "seed": seed}) for seed in range(4)]
     for stream in streams:
