@@ -173,6 +173,36 @@ def test_every_line_of_a_busy_session_is_json(repository: Path, tmp_path: Path) 
     assert "the end" in server.text
 
 
+def test_where_the_time_of_a_load_went(server: Serving) -> None:
+    told = {line["model"]: line for line in lines(server) if "stages" in line}
+    assert told.keys() == {"talks", "talks_inside", "turns", "identity"}
+    for model, line in told.items():
+        stages = line["stages"]
+        assert {"fetch", "configuration", "initialize"} <= stages.keys()
+        assert ("start of workers" in stages) == (model != "talks_inside")
+        assert max(stages.values()) <= line["seconds"] + 0.001
+        assert line["message"].startswith(f"successfully loaded '{model}' in {line['seconds']:.1f}"[:-1])
+
+
+def test_an_error_that_repeats_itself(server: Serving) -> None:
+    def counted() -> list[dict[str, Any]]:
+        return [line for line in lines(server) if "repeated" in line]
+
+    def written() -> int:
+        said = [line for line in lines(server) if line["message"].startswith("Failed to process the request(s)")]
+        return sum("repeated" not in line for line in said)
+
+    asked = 0
+    while not counted():
+        assert ask(server, -1.0, f"r{asked}", "talks_inside") == 500
+        asked += 1
+    eventually(lambda: asked == written() + sum(line["repeated"] for line in counted()))
+    first = counted()[0]
+    assert (first["level"], first["file"]) == ("error", "instance.py")
+    assert "ValueError: below zero (this line came " in first["message"]
+    assert first["request_id"].startswith("r10, r11, ")
+
+
 def accesses(server: Serving) -> list[dict[str, Any]]:
     return [line for line in lines(server) if "milliseconds" in line]
 

@@ -221,6 +221,7 @@ class Ensemble:
                     self._name,
                     number + 1,
                     waiting[2].step.model,
+                    extra={"request_id": waiting[0].request.id},
                 )
                 self._begin(waiting)
         self._set_alarm()

@@ -26,6 +26,7 @@ from nerite.execution.nursery import WorkerProcess
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.ways import Ways
 from nerite.execution.worker_plan import WorkerPlan
+from nerite.observability.load_times import stage
 from nerite.scheduling.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -213,7 +214,8 @@ class Household:
 
     async def _load(self, seat: int, member: Member) -> None:
         """Open the model of an instance, in a process that is made if there is none. Raises ``NeriteError``."""
-        await self._up()
+        with stage("start of workers"):
+            await self._up()
         assert self._channel is not None
         opened = self._loading[seat] = self._loop.create_future()
 
@@ -227,7 +229,8 @@ class Household:
 
         self._channel.request(messages.LOAD, member.plan.order(seat), answered)
         try:
-            await opened
+            with stage("initialize"):
+                await opened
         finally:
             del self._loading[seat]
 

@@ -37,6 +37,7 @@ from nerite.execution.warm_up import WarmMaker
 from nerite.execution.warm_up_data import Sample
 from nerite.execution.worker import write_context
 from nerite.execution.worker_plan import WorkerPlan
+from nerite.observability.load_times import stage
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.admission import Admission
 from nerite.scheduling.ensemble.graph import Graph, Part
@@ -167,14 +168,16 @@ class Launcher:
         run = self._around.blocking
         if await run(_isolated, context):
             # Not on the loop: an environment may have to be made.
-            interpreter = await run(_interpreter, context)
+            with stage("environment"):
+                interpreter = await run(_interpreter, context)
 
             def plan(instance: InstanceContext) -> WorkerPlan:
                 return self._plan(config.backend, context, instance, arena, interpreter)
 
             return WorkerMaker(plan, self._households)
-        found = await run(registry.backend_of, context)
-        model = await run(found.open, context)
+        with stage("initialize"):
+            found = await run(registry.backend_of, context)
+            model = await run(found.open, context)
         return NativeMaker(model, self._around.loop, self._around.loader, on_loop_only=_mode(context) == "in_process")
 
     def _samples(self, config: ModelConfig, context: ModelContext, signature: Signature) -> list[Sample]:

@@ -19,6 +19,7 @@ from nerite.execution.settling import settle
 from nerite.execution.thread_runner import ThreadRunner
 from nerite.execution.worker_plan import WorkerPlan
 from nerite.execution.worker_runner import WorkerRunner
+from nerite.observability.load_times import stage
 
 _log = logging.getLogger("nerite.execution")
 
@@ -92,8 +93,9 @@ class NativeMaker:
         """Make the instances, one after the other. The model knows its configuration already."""
         made: list[tuple[InstanceContext, Instance]] = []
         try:
-            for context in (plan.context for plan in plans):
-                made.append((context, await self._loop.run_in_executor(self._loader, self._instance, context)))
+            with stage("initialize"):
+                for context in (plan.context for plan in plans):
+                    made.append((context, await self._loop.run_in_executor(self._loader, self._instance, context)))
         except BaseException:  # whatever it was: nothing may be left behind
             for _, instance in made:
                 instance.close()

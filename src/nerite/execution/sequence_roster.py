@@ -66,6 +66,7 @@ class SequenceRoster:
                 "start. Previous sequence will be terminated early.",
                 sequence_id,
                 self._model,
+                extra={"request_id": request.id},
             )
         return self._batcher.offer(request, now)
 

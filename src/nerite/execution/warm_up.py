@@ -17,6 +17,7 @@ from nerite.execution.rehearsal import Rehearsal
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.runner_makers import RunnerMaker
 from nerite.execution.warm_up_data import Sample
+from nerite.observability.load_times import stage
 
 _log = logging.getLogger("nerite.execution")
 
@@ -40,7 +41,8 @@ class WarmMaker:
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
         """Make instances that have answered every sample. If one fails, none is left."""
         runners = await self._maker.make(plans, config)
-        outcomes = await asyncio.gather(*map(self._warm_up, runners), return_exceptions=True)
+        with stage("warm-up"):
+            outcomes = await asyncio.gather(*map(self._warm_up, runners), return_exceptions=True)
         failure = next((outcome for outcome in outcomes if outcome is not None), None)
         if failure is not None:
             await asyncio.gather(*map(_closed, runners))

@@ -23,7 +23,8 @@ _OURS = ("nerite", "triton_python_backend_utils")
 class LogHandler(logging.Handler):
     """Passes records on. DEBUG is verbose 1; a traceback follows its message.
 
-    A record is about the requests that are being executed, or about that of its ``extra={"request_id": …}``.
+    A record is about the requests that are being executed, or about that of its ``extra={"request_id": …}``. What is in
+    its ``extra={"extras": {…}}`` become extras.
     """
 
     def __init__(self, log: Log) -> None:
@@ -45,7 +46,7 @@ class LogHandler(logging.Handler):
         if not ours:
             message = f"{record.name}: {message}"
         pid, time_ns = record.process or os.getpid(), int(record.created * 1e9)
-        extras = about(getattr(record, "request_id", "") or ids_at_hand())
+        extras = getattr(record, "extras", {}) | about(getattr(record, "request_id", "") or ids_at_hand())
         self._log.relay(Record(level, message, record.filename, record.lineno, pid, time_ns, extras=extras))
 
 

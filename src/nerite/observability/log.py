@@ -1,5 +1,7 @@
 """The log: ``log.info("…")`` from anywhere in the server, in Triton's record format or as JSON.
 
+Warnings and errors that repeat themselves all the time are counted (``repeats``). Information is written as it comes.
+
 There is one, ``log``, because its settings belong to the process: flags set them at start and clients change them
 through the logging extension. A call whose level is off costs a method call and a comparison. Where even building the
 message would cost, ask first: ``if log.verbose_level >= 1``.
@@ -12,16 +14,19 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import get_args
 
 from nerite.config.options import LogFormat, LogOptions
 from nerite.observability.record import Formatter, JsonFormatter, Level, Record, Table, TextFormatter
+from nerite.observability.repeats import Repeats
 from nerite.observability.sink import Sink
 from nerite.observability.table import terminal_width
 
 _FORMATS: dict[str, LogFormat] = {name: name for name in get_args(LogFormat)}
+_LOUD = frozenset({Level.ERROR, Level.WARNING})
 _NO_ESCAPE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
 
@@ -38,6 +43,10 @@ class Log:
         self._file_name = ""
         self._format: LogFormat = "default"
         self._formatter: Formatter = _formatter("default")
+        self._repeats = Repeats()
+        self._repeats_lock = threading.Lock()
+        self._counting: threading.Timer | None = None
+        """Runs while lines are held back, until it tells how many."""
 
     def configure(self, options: LogOptions) -> None:
         """Take over all settings. Raises ``OSError`` if the log file cannot be opened; nothing is changed then."""
@@ -140,8 +149,33 @@ class Log:
         )
 
     def _write(self, record: Record) -> None:
-        to_stderr = record.level in (Level.ERROR, Level.WARNING)
-        (self._file or self._streams[to_stderr]).write(self._formatter.format(record))
+        if record.level in _LOUD:
+            with self._repeats_lock:
+                if not self._repeats.admits(record, time.monotonic_ns()):
+                    if self._counting is None:
+                        self._count_on()
+                    return
+        self._put(record)
+
+    def _put(self, record: Record) -> None:
+        (self._file or self._streams[record.level in _LOUD]).write(self._formatter.format(record))
+
+    def _count_on(self) -> None:
+        """Have what is held back told of when it is due. Under the lock."""
+        due = self._repeats.next_time()
+        self._counting = None
+        if due is not None:
+            seconds = max(0, due - time.monotonic_ns()) / 1e9
+            self._counting = threading.Timer(seconds, self._tell_repeats)
+            self._counting.daemon = True
+            self._counting.start()
+
+    def _tell_repeats(self) -> None:
+        with self._repeats_lock:
+            told = self._repeats.due(time.monotonic_ns())
+            self._count_on()
+        for record in told:
+            self._put(record._replace(time_ns=time.time_ns()))
 
 
 def _formatter(name: LogFormat) -> Formatter:

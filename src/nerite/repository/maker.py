@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.signature import Signature
 from nerite.execution.launcher import Launcher
 from nerite.execution.running_version import RunningVersion
+from nerite.observability.load_times import stage
 from nerite.repository import agents
 from nerite.repository.assembly import Assembly
 from nerite.repository.delivery import Delivery
@@ -79,7 +81,9 @@ class VersionMaker:
     async def make(self, polled: PolledModel, version: int) -> RunningVersion:
         """Complete the configuration of a version, and make it run. Raises ``NeriteError`` when no retry is left."""
         tries = self._options.load_retries + 1
-        async with self._slots:
+        async with AsyncExitStack() as slot:
+            with stage("waiting"):
+                await slot.enter_async_context(self._slots)
             while True:
                 tries -= 1
                 try:
@@ -124,7 +128,9 @@ class VersionMaker:
 
     async def _make(self, polled: PolledModel, version: int) -> RunningVersion:
         memo: dict[str, Any] = {}
-        finished = await asyncio.get_running_loop().run_in_executor(self._loader, self._finish, polled, version, memo)
+        with stage("configuration"):
+            loop = asyncio.get_running_loop()
+            finished = await loop.run_in_executor(self._loader, self._finish, polled, version, memo)
         _tell(finished.remarks)
         if finished.mistakes:
             for mistake in finished.mistakes:

@@ -21,6 +21,7 @@ from nerite.config.options import RepositoryOptions
 from nerite.config.validate_parts import circular
 from nerite.core.errors import Internal, NeriteError
 from nerite.execution.running_version import RunningVersion
+from nerite.observability.load_times import load_of, stage, tell_loaded
 from nerite.repository import fingerprint, index, refusals
 from nerite.repository.catalogue import Catalogue
 from nerite.repository.content import ContentHashes
@@ -130,17 +131,22 @@ class ModelManager:
 
     async def _bring(self, name: str, delivery: Delivery | None, loading: LoadingRound) -> None:
         load = object()
-        try:
-            if delivery is None or not delivery.files:
-                found = await self._sources.fetch(name, load)
-            else:
-                folder = await self._in_loader(unpack, delivery)
-                self._sources.folders.take(folder, load, partial(shutil.rmtree, folder))
-                namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
-                found = dict.fromkeys(namespaces, folder)
-            await self._load_found(name, found, delivery, loading)
-        finally:
-            await self._sources.leave(load)
+        with load_of(name):
+            try:
+                with stage("fetch"):
+                    found = await self._fetch(name, delivery, load)
+                await self._load_found(name, found, delivery, loading)
+            finally:
+                await self._sources.leave(load)
+
+    async def _fetch(self, name: str, delivery: Delivery | None, load: object) -> Mapping[str, Path]:
+        """Return where a model is by namespace, for a ``load`` to use."""
+        if delivery is None or not delivery.files:
+            return await self._sources.fetch(name, load)
+        folder = await self._in_loader(unpack, delivery)
+        self._sources.folders.take(folder, load, partial(shutil.rmtree, folder))
+        namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
+        return dict.fromkeys(namespaces, folder)
 
     async def _load_found(
         self, name: str, found: Mapping[str, Path], delivery: Delivery | None, loading: LoadingRound
@@ -163,7 +169,8 @@ class ModelManager:
         seen = await self._in_loader(fingerprint.of_model, folder)
         record.seen = seen
         renamed = self._sources.register.gives(record.name)
-        polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
+        with stage("configuration"):
+            polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
         if polled.mistakes:
             raise refusals.unreadable(record, polled)
         loaded = Loaded(polled, seen, delivered=delivery is not None)
@@ -182,7 +189,8 @@ class ModelManager:
     async def _load_ensemble(self, record: ModelRecord, loaded: Loaded, loading: LoadingRound) -> None:
         """Load the models that an ensemble needs, and put it together from them."""
         assembly = await self._maker.assembly(loaded.polled)
-        await loading.load_parts(record.name, assembly.models)
+        with stage("its models"):
+            await loading.load_parts(record.name, assembly.models)
         before = loading.circle(record.name)
         mistakes = assembly.source.place([circular(record.name, before)]) if before else []
         self._ensembles.put_together(record, assembly, mistakes)
@@ -236,7 +244,7 @@ class ModelManager:
         for version in running:
             record.states[version] = VersionState(State.READY)
         self._on_change()
-        _log.info("successfully loaded '%s'", record.name)
+        tell_loaded(record.name)
         for version, previous in old.items():
             if running.get(version) is not previous:
                 if version not in running:
