@@ -128,6 +128,7 @@ class ServerProcess:
                 None if device.rate_limit == "off" else RateLimiter(device.rate_limit_resources),
                 recorded_request.read,
                 reception,
+                self._options.metrics,
             )
             settings_of = self._options.settings_of
             repository = self._options.repository

@@ -132,6 +132,7 @@ METRICS_SETTINGS: Mapping[str, Callable[[str], object]] = {
     "histogram_latencies": boolean,
     "summary_latencies": boolean,
     "summary_quantiles": _quantiles,
+    "stage_histograms": boolean,
 }
 
 

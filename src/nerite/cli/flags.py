@@ -213,10 +213,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("metrics-interval-ms", "Metrics", FLOAT,
          "Milliseconds between two looks at GPUs; 100 or more.", "metrics.interval_ms"),
     Flag("metrics-config", "Metrics", _METRICS,
-         "counter_latencies, histogram_latencies and summary_latencies (true or false), summary_quantiles "
-         "(<quantile>:<error>,...). May be repeated.", join=parts.last_wins,
+         "counter_latencies, histogram_latencies, summary_latencies and stage_histograms (true or false), "
+         "summary_quantiles (<quantile>:<error>,...). May be repeated.", join=parts.last_wins,
          default_text="counter_latencies=true, histogram_latencies=false, summary_latencies=false, "
-         "summary_quantiles=0.5:0.05,0.9:0.01,0.95:0.001,0.99:0.001,0.999:0.001"),
+         "stage_histograms=true, summary_quantiles=0.5:0.05,0.9:0.01,0.95:0.001,0.99:0.001,0.999:0.001"),
 
     Flag("trace-config", "Tracing", _TRACE,
          "For all modes: mode, level, rate, count. For triton: file, log-frequency. For opentelemetry: url, resource, "

@@ -221,6 +221,7 @@ class MetricsOptions:
         (0.999, 0.001),
     )
     """Pairs of quantile and allowed error."""
+    stage_histograms: bool = True
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from nerite.execution.warm_up import WarmMaker
 from nerite.execution.warm_up_data import Sample
 from nerite.execution.worker import write_context
 from nerite.execution.worker_plan import WorkerPlan
+from nerite.observability import counting
 from nerite.observability.load_times import stage
-from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.admission import Admission
 from nerite.scheduling.ensemble.graph import Graph, Part
 
@@ -92,7 +92,7 @@ class Launcher:
             maker.close()
             arena.close()
             raise
-        statistics = VersionStatistics()
+        statistics = counting.begin(self._around.metrics)
         instances = dict(zip(plans, runners, strict=True))
         dispatcher = Dispatcher(
             scheduler if rations is None else RationedRoster(scheduler, rations),
@@ -133,7 +133,7 @@ class Launcher:
         assert config.ensemble_scheduling is not None
         arena = Arena()
         self._around.guests.host(arena)
-        statistics = VersionStatistics()
+        statistics = counting.begin(self._around.metrics)
         limit = config.ensemble_scheduling.max_inflight_requests
         if limit:
             _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)

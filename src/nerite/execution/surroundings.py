@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from nerite.config.options import QueueOptions
+from nerite.config.options import MetricsOptions, QueueOptions
 from nerite.execution.channel import Log
 from nerite.execution.door import Door
 from nerite.execution.errands import Errands
@@ -49,6 +49,7 @@ class Surroundings:
     read_request: ReadRequest
     """Reads a recorded request."""
     reception: Reception
+    metrics: MetricsOptions
 
     def blocking(self, work: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
         """Have the loader do something that blocks."""

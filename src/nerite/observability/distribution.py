@@ -19,6 +19,13 @@ class Distribution:
         """By the first bound that a value does not exceed."""
         self.total = 0.0
 
+    @classmethod
+    def of(cls, bounds: Sequence[float], counts: list[int], total: float) -> Distribution:
+        """Return what was counted elsewhere; ``counts`` stays the caller's."""
+        made = cls.__new__(cls)
+        made.bounds, made.counts, made.total = bounds, counts, total
+        return made
+
     def note(self, value: float) -> None:
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1

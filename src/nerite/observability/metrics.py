@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from nerite.observability import token_metrics
+from nerite.observability import own_metrics, token_metrics
 from nerite.observability.exposition import Family
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.token_statistics import TokenStatistics
@@ -125,15 +125,10 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
         "gauge",
         [(labels, item.load_seconds) for labels, item in all_versions],
     )
-    restarts = Family(
-        "nerite_worker_restarts",
-        "Workers started in the place of workers that died",
-        "counter",
-        [(labels, item.restarts) for labels, item in all_versions],
-    )
+    own = own_metrics.families(all_versions, counters=counters)
     generated = [(labels, item.tokens, item.pending) for labels, item in all_versions if item.tokens is not None]
     of_tokens = token_metrics.families(generated, counters=counters)
-    return [success, failure, *counted, pending, load, restarts, *of_tokens]
+    return [success, failure, *counted, pending, load, *own, *of_tokens]
 
 
 def _labels(version: Version) -> dict[str, str]:

@@ -14,6 +14,7 @@ from nerite.core.errors import Cancelled
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.observability.stage_times import StageTimes
 
 MOST_RESPONSES: Final = 256
 """Responses to one request that are counted by their place; what comes after counts with the last of them."""
@@ -103,10 +104,13 @@ class VersionStatistics:
         "last_inference_ms",
         "queue",
         "responses",
+        "stages",
         "success",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, stages: StageTimes | None = None) -> None:
+        """``stages``: how long requests take is noted there, too."""
+        self.stages = stages
         self.inference_count = 0
         self.execution_count = 0
         self.last_inference_ms = 0
@@ -131,9 +135,12 @@ class VersionStatistics:
 
     def found(self, request: InferenceRequest, found_ns: int, now: int) -> None:
         """Note a request that was answered from the cache, since ``found_ns``. Nothing was executed for it."""
-        self.success.add(now - request.arrived_ns)
-        self.queue.add(found_ns - request.queued_ns)
+        whole, queue = now - request.arrived_ns, found_ns - request.queued_ns
+        self.success.add(whole)
+        self.queue.add(queue)
         self.cache_hit.add(now - found_ns)
+        if self.stages is not None:
+            self.stages.found(whole, queue)
 
     def executed(
         self,
@@ -171,10 +178,18 @@ class VersionStatistics:
         queue.count += size
         queue.ns += queued
         before, during, after = _phases(marks)
-        self.compute_input.add(before * size, size)
-        self.compute_infer.add(during * size, size)
-        self.compute_output.add(after * size, size)
+        of = self.compute_input
+        of.count += size
+        of.ns += before * size
+        of = self.compute_infer
+        of.count += size
+        of.ns += during * size
+        of = self.compute_output
+        of.count += size
+        of.ns += after * size
         self._of_size(rows + _rows(apart) if apart else rows, before, during, after)
+        if self.stages is not None:
+            self.stages.ran(batch, marks, now)
 
     def followed(self, size: int, rows: int, marks: Marks) -> None:
         """Note a batch of ``size`` requests that went on from another model in the same worker, and waited nowhere."""
@@ -188,11 +203,7 @@ class VersionStatistics:
             self.fail.add(took * size, size)
             return
         self.inference_count += rows
-        self.success.add(took * size, size)
-        self.queue.add(0, size)
-        self.compute_input.add(before * size, size)
-        self.compute_infer.add(during * size, size)
-        self.compute_output.add(after * size, size)
+        self._succeeded(took, 0, before, during, after, size)
 
     def composed(self, request: InferenceRequest, queue: int, before: int, during: int, after: int, now: int) -> None:
         """Note a request that the models of an ensemble have answered; the times are sums over its steps."""
@@ -200,11 +211,7 @@ class VersionStatistics:
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         self.inference_count += rows
-        self.success.add(now - request.arrived_ns)
-        self.queue.add(queue)
-        self.compute_input.add(before)
-        self.compute_infer.add(during)
-        self.compute_output.add(after)
+        self._succeeded(now - request.arrived_ns, queue, before, during, after)
         self._of_size(rows, before, during, after)
 
     def responded(
@@ -249,11 +256,23 @@ class VersionStatistics:
             self._failed(request, Outcome.BACKEND, now)
         else:
             self.inference_count += request.header.batch_size
-            self.success.add(now - request.arrived_ns)
-            self.queue.add(progress.started_ns - progress.queued_ns)
-            self.compute_input.add(progress.ready_ns - progress.started_ns)
-            self.compute_infer.add(marks.computed_ns - progress.ready_ns)
-            self.compute_output.add(marks.ended_ns - marks.computed_ns)
+            self._succeeded(
+                now - request.arrived_ns,
+                progress.started_ns - progress.queued_ns,
+                progress.ready_ns - progress.started_ns,
+                marks.computed_ns - progress.ready_ns,
+                marks.ended_ns - marks.computed_ns,
+            )
+
+    def _succeeded(self, whole: int, queue: int, before: int, during: int, after: int, count: int = 1) -> None:
+        """Note ``count`` requests of which each took these times, in all, in the queue, and in the execution."""
+        self.success.add(whole * count, count)
+        self.queue.add(queue * count, count)
+        self.compute_input.add(before * count, count)
+        self.compute_infer.add(during * count, count)
+        self.compute_output.add(after * count, count)
+        if self.stages is not None:
+            self.stages.took(whole, queue, before, during, after, count)
 
     def _failed(self, request: InferenceRequest, outcome: Outcome, now: int) -> None:
         self.failures[outcome] += 1
