@@ -50,7 +50,7 @@ def repository(tmp_path: Path) -> Path:
 def restarts(server: Serving) -> int:
     """How often a worker was started again, as the metrics have it."""
     samples = server.metrics().items()
-    return int(sum(value for name, value in samples if name.startswith("nerite_worker_restarts")))
+    return int(sum(value for name, value in samples if name.startswith("nerite_worker_restarts_total")))
 
 
 @pytest.mark.parametrize("how", sorted(DEATHS))

@@ -9,6 +9,7 @@ where the answer goes.
 from __future__ import annotations
 
 import copy
+import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -206,6 +207,17 @@ class ReplySink(Protocol):
         """Take one answer. Called on the loop's thread; in a worker, on any. ``final``: no other comes."""
 
 
+class GaveUp(enum.Enum):
+    """Why nobody waits for an answer any more."""
+
+    CANCELLED = "cancelled"
+    """Who asked said so: a client, or a model."""
+    DISCONNECTED = "disconnected"
+    """The connection of the client was lost, or closed."""
+    TOO_LATE = "deadline"
+    """The deadline of the request has passed."""
+
+
 class _Nobody:
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Drop an answer."""
@@ -273,11 +285,13 @@ class InferenceRequest:
             self.on_cancel = self.on_pause = None
         self.sink.respond(self, response, final)
 
-    def cancel(self) -> None:
+    def cancel(self, why: GaveUp = GaveUp.CANCELLED) -> None:
         """Say that nobody waits for the answer any more. Idempotent; does nothing to a finished request."""
         if self.cancelled or self.finished:
             return
         self.cancelled = True
+        if self.header.route is not None:
+            self.header.route[1].given_up(why)
         if self.on_cancel is not None:
             holder, self.on_cancel = self.on_cancel, None
             holder(self)

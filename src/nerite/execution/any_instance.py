@@ -10,7 +10,7 @@ and that waiting behind one more does not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nerite.core.errors import Unavailable
@@ -19,6 +19,7 @@ from nerite.core.response import InferenceResponse
 from nerite.execution.roster import Ended, May, Refusal
 from nerite.execution.runner import Batch, Runner
 from nerite.scheduling.decider import Decider
+from nerite.scheduling.release import Release
 
 BRIEF_NS: Final = 10_000_000
 """An execution that took less is brief. The pause, and what it leaves cold, costs one of 5 ms a tenth of its pace."""
@@ -55,6 +56,16 @@ class AnyInstance:
     def size(self) -> int:
         """Requests that wait."""
         return self._decider.size
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait, by priority."""
+        return self._decider.waiting
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """How many batches began for which reason."""
+        return self._decider.releases
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
         """Return a request of lower priority than ``request``, dropped here; ``request`` itself if there is none."""

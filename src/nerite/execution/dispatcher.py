@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, Unavailable
 from nerite.core.marks import Marks
@@ -24,6 +24,7 @@ from nerite.execution.sentry import Sentry
 from nerite.execution.waits import relieve
 from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.admission import Admission
+from nerite.scheduling.release import Release
 
 _now = time.monotonic_ns
 
@@ -82,6 +83,16 @@ class Dispatcher:
         """Whether requests come to an end: an instance can run them, or none can be started and they are refused."""
         runners = self._runners
         return any(each.usable for each in runners) or all(each.failure is not None for each in runners)
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """Those of them in each priority."""
+        return self._roster.waiting
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """Why batches began, and how often."""
+        return self._roster.releases
 
     @property
     def in_flight(self) -> int:
@@ -317,7 +328,7 @@ class Dispatcher:
 
     def _expire(self, now: int) -> None:
         for request, error in self._roster.expire(now):
-            self._answers.refuse(request, error, Outcome.REJECTED)
+            self._answers.refuse(request, error, Outcome.TIMED_OUT)
 
     def _cancelled(self, request: InferenceRequest) -> None:
         dropped = self._drop(request)

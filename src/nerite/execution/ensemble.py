@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from nerite.core.errors import InvalidArgument, NeriteError
@@ -26,6 +26,7 @@ from nerite.scheduling.ensemble.graph import Graph
 from nerite.scheduling.ensemble.inflight_limit import InflightLimit
 from nerite.scheduling.ensemble.link import explained
 from nerite.scheduling.ensemble.situation import Course, Situation, Start
+from nerite.scheduling.release import Release
 
 _log = logging.getLogger("nerite.execution")
 _now = time.monotonic_ns
@@ -76,6 +77,16 @@ class Ensemble:
     def pending(self) -> int:
         """Steps that are held back."""
         return sum(limit.waiting for limit in self._limits)
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """Return nothing: requests wait for the models of the steps."""
+        return {}
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """Return nothing: the models of the steps make batches."""
+        return {}
 
     @property
     def in_flight(self) -> int:

@@ -6,7 +6,7 @@ queue, where they may join a batch, overtake, expire and be withdrawn.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
@@ -14,6 +14,7 @@ from nerite.core.response import InferenceResponse
 from nerite.execution.rations import Rations
 from nerite.execution.roster import Ended, Refusal, SelectiveRoster
 from nerite.execution.runner import Batch, Runner
+from nerite.scheduling.release import Release
 
 
 class RationedRoster:
@@ -40,6 +41,16 @@ class RationedRoster:
     def size(self) -> int:
         """Requests that wait."""
         return self._roster.size
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait, by priority."""
+        return self._roster.waiting
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """How many batches began for which reason."""
+        return self._roster.releases
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it is refused."""

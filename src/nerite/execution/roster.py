@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution.runner import Batch, Runner
+from nerite.scheduling.release import Release
 
 Refusal: TypeAlias = tuple[InferenceRequest, NeriteError]
 """A request that waited, and why it waits no more."""
@@ -42,6 +43,14 @@ class Roster(Protocol):
     @property
     def size(self) -> int:
         """Requests that wait."""
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait, by priority."""
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """How many batches began for which reason; empty where no request waits for others."""
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it is refused."""

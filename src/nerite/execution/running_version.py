@@ -15,7 +15,7 @@ from nerite.config.model_config import ModelConfig
 from nerite.config.options import QueueOptions
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError, Unavailable
-from nerite.core.request import InferenceRequest
+from nerite.core.request import GaveUp, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.execution.arena import Arena
@@ -31,6 +31,7 @@ from nerite.observability.statistics import VersionStatistics
 from nerite.observability.token_statistics import TokenStatistics
 from nerite.observability.tracing import Tracing
 from nerite.scheduling.admission import Admission
+from nerite.scheduling.release import Release
 from nerite.scheduling.sequence import SequenceRequest
 
 _TRIM_AFTER = 30.0
@@ -113,6 +114,16 @@ class RunningVersion:
         return self._queue.pending
 
     @property
+    def waiting(self) -> Mapping[int, int]:
+        """Those of them in the queue of the instances, by priority."""
+        return self._scheduler.waiting
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """Why batches began, where requests make batches together."""
+        return self._scheduler.releases
+
+    @property
     def in_flight(self) -> int:
         """Requests that wait or run."""
         return self._queue.in_flight
@@ -145,6 +156,10 @@ class RunningVersion:
                 request.respond(InferenceResponse.failed(wrong))
                 return
         self._submit(request)
+
+    def given_up(self, why: GaveUp) -> None:
+        """Take note that nobody waits any more for the answer to a request that went here."""
+        self.statistics.given_up[why] += 1
 
     def _submit_to_sequence(self, request: InferenceRequest) -> None:
         self._scheduler.submit(SequenceRequest(request))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from nerite.cache.gate import Queue
 from nerite.core.request import InferenceRequest
+from nerite.scheduling.release import Release
 
 
 class Scheduler(Queue, Protocol):
     """One for a model version. For the loop's thread only."""
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait for an instance, by priority."""
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """How many batches began for which reason; empty where no request waits for others."""
 
     def tell_witnesses(self) -> None:
         """Tell sinks that are a ``Witness`` how their requests ran, from now on. Until then nobody looks for any."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from nerite.config.model_config import ModelConfig
@@ -16,6 +16,7 @@ from nerite.execution.roster import Ended, May, Refusal
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.sequence_dress import SequenceDress
 from nerite.execution.sequence_terms import SequenceTerms
+from nerite.scheduling.release import Release
 from nerite.scheduling.sequence import SequenceRequest
 from nerite.scheduling.sequence_batcher import SequenceBatcher
 from nerite.scheduling.sequence_rules import SequenceRules
@@ -50,6 +51,16 @@ class SequenceRoster:
     def size(self) -> int:
         """Requests that wait."""
         return self._batcher.size
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait: sequences have no priorities."""
+        return {0: self._batcher.size}
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """Return nothing: requests wait for their sequences."""
+        return {}
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait for its turn in its sequence, or return why it is refused."""

@@ -14,7 +14,7 @@ from nerite.cache.gate import Queue
 from nerite.core.caller import Caller
 from nerite.core.child_request import ChildRequest
 from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, TooLarge, TooLate
-from nerite.core.request import InferenceRequest, ReplySink
+from nerite.core.request import GaveUp, InferenceRequest, ReplySink
 from nerite.core.response import InferenceResponse
 from nerite.core.witness import Relay
 from nerite.execution.alarm import Alarm
@@ -109,7 +109,7 @@ class Turnstile:
     def stop(self, request: InferenceRequest, passage: Passage, error: NeriteError) -> None:
         """End a request that was let in, and answer it with ``error``."""
         passage.instead = response = InferenceResponse.failed(error)
-        request.cancel()  # whoever has it may answer at once
+        request.cancel(GaveUp.TOO_LATE)  # whoever has it may answer at once
         request.respond(response)
 
     def passed(self, ticket: Ticket, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
@@ -170,7 +170,7 @@ class Turnstile:
 
     def _refuse(self, request: InferenceRequest, error: NeriteError) -> None:
         if not isinstance(error, InvalidArgument | TooLarge):  # what is the caller's own mistake counts nowhere
-            self._statistics.failed(Outcome.REJECTED, request.arrived_ns)
+            self._statistics.failed(Outcome.NOT_LET_IN, request.arrived_ns)
         request.respond(InferenceResponse.failed(error))
 
     def _cancelled(self, request: InferenceRequest) -> None:

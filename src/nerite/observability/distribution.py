@@ -26,10 +26,10 @@ class Distribution:
         made.bounds, made.counts, made.total = bounds, counts, total
         return made
 
-    def note(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def note(self, value: float, count: int = 1) -> None:
+        """Count a value that was there ``count`` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
 
     def coarser(self, bounds: Sequence[float]) -> Distribution:
         """Return the same with some of the bounds."""

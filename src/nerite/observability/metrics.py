@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from nerite.observability import own_metrics, token_metrics
@@ -24,6 +24,14 @@ class Version(NamedTuple):
     load_seconds: float
     restarts: int
     """How often a worker was started in the place of one that died."""
+    memory: int
+    """Bytes that its workers have for themselves."""
+    waiting: Mapping[int, int]
+    """How many requests wait for an instance, by priority."""
+    releases: Mapping[str, int]
+    """How many batches began for which reason."""
+    most_rows: int
+    """Rows that a batch may have: 1 where requests have no rows."""
     cached: bool
     """The model is one whose answers may come from the cache, whether the server has one or not."""
     tokens: TokenStatistics | None = None
@@ -99,9 +107,9 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
         "Number of failed inference requests, all batch sizes",
         "counter",
         [
-            ({**labels, "reason": outcome.value}, count)
+            ({**labels, "reason": reason}, count)
             for labels, item in listed
-            for outcome, count in item.statistics.failures.items()
+            for reason, count in item.statistics.coarse_failures().items()
         ],
     )
     counted = [

@@ -2,62 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from nerite.observability.distribution import Distribution
 from nerite.observability.exposition import Family, Value
 from nerite.observability.stage_times import BOUNDS
-from nerite.observability.statistics import Duration, VersionStatistics
+from nerite.observability.statistics import Duration
 
 if TYPE_CHECKING:
     from nerite.observability.metrics import Version
 
 Labelled: TypeAlias = tuple[Mapping[str, str], "Version"]
-_Sample: TypeAlias = tuple[Mapping[str, str], Value]
+_Samples: TypeAlias = Iterable[tuple[Mapping[str, str], Value]]
+
+
+class _Metric(NamedTuple):
+    """A metric of a model version."""
+
+    name: str
+    type: str
+    help: str
+    read: Callable[[Version], _Samples]
+    """The labels that it has besides those of the version, and its values."""
 
 
 def families(versions: Sequence[Labelled], *, counters: bool = True) -> list[Family]:
     """Return the metrics of all versions. Without ``counters`` nothing that counts requests has values."""
-    listed = versions if counters else []
     return [
         Family(
-            "nerite_request_duration_seconds",
-            "Time from a complete request to its last response, of requests that succeeded",
-            "histogram",
-            [sample for labels, item in listed for sample in _whole(labels, item.statistics)],
-        ),
-        Family(
-            "nerite_stage_duration_seconds",
-            "Of that, the time in the queue, and before, during and after the computation",
-            "histogram",
-            [sample for labels, item in listed for sample in _stages(labels, item.statistics)],
-        ),
-        Family(
-            "nerite_worker_restarts",
-            "Workers started in the place of workers that died",
-            "counter",
-            [(labels, item.restarts) for labels, item in versions],
-        ),
+            metric.name,
+            metric.help,
+            metric.type,
+            [
+                ({**labels, **more}, value)
+                for labels, version in (versions if counters or metric in _ALWAYS else ())
+                for more, value in metric.read(version)
+            ],
+        )
+        for metric in (*_COUNTED, *_ALWAYS)
     ]
 
 
-def _whole(labels: Mapping[str, str], of: VersionStatistics) -> Iterator[_Sample]:
-    if of.stages is not None and of.success.count:
-        yield labels, _histogram(of.stages.whole, of.success)
+def _whole(version: Version) -> _Samples:
+    """Return nothing of a version that has answered nobody yet: a page of a thousand models that wait stays short."""
+    of = version.statistics
+    if of.stages is None or not of.success.count:
+        return ()
+    return [({}, _times(of.stages.whole, of.success))]
 
 
-def _stages(labels: Mapping[str, str], of: VersionStatistics) -> Iterator[_Sample]:
-    """Yield those of a version that has had an answer: a page of a thousand models that wait remains short."""
-    if of.stages is not None and of.success.count:
-        for stage, counts, duration in (
-            ("queue", of.stages.queue, of.queue),
-            ("input", of.stages.compute_input, of.compute_input),
-            ("compute", of.stages.compute_infer, of.compute_infer),
-            ("output", of.stages.compute_output, of.compute_output),
-        ):
-            yield {**labels, "stage": stage}, _histogram(counts, duration)
+def _stages(version: Version) -> _Samples:
+    of = version.statistics
+    if of.stages is None or not of.success.count:
+        return ()
+    return [
+        ({"stage": "queue"}, _times(of.stages.queue, of.queue)),
+        ({"stage": "input"}, _times(of.stages.compute_input, of.compute_input)),
+        ({"stage": "compute"}, _times(of.stages.compute_infer, of.compute_infer)),
+        ({"stage": "output"}, _times(of.stages.compute_output, of.compute_output)),
+    ]
 
 
-def _histogram(counts: list[int], duration: Duration) -> Distribution:
+def _times(counts: list[int], duration: Duration) -> Distribution:
     return Distribution.of(BOUNDS, counts, duration.ns / 1e9)
+
+
+def _batch_sizes(version: Version) -> _Samples:
+    """Return how many rows executions had. Each size is counted by itself; the bounds are powers of two."""
+    bounds = [2**power for power in range(max(version.most_rows - 1, 0).bit_length())] + [version.most_rows]
+    sizes = Distribution(bounds)
+    for rows, of in sorted(version.statistics.batches.items()):
+        sizes.note(rows, of.compute_infer.count)
+    return [({}, sizes)] if version.statistics.batches else ()
+
+
+_COUNTED: Final = (
+    _Metric("nerite_request_duration_seconds", "histogram",
+            "Time from a complete request to its last response, of requests that succeeded", _whole),
+    _Metric("nerite_stage_duration_seconds", "histogram",
+            "Of that, the time in the queue, and before, during and after the computation", _stages),
+    _Metric("nerite_batch_rows", "histogram",
+            "Rows that ran together, of each execution", _batch_sizes),
+    _Metric("nerite_batch_releases_total", "counter",
+            "Batches by why they began when they did",
+            lambda v: [({"reason": why}, count) for why, count in v.releases.items()]),
+    _Metric("nerite_request_failures_total", "counter",
+            "Requests that failed, by what went wrong",
+            lambda v: [({"reason": what.value}, count) for what, count in v.statistics.failures.items()]),
+    _Metric("nerite_requests_given_up_total", "counter",
+            "Requests that nobody waited for any more, by why, whatever became of them",
+            lambda v: [({"reason": why.value}, count) for why, count in v.statistics.given_up.items()]),
+)  # fmt: skip
+_ALWAYS: Final = (
+    _Metric("nerite_queue_requests", "gauge",
+            "Requests that wait for an instance, by priority",
+            lambda v: [({"priority": str(number)}, count) for number, count in v.waiting.items()]),
+    _Metric("nerite_worker_restarts_total", "counter",
+            "Workers started in the place of workers that died", lambda v: [({}, v.restarts)]),
+    _Metric("nerite_model_memory_bytes", "gauge",
+            "Memory that the workers of a model have for themselves", lambda v: [({}, v.memory)]),
+)  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Final
 
 from nerite.core.errors import Cancelled
 from nerite.core.marks import Marks
-from nerite.core.request import InferenceRequest
+from nerite.core.request import GaveUp, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.observability.stage_times import StageTimes
 
@@ -21,12 +21,27 @@ MOST_RESPONSES: Final = 256
 
 
 class Outcome(enum.Enum):
-    """Why a request failed, as the ``reason`` label of the metrics says it."""
+    """Why a request failed."""
 
-    REJECTED = "REJECTED"
-    CANCELED = "CANCELED"
-    BACKEND = "BACKEND"
-    OTHER = "OTHER"
+    REJECTED = "queue_full"
+    TIMED_OUT = "queue_timeout"
+    NOT_LET_IN = "not_let_in"
+    """A rule of the admission refused it: it was too much for its tenant, or would have been too late."""
+    CANCELED = "cancelled"
+    BACKEND = "model_error"
+    WORKER_DIED = "worker_died"
+    OTHER = "other"
+
+
+_COARSE: Final = {
+    Outcome.REJECTED: "REJECTED",
+    Outcome.TIMED_OUT: "REJECTED",
+    Outcome.NOT_LET_IN: "REJECTED",
+    Outcome.CANCELED: "CANCELED",
+    Outcome.BACKEND: "BACKEND",
+    Outcome.WORKER_DIED: "BACKEND",
+    Outcome.OTHER: "OTHER",
+}
 
 
 class Duration:
@@ -100,6 +115,7 @@ class VersionStatistics:
         "execution_count",
         "fail",
         "failures",
+        "given_up",
         "inference_count",
         "last_inference_ms",
         "queue",
@@ -124,9 +140,18 @@ class VersionStatistics:
         self.cache_miss = Duration()
         """Requests that were not in the cache: the time to look for them there, and to keep their answers."""
         self.failures = dict.fromkeys(Outcome, 0)
+        self.given_up = dict.fromkeys(GaveUp, 0)
+        """Requests that nobody waited for any more, whatever became of them."""
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: list[ResponseStatistics] = []
         """By their place among the responses to a request."""
+
+    def coarse_failures(self) -> dict[str, int]:
+        """Return how many requests failed, by the reasons that Triton tells apart."""
+        counts = dict.fromkeys(_COARSE.values(), 0)
+        for outcome, count in self.failures.items():
+            counts[_COARSE[outcome]] += count
+        return counts
 
     def failed(self, outcome: Outcome, arrived_ns: int) -> None:
         """Note a request that never ran."""
@@ -159,10 +184,10 @@ class VersionStatistics:
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         if marks is None:
-            self._failed_batch(batch, now)
+            self._failed_batch(batch, Outcome.WORKER_DIED, now)
             return
         if marks.failed:
-            self._failed_batch(batch, now)
+            self._failed_batch(batch, Outcome.BACKEND, now)
             self._of_size(_rows(batch) + _rows(apart), *_phases(marks))
             return
         rows = total = queued = 0
@@ -252,7 +277,9 @@ class VersionStatistics:
         self.last_inference_ms = time.time_ns() // 1_000_000
         if request.cancelled or isinstance(response.error, Cancelled):
             self._failed(request, Outcome.CANCELED, now)
-        elif response.error is not None or marks is None or progress is None:
+        elif marks is None:
+            self._failed(request, Outcome.WORKER_DIED, now)
+        elif response.error is not None or progress is None:
             self._failed(request, Outcome.BACKEND, now)
         else:
             self.inference_count += request.header.batch_size
@@ -278,9 +305,9 @@ class VersionStatistics:
         self.failures[outcome] += 1
         self.fail.add(now - request.arrived_ns)
 
-    def _failed_batch(self, batch: Sequence[InferenceRequest], now: int) -> None:
+    def _failed_batch(self, batch: Sequence[InferenceRequest], outcome: Outcome, now: int) -> None:
         size = len(batch)
-        self.failures[Outcome.BACKEND] += size
+        self.failures[outcome] += size
         self.fail.add(sum(now - request.arrived_ns for request in batch), size)
 
     def _of_size(self, rows: int, before: int, during: int, after: int) -> None:

@@ -87,6 +87,10 @@ class Descriptions:
                 running.pending,
                 running.load_seconds,
                 running.restarts,
+                running.memory,
+                running.waiting,
+                {why.value: count for why, count in running.releases.items()},
+                max(running.config.max_batch_size, 1),
                 running.cached,
                 running.tokens,
             )

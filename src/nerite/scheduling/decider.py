@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
+from nerite.scheduling.release import Release
 
 
 class Decider(Protocol):
@@ -20,6 +22,14 @@ class Decider(Protocol):
     @property
     def size(self) -> int:
         """Requests that wait."""
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait, by priority."""
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """How many batches began for which reason; empty where no request waits for others."""
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it is refused."""

@@ -15,9 +15,12 @@ event that may change the front of the queue puts it back first: a request that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.scheduling.policy import BatchingRules
+from nerite.scheduling.release import Release
 from nerite.scheduling.request_queue import RequestQueue
 
 
@@ -37,6 +40,7 @@ class DynamicBatcher:
         "_preferred",
         "_queue",
         "_rows",
+        "releases",
         "timed",
     )
 
@@ -48,12 +52,18 @@ class DynamicBatcher:
         self._largest = max(rules.preferred_sizes, default=self._limit)
         self._delay = rules.max_delay_us * 1000
         self._hold = rules.hold_until
+        self.releases = dict.fromkeys(Release, 0)
         self._forget()
 
     @property
     def size(self) -> int:
         """Requests that wait."""
         return self._queue.size
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait, by priority."""
+        return self._queue.waiting
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why its queue refuses it."""
@@ -81,9 +91,13 @@ class DynamicBatcher:
             return None
         overdue = self._delay and now - self._oldest >= self._delay
         if self._best and not overdue:
-            return self._release(self._best)
-        if self._full or overdue or not self._delay or self._rows >= self._largest:
-            return self._release(len(gathered))
+            return self._release(self._best, Release.PREFERRED)
+        if self._full or self._rows >= self._largest:
+            return self._release(len(gathered), Release.FULL)
+        if overdue:
+            return self._release(len(gathered), Release.DELAY)
+        if not self._delay:
+            return self._release(len(gathered), Release.FREE)
         return None
 
     def due(self, now: int) -> bool:
@@ -168,7 +182,8 @@ class DynamicBatcher:
             rows = total
         self._rows = rows
 
-    def _release(self, count: int) -> list[InferenceRequest]:
+    def _release(self, count: int, why: Release) -> list[InferenceRequest]:
+        self.releases[why] += 1
         batch = self._gathered
         if count < len(batch):
             self._queue.put_back(batch[count:])

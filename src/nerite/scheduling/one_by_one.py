@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.scheduling.policy import BatchingRules
+from nerite.scheduling.release import Release
 from nerite.scheduling.request_queue import RequestQueue
 
 
@@ -24,6 +26,16 @@ class OneByOne:
     def size(self) -> int:
         """Requests that wait."""
         return self._queue.size
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait, by priority: all have the same."""
+        return self._queue.waiting
+
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """Return nothing: no request waits for others."""
+        return {}
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait. Never refuses."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.request import InferenceRequest, labelled
@@ -72,6 +72,11 @@ class RequestQueue:
         """The level of every request, where there are no priorities."""
         self.size = 0
         """Requests that wait."""
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait, by priority: of those priorities that were asked for so far."""
+        return {number: level.size for number, level in sorted(self._levels.items())}
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it may not."""

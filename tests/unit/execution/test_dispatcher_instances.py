@@ -17,7 +17,7 @@ def test_an_instance_that_dies_fails_its_batch_and_nothing_else(bench: Bench) ->
     bench.loop.settle()
     bench.runners[0].die()
     assert [bench.answer(each) for each in asked] == ["Internal: died", "Internal: died", "nothing yet"]
-    assert bench.statistics.failures[Outcome.BACKEND] == 2
+    assert bench.statistics.failures[Outcome.WORKER_DIED] == 2
     bench.loop.advance(1000 * MS)
     bench.runners[0].come_back()
     bench.loop.settle()

@@ -24,7 +24,7 @@ def test_a_request_expires_exactly_whether_an_instance_is_free_or_not(bench: Ben
     assert bench.answer(asked) == "nothing yet"
     bench.loop.advance(2 * FakeLoop.TURN_NS)
     assert bench.answer(asked) == "Unavailable: Request timeout expired"
-    assert bench.statistics.failures[Outcome.REJECTED] == 1
+    assert bench.statistics.failures[Outcome.TIMED_OUT] == 1
     assert of.pending == 0
 
 

@@ -70,7 +70,7 @@ def test_a_batch_that_dies_fails_what_it_had_not_ended(bench: Bench) -> None:
     runner.part(ended, OK, True, Marks())
     runner.part(running, OK, False, Marks())
     runner.die()
-    assert (bench.statistics.success.count, bench.statistics.failures[Outcome.BACKEND], of.in_flight) == (1, 1, 0)
+    assert (bench.statistics.success.count, bench.statistics.failures[Outcome.WORKER_DIED], of.in_flight) == (1, 1, 0)
     assert [final for asked, _, final in bench.caller.answers if asked is running] == [False, True]
 
 

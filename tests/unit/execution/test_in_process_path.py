@@ -259,7 +259,8 @@ def check_statistics(statistics: VersionStatistics, ran: list[InferenceRequest],
     """Each request is counted once: as a success, or as a failure with a reason."""
     assert statistics.success.count + statistics.fail.count == len(caller.answers)
     assert sum(statistics.failures.values()) == statistics.fail.count
-    assert statistics.success.count + statistics.failures[Outcome.BACKEND] == len(ran)
+    died = statistics.failures[Outcome.BACKEND] + statistics.failures[Outcome.WORKER_DIED]
+    assert statistics.success.count + died == len(ran)
 
 
 def check_order(runners: list[FakeRunner], caller: Caller) -> None:

@@ -130,7 +130,7 @@ def test_who_is_refused_hears_it(house: House) -> None:
     over = house.ask("b")
     error = house.error(over)
     assert isinstance(error, QuotaExceeded)
-    assert (error.retry_after, house.statistics.failures[Outcome.REJECTED]) == (1, 1)
+    assert (error.retry_after, house.statistics.failures[Outcome.NOT_LET_IN]) == (1, 1)
     assert house.queue.entered == [runs]
 
 

@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from doubles import request
+from nerite.core.request import GaveUp
 from nerite.observability.exposition import Family, render
 from nerite.observability.metrics import Version, families
+from nerite.observability.stage_times import StageTimes
 from nerite.observability.statistics import Outcome, VersionStatistics
 
 
@@ -54,7 +57,7 @@ def test_numbers_at_the_edge(value: float, text: str) -> None:
 
 
 def version(statistics: VersionStatistics, tags: dict[str, str] | None = None, namespace: str = "") -> Version:
-    return Version("m", "3", namespace, tags or {}, statistics, 5, 0.125, 2, False)
+    return Version("m", "3", namespace, tags or {}, statistics, 5, 0.125, 2, 4096, {1: 3, 2: 2}, {"full": 7}, 4, False)
 
 
 def sample_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -79,6 +82,8 @@ def test_the_metrics_of_a_version() -> None:
     statistics.compute_infer.add(5_000, 20)
     statistics.compute_output.add(6_000, 20)
     statistics.failures[Outcome.REJECTED] = 2
+    statistics.failures[Outcome.TIMED_OUT] = 1
+    statistics.given_up[GaveUp.DISCONNECTED] = 4
     found = sample_of(render(families([version(statistics)])))
     expected = {
         "nv_inference_request_success": 20,
@@ -92,13 +97,23 @@ def test_the_metrics_of_a_version() -> None:
         "nv_inference_pending_request_count": 5,
         "nv_model_load_duration_secs": 0.125,
         "nerite_worker_restarts": 2,
+        "nerite_model_memory_bytes": 4096,
     }
-    reasons = {"REJECTED": 2, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
+    reasons = {"REJECTED": 3, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
+    failures = {**{outcome.value: 0 for outcome in Outcome}, "queue_full": 2, "queue_timeout": 1}
+    labelled = {
+        "nv_inference_request_failure": ("reason", reasons),
+        "nerite_request_failures": ("reason", failures),
+        "nerite_requests_given_up": ("reason", {"cancelled": 0, "disconnected": 4, "deadline": 0}),
+        "nerite_batch_releases": ("reason", {"full": 7}),
+        "nerite_queue_requests": ("priority", {"1": 3, "2": 2}),
+    }
     assert found == {
         **{(name, LABELLED): value for name, value in expected.items()},
         **{
-            ("nv_inference_request_failure", (("model", "m"), ("reason", reason), ("version", "3"))): value
-            for reason, value in reasons.items()
+            (name, tuple(sorted((*LABELLED, (label, of))))): value
+            for name, (label, values) in labelled.items()
+            for of, value in values.items()
         },
     }
 
@@ -113,7 +128,7 @@ def test_counters_are_called_as_triton_calls_them() -> None:
 def test_tags_of_the_configuration_are_labels_with_an_underscore() -> None:
     found = sample_of(render(families([version(VersionStatistics(), {"team": 'a "b" \\ c\nd'})])))
     labels = {name for _, pairs in found for name, _ in pairs}
-    assert labels == {"model", "version", "reason", "_team"}
+    assert labels == {"model", "version", "reason", "priority", "_team"}
     assert all(dict(pairs)["_team"] == 'a "b" \\ c\nd' for _, pairs in found)
 
 
@@ -124,11 +139,31 @@ def test_a_namespace_is_a_label() -> None:
 
 def test_without_models_every_family_is_there_and_empty() -> None:
     page = render(families([])).decode()
-    assert len(list(text_string_to_metric_families(page))) == 14
+    assert len(list(text_string_to_metric_families(page))) == 20
     assert not sample_of(page.encode())
 
 
 def test_without_counters_nothing_that_counts_requests_has_values() -> None:
     found = sample_of(render(families([version(VersionStatistics())], counters=False)))
-    names = {"nv_inference_pending_request_count", "nv_model_load_duration_secs", "nerite_worker_restarts"}
+    names = {
+        "nv_inference_pending_request_count",
+        "nv_model_load_duration_secs",
+        "nerite_queue_requests",
+        "nerite_worker_restarts",
+        "nerite_model_memory_bytes",
+    }
     assert {name for name, _ in found} == names
+
+
+def test_histograms_of_a_version_that_has_answered() -> None:
+    statistics = VersionStatistics(StageTimes())
+    assert not [name for name, _ in sample_of(render(families([version(statistics)]))) if "duration_seconds" in name]
+    statistics.composed(request(3, arrived_ns=0), 20_000, 0, 1_000_000, 60_000, 2_000_000)
+    page = render(families([version(statistics)])).decode()
+    assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.001"} 0\n' in page
+    assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.0025"} 1\n' in page
+    assert 'nerite_request_duration_seconds_sum{model="m",version="3"} 0.002\n' in page
+    assert 'nerite_stage_duration_seconds_bucket{model="m",version="3",stage="queue",le="2.5e-05"} 1\n' in page
+    assert 'nerite_stage_duration_seconds_sum{model="m",version="3",stage="output"} 6e-05\n' in page
+    sizes = [line for line in page.splitlines() if line.startswith("nerite_batch_rows_bucket")]
+    assert [line.partition("le=")[2] for line in sizes] == ['"1"} 0', '"2"} 0', '"4"} 1', '"+Inf"} 1']

@@ -58,7 +58,7 @@ def test_a_request_that_never_ran() -> None:
     of.failed(Outcome.REJECTED, 400)
     of.failed(Outcome.CANCELED, 900)
     assert show(of.fail) == (2, 600 + 100)
-    assert of.failures == {Outcome.REJECTED: 1, Outcome.CANCELED: 1, Outcome.BACKEND: 0, Outcome.OTHER: 0}
+    assert of.failures == {**dict.fromkeys(Outcome, 0), Outcome.REJECTED: 1, Outcome.CANCELED: 1}
     assert (of.execution_count, of.inference_count, of.last_inference_ms, show(of.success)) == (0, 0, 0, (0, 0))
 
 
@@ -112,7 +112,7 @@ def test_an_execution_that_failed() -> None:
 def test_a_worker_that_died() -> None:
     of = VersionStatistics()
     of.executed([waited(2, 100, 110)], None, 400)
-    assert (of.inference_count, of.execution_count, of.failures[Outcome.BACKEND]) == (0, 1, 1)
+    assert (of.inference_count, of.execution_count, of.failures[Outcome.WORKER_DIED]) == (0, 1, 1)
     assert show(of.fail) == (1, 300)
     assert of.batches == {}
 
@@ -182,7 +182,7 @@ def test_a_request_that_ended_badly(last: InferenceResponse, given_up: bool, out
 def test_a_worker_that_died_between_two_responses() -> None:
     of = VersionStatistics()
     of.ended(waited(1, 50, 60), BAD, None, None, 200)
-    assert (show(of.fail), of.failures[Outcome.BACKEND]) == ((1, 150), 1)
+    assert (show(of.fail), of.failures[Outcome.WORKER_DIED]) == ((1, 150), 1)
 
 
 @pytest.mark.usefixtures("clock")

@@ -15,6 +15,7 @@ from nerite.core.errors import Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.policy import BatchingRules, QueuePolicy
+from nerite.scheduling.release import Release
 
 US = 1000
 MS = 1_000_000
@@ -471,3 +472,29 @@ def test_any_mix_of_rules_and_events(rules: BatchingRules, operations: list[tupl
     left += real.drain()
     assert len(left) == len(asked)
     assert set(map(id, left)) == set(map(id, asked))
+
+
+def test_each_batch_has_a_reason() -> None:
+    of = batcher(4, preferred_sizes=(2,), max_delay_us=1000)
+    offered(of, 1, 1)
+    assert rows_of(of.take(0)) == [1, 1]
+    offered(of, 1)
+    assert of.take(0) is None, "nothing is counted where nothing begins"
+    assert rows_of(of.take(1000 * US)) == [1]
+    offered(of, 3, 2)
+    assert rows_of(of.take(0)) == [3]
+    at_once = batcher(4)
+    offered(at_once, 1)
+    assert rows_of(at_once.take(0)) == [1]
+    assert of.releases == {Release.PREFERRED: 1, Release.DELAY: 1, Release.FULL: 1, Release.FREE: 0}
+    assert at_once.releases == {**dict.fromkeys(Release, 0), Release.FREE: 1}
+
+
+def test_how_many_wait_by_priority() -> None:
+    of = batcher(4, levels=3, default_level=2)
+    offered(of, 1, 1, priority=1)
+    offered(of, 1)
+    assert of.waiting == {1: 2, 2: 1}
+    assert of.take(0) is not None
+    assert of.waiting == {1: 0, 2: 0}
+    assert batcher().waiting == {0: 0}

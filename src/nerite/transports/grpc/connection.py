@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
+from nerite.core.request import GaveUp
 from nerite.core.tensor import Buffer
 from nerite.http2 import Connection, Headers, Limits
 from nerite.transports.grpc import status
@@ -192,12 +193,12 @@ class Call:
     def shut_down(self) -> None:
         """Do nothing: the call ends with its answer."""
 
-    def cancel(self) -> None:
+    def cancel(self, why: GaveUp) -> None:
         """Forget the call: nobody waits for its answer."""
         request = self.request
         self._end()
         if request is not None:
-            request.cancel()
+            request.cancel(why)
 
     def _end(self) -> None:
         self.request = None
@@ -220,7 +221,7 @@ class Call:
         request = self.request
         self.fail(block)
         if request is not None:
-            request.cancel()
+            request.cancel(GaveUp.TOO_LATE)
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
@@ -255,7 +256,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._shared.connections.discard(self)
         self.http2.lost()
         for call in tuple(self.calls.values()):
-            call.cancel()
+            call.cancel(GaveUp.DISCONNECTED)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go."""
@@ -399,7 +400,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Cancel a call that its client gave up."""
         call = self.calls.get(stream_id)
         if call is not None:
-            call.cancel()
+            call.cancel(GaveUp.CANCELLED)
 
     def writable(self, stream_id: int) -> None:
         """Have a stream go on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nerite.core.errors import NeriteError
-from nerite.core.request import InferenceRequest
+from nerite.core.request import GaveUp, InferenceRequest
 from nerite.core.tensor import Buffer
 from nerite.http2 import Headers
 from nerite.transports.access_log import Access, peer_of
@@ -39,10 +39,10 @@ class LoggedCall(Call):
         self._note(status.told(block))
         super().fail(block)
 
-    def cancel(self) -> None:
+    def cancel(self, why: GaveUp) -> None:
         """Forget the call: nobody waits for its answer."""
         self._note(status.NAMES[status.CANCELLED])
-        super().cancel()
+        super().cancel(why)
 
     def _note(self, told: str, sent: int = 0) -> None:
         self._access.asks(self.request)
@@ -75,10 +75,10 @@ class LoggedStreamCall(StreamCall):
         self._asked += 1
         super().refuse(request_id, error)
 
-    def cancel(self) -> None:
+    def cancel(self, why: GaveUp) -> None:
         """Forget the call: nobody waits for its responses."""
         self._note(status.CANCELLED)
-        super().cancel()
+        super().cancel(why)
 
     def _send(self, parts: Sequence[Buffer]) -> None:
         if parts:

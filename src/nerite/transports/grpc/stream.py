@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from nerite.core.errors import NeriteError
-from nerite.core.request import InferenceRequest
+from nerite.core.request import GaveUp, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.scheduling.release_order import ReleaseOrder
@@ -226,8 +226,9 @@ class StreamCall:
         else:
             http2.send_headers(self.stream_id, status.trailers_only(code, message, retry_after), end_stream=True)
         self.connection.answered()
+        why = GaveUp.TOO_LATE if code == status.DEADLINE_EXCEEDED else GaveUp.CANCELLED
         for request in requests:
-            request.cancel()
+            request.cancel(why)
 
     def _end(self) -> list[InferenceRequest]:
         """Forget the call; return what was under way."""
@@ -240,10 +241,10 @@ class StreamCall:
         self.connection.calls.pop(self.stream_id, None)
         return requests
 
-    def cancel(self) -> None:
+    def cancel(self, why: GaveUp) -> None:
         """Forget the call: nobody waits for its responses."""
         for request in self._end():
-            request.cancel()
+            request.cancel(why)
 
     def expire(self) -> None:
         """Answer DEADLINE_EXCEEDED, and stop the work."""

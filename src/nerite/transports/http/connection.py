@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from nerite.core.errors import InvalidArgument
+from nerite.core.request import GaveUp
 from nerite.core.tensor import Buffer
 from nerite.transports.http import reply
 from nerite.transports.http.chunks import BadChunk, ChunkDecoder
@@ -113,7 +114,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._drop_body()
         request, self.request = self.request, None
         if request is not None:
-            request.cancel()
+            request.cancel(GaveUp.DISCONNECTED)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go. Never empty."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from nerite.core.request import GaveUp
+
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest, RequestHeader
     from nerite.core.response import InferenceResponse
@@ -45,7 +47,7 @@ class Work(Protocol):
     def header(self) -> RequestHeader:
         """What is asked of which model."""
 
-    def cancel(self) -> None:
+    def cancel(self, why: GaveUp = GaveUp.CANCELLED) -> None:
         """Say that nobody waits for the answer any more."""
 
     def pause(self, paused: bool) -> None:

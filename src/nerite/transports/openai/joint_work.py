@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from nerite.core.errors import NeriteError
-from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.request import GaveUp, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.transports import refusals
 from nerite.transports.openai.errors import MISTAKE, reply_of
@@ -49,11 +49,11 @@ class JointWork:
                 break
             submit(request)
 
-    def cancel(self) -> None:
+    def cancel(self, why: GaveUp = GaveUp.CANCELLED) -> None:
         """Stop all that runs: nobody waits for it."""
         self._closed = True
         for request in self._requests:
-            request.cancel()
+            request.cancel(why)
 
     def pause(self, paused: bool) -> None:
         """Have the model wait, or go on."""
