@@ -157,13 +157,12 @@ class OpenVinoGenAiEngine:
     def _tried(self, running: Running, wrong: NeriteError | None) -> None:
         """Go on with a request whose grammar was tried, if somebody still wants it."""
         with self._lock:
+            if running.id not in self._aborts and self._untried.pop(running.id, None) is running:
+                if wrong is None:
+                    self._send(running)
+                else:
+                    self._wrong.append((running, wrong))
             self._process.send(Drop(()))  # To look at what is new here; there may be no room for grammars any more.
-            if running.id in self._aborts or self._untried.pop(running.id, None) is not running:
-                return
-            if wrong is None:
-                self._send(running)
-            else:
-                self._wrong.append((running, wrong))
 
     def _compile(self, grammar: Grammar, ends: Collection[int], vocabulary: int) -> str:
         """Have the process compile a grammar; return what is wrong with it. For one thread at a time."""
