@@ -202,10 +202,10 @@ class ServerProcess:
             log.error(error.message)
             return False
         server.started()
-        if self._options.trace.levels and not server.tracing.settings.file:
-            collected = self._options.trace.mode == "opentelemetry"
-            remedy = "OpenTelemetry's collectors get nothing yet" if collected else "it needs a file"
-            log.warning(f"nothing is traced: {remedy}. Use --trace-config=triton,file=<path>")
+        if self._options.trace.levels and not server.tracing.wants(""):
+            spans = self._options.trace.mode == "opentelemetry"
+            remedy = "spans have times, no tensors. Use --trace-config=level=TIMESTAMPS"
+            log.warning(f"nothing is traced: {remedy if spans else 'it needs --trace-config=triton,file=<path>'}")
         self._welcome(server)
         # What lives from here on lives long: the collector need not look at it again. And requests make no cycles.
         gc.collect()

@@ -61,9 +61,9 @@ def test_a_model_that_is_loaded_again_is_traced_again(repository: Path, tmp_path
     assert models(tmp_path / "trace") == ["one"]
 
 
-@pytest.mark.parametrize("mode", ["triton", "opentelemetry"])
-def test_levels_that_lead_to_nothing_are_said(repository: Path, tmp_path: Path, mode: str) -> None:
-    flags = (f"--trace-config=mode={mode}", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1")
+@pytest.mark.parametrize(("mode", "level"), [("triton", "TIMESTAMPS"), ("opentelemetry", "TENSORS")])
+def test_levels_that_lead_to_nothing_are_said(repository: Path, tmp_path: Path, mode: str, level: str) -> None:
+    flags = (f"--trace-config=mode={mode}", f"--trace-config=level={level}", "--trace-config=rate=1")
     with serving(repository, tmp_path / "log", *flags) as server:
         ask(server, "one")
         assert "nothing is traced: " in server.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 from nerite.cli.compound import trace_level, trace_mode
 from nerite.cli.kinds import UINT32, integer
@@ -74,8 +75,11 @@ def _triton(
 def _opentelemetry(
     settings: list[tuple[str, str]], environment: Mapping[str, str], warnings: list[str]
 ) -> OpenTelemetryOptions:
-    found: dict[str, Any] = {}
+    found = _of_environment(environment, warnings)
     resource = dict(OpenTelemetryOptions().resource)
+    resource |= _pairs("OTEL_RESOURCE_ATTRIBUTES", environment)
+    if environment.get("OTEL_SERVICE_NAME"):
+        resource["service.name"] = environment["OTEL_SERVICE_NAME"]
     for name, value in _read(settings, _OPENTELEMETRY, "opentelemetry,", warnings):
         if name == "resource":
             key, equals, text = value.partition("=")
@@ -84,14 +88,56 @@ def _opentelemetry(
             resource[key] = text
         else:
             found[name] = value
+    return OpenTelemetryOptions(resource=resource, **found)
+
+
+def _of_environment(environment: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:
+    """Return what OpenTelemetry's own variables say: those for traces count before those for everything."""
+    found: dict[str, Any] = {}
     for name, read in _BATCH.items():
         variable = f"OTEL_{name.upper()}"
-        if name not in found and environment.get(variable):
+        if environment.get(variable):
             try:
                 found[name] = read(environment[variable])
             except BadValue as error:
                 raise _bad(variable, str(error)) from None
-    return OpenTelemetryOptions(resource=resource, **found)
+
+    def said(name: str) -> tuple[str, str]:
+        """Return the variable that has a setting of the exporter, and its value."""
+        for variable in (f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}"):
+            if environment.get(variable):
+                return variable, environment[variable]
+        return "", ""
+
+    variable, url = said("ENDPOINT")
+    if url:
+        found["url"] = url if "TRACES" in variable else f"{url.rstrip('/')}/v1/traces"
+    variable, _ = said("HEADERS")
+    if variable:
+        found["headers"] = _pairs(variable, environment)
+    found["compress"] = said("COMPRESSION")[1] == "gzip"
+    found["certificate"] = said("CERTIFICATE")[1]
+    variable, timeout = said("TIMEOUT")
+    if timeout:
+        try:
+            found["timeout"] = integer(timeout, UINT32) / 1000
+        except BadValue as error:
+            raise _bad(variable, str(error)) from None
+    variable, protocol = said("PROTOCOL")
+    if protocol not in ("", "http/protobuf"):
+        warnings.append(f"Warning: {variable} is {protocol}; traces are sent by http/protobuf all the same")
+    return found
+
+
+def _pairs(variable: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return names and values of a variable that lists them: ``a=b,c=d``, with %-escapes in values."""
+    pairs: dict[str, str] = {}
+    for entry in filter(str.strip, environment.get(variable, "").split(",")):
+        name, equals, value = entry.partition("=")
+        if not (equals and name.strip()):
+            raise _bad(variable, f"expects <key>=<value>,… Got {entry.strip()}")
+        pairs[name.strip()] = unquote(value.strip())
+    return pairs
 
 
 def _read(

@@ -233,6 +233,13 @@ class OpenTelemetryOptions:
     bsp_max_queue_size: int = 2048
     bsp_schedule_delay: int = 5000
     bsp_max_export_batch_size: int = 512
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Of each message."""
+    compress: bool = False
+    timeout: float = 10.0
+    """Seconds that a message may take."""
+    certificate: str = ""
+    """A file with what the collector's certificate is checked against; empty for what the system trusts."""
 
 
 @dataclass(frozen=True)

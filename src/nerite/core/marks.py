@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nerite.core.trace_context import TraceContext
 
 
 class Marks:
@@ -11,7 +15,16 @@ class Marks:
     A backend that cannot tell the phases apart leaves them: input and output then count as zero time.
     """
 
-    __slots__ = ("computed_ns", "ended_ns", "failed", "followed", "inputs_ready_ns", "started_ns")
+    __slots__ = (
+        "computed_ns",
+        "ended_ns",
+        "failed",
+        "followed",
+        "inputs_ready_ns",
+        "leader",
+        "requests",
+        "started_ns",
+    )
 
     def __init__(self) -> None:
         self.started_ns = self.inputs_ready_ns = time.monotonic_ns()
@@ -21,6 +34,10 @@ class Marks:
         """The execution as a whole failed: it raised, or did not answer every request. Set by ``execution``."""
         self.followed = False
         """Other models went on with the answers, which are here later than they were ready."""
+        self.requests = 0
+        """How many were executed together, where somebody traces one of them."""
+        self.leader: TraceContext | None = None
+        """Of these, the span of the first that is traced: what the model itself notes is under that."""
 
     def inputs_ready(self) -> None:
         """Note that the inputs are where the framework wants them."""

@@ -200,7 +200,8 @@ class ReplySink(Protocol):
     """Where answers go: a connection, a stream, a waiting caller.
 
     One that is a client's says in ``protocol`` how it speaks, ``HTTP`` or ``GRPC``, and may say in ``began_ns`` when
-    the first of a request was here that did not come in one piece. Traces look there.
+    the first of a request was here that did not come in one piece; in ``outer_span``, under which span of whose trace
+    it was sent. Traces look there.
     """
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:

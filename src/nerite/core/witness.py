@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, ReplySink
+from nerite.core.trace_context import TraceContext
 
 
 class Witness:
@@ -22,6 +23,15 @@ class Witness:
 
     def parted(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Take note of one of several responses; ``marks`` as in ``Part``. Sooner or later comes ``ran`` as well."""
+
+    @property
+    def trace(self) -> object:
+        """What notes how the request runs, None where nobody does. Said by whoever stands before it, too."""
+        return None
+
+    def context_of(self, request: InferenceRequest) -> TraceContext | None:
+        """Return where the request stands in a trace: see ``trace_context``."""
+        return None
 
 
 class Relay(Witness):
@@ -51,3 +61,12 @@ class Relay(Witness):
         """Pass it on."""
         if isinstance(self._sink, Witness):
             self._sink.parted(request, marks)
+
+    @property
+    def trace(self) -> object:
+        """Return what the sink says."""
+        return getattr(self._sink, "trace", None)
+
+    def context_of(self, request: InferenceRequest) -> TraceContext | None:
+        """Return what the sink says."""
+        return self._sink.context_of(request) if isinstance(self._sink, Witness) else None

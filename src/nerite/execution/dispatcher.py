@@ -177,6 +177,7 @@ class Dispatcher:
     def _adopt(self, runner: Runner) -> None:
         runner.done = self._on_done
         runner.part = self._on_part
+        runner.traced = self._on_part == self._witnessed_part
         runner.on_usable = self._usable
         self._runners.append(runner)
         if runner.usable:  # a worker may have died as soon as it was there
@@ -217,11 +218,13 @@ class Dispatcher:
         """Tell sinks that are a ``Witness`` how their requests ran, from now on. Until then nobody looks for any."""
         self._on_done, self._on_part = self._witnessed_done, self._witnessed_part
         for runner in self._runners:
-            runner.done, runner.part = self._on_done, self._on_part
+            runner.done, runner.part, runner.traced = self._on_done, self._on_part, True
 
     def _witnessed_done(
         self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], marks: Marks | None
     ) -> None:
+        if marks is not None:
+            marks.requests = len(batch)
         for request, response in zip(batch, responses, strict=True):
             if isinstance(request.sink, Witness):
                 again = response is not None and response.again

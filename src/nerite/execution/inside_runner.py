@@ -22,6 +22,7 @@ class InsideRunner:
         self.restarts = 0
         self.done: Done
         self.part: Part
+        self.traced = False
         self.report: EngineReport | None = None
         """None: what an engine in this process says is not heard."""
         self.on_report: OnReport

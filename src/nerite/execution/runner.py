@@ -41,6 +41,8 @@ class Runner(Protocol):
     ``on_usable`` is called whenever that changes, and when an attempt to restart it failed. ``failure`` says why the
     last such attempt failed, and is None if it did not. ``restarts`` counts those that succeeded.
 
+    With ``traced`` the model is told where the requests stand in their traces.
+
     ``report`` is the last one of its engine, None where there is none, or no engine that reports.
     """
 
@@ -51,6 +53,7 @@ class Runner(Protocol):
     restarts: int
     done: Done
     part: Part
+    traced: bool
     report: EngineReport | None
     on_report: OnReport
     on_usable: Callable[[Runner], None]

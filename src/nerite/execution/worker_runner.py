@@ -42,6 +42,7 @@ class WorkerRunner:
         self.usable = False
         self.done: Done
         self.part: Part
+        self.traced = False
         self.report: EngineReport | None = None
         self.on_report: OnReport = _ignored
         self.on_usable: Callable[[Runner], None] = lambda _runner: None

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import orjson
 
 from nerite.observability.log import log
 
-Record: TypeAlias = dict[str, Any]
-
-_MOST = 1000
+_MOST = 100
 """Traces kept in memory where no frequency is set."""
 
 
@@ -25,13 +19,13 @@ class TraceFile:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._traces: list[Sequence[Record]] = []
+        self._traces: list[bytes] = []
         self._next = 0
         self._frequency = 0
         self._begun = False
 
-    def add(self, trace: Sequence[Record], frequency: int, last: bool) -> None:
-        """Take a trace; write, if it is the last that was asked for, or enough are there."""
+    def add(self, trace: bytes, frequency: int, last: bool) -> None:
+        """Take the records of a trace; write, if it is the last that was asked for, or enough are there."""
         self._traces.append(trace)
         self._frequency = frequency
         if last or 0 < frequency <= len(self._traces):
@@ -62,7 +56,7 @@ class TraceFile:
 
     def _taken(self) -> bytes:
         traces, self._traces = self._traces, []
-        return b",".join(orjson.dumps(record) for trace in traces for record in trace)
+        return b",".join(filter(None, traces))
 
     def _write(self, name: str, mode: str, data: bytes) -> None:
         """Write; a file that cannot be written is a matter for the log, not for those whose requests are traced."""

@@ -71,9 +71,11 @@ class TraceSettings:
         """What clients set, by model; the empty name is for all models."""
 
     @property
-    def file(self) -> str:
-        """Where traces are written; empty for nowhere."""
-        return self._options.file if self._options.mode == "triton" else ""
+    def levels(self) -> frozenset[str]:
+        """The levels that lead to something: spans have times alone, and records have to have a file."""
+        if self._options.mode == "opentelemetry":
+            return frozenset(("TIMESTAMPS",))
+        return frozenset(LEVELS if self._options.file else ())
 
     def sampler(self, model: str) -> Sampler:
         """Return what chooses from the requests of a model; an empty name is that of none."""

@@ -165,7 +165,11 @@ class Ports:
     def _listener(self, name: str, handler: Handler, max_body: int) -> HttpListener:
         # Scrapes come every few seconds, and tell nothing.
         access_log = self._options.log.access and name != "Metrics"
-        listener = HttpListener(name, handler, max_body, self._options.http.upload_seconds, access_log=access_log)
+        http = self._options.http
+        forwards = name == "HTTP" and http.header_forward_pattern is not None
+        listener = HttpListener(
+            name, handler, max_body, http.upload_seconds, access_log=access_log, whole_heads=forwards
+        )
         self._listeners.append(listener)
         return listener
 

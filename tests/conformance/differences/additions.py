@@ -237,4 +237,11 @@ DIFFERENCES = (
         "Trace files that can be read while the server runs",
         "They are JSON at any time. Triton's is complete when the server stops.",
     ),
+    Difference(
+        "Spans of the wait, and what calls are under",
+        "Each execution has a span `queue` before its `compute`, which says how many requests were executed together. "
+        "A model's calls to others are under its `compute`, as is what it notes itself; Triton's are beside it. Spans "
+        "are sent as protobuf, compressed if `OTEL_EXPORTER_OTLP_COMPRESSION` says so; requests that "
+        "failed have spans that say so.",
+    ),
 )

@@ -212,6 +212,16 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Spans of requests that are not to be sampled",
+        "A `traceparent` whose sampled flag is not set leads to spans in Triton (triton-inference-server/server#8474). "
+        "Here it leads to none: who began the trace has decided that it is not recorded.",
+    ),
+    Difference(
+        "Kinds of spans",
+        "All of Triton's are of the kind SERVER, for which monitoring counts each as a request to a service. Here only "
+        "`InferRequest` is; the others are INTERNAL.",
+    ),
+    Difference(
         "Refused requests in traces",
         "In Triton a request that is refused before it is queued takes its turn and its number, leaves no trace, and "
         "keeps the trace file from being written when the server stops. Here it does not count.",

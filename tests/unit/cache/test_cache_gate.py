@@ -23,7 +23,9 @@ from nerite.core.tensor import TensorSpec
 from nerite.core.witness import Witness
 from nerite.observability.exposition import Family
 from nerite.observability.statistics import Outcome, VersionStatistics
-from nerite.observability.tracing import Trace, Tracing
+from nerite.observability.trace import Trace
+from nerite.observability.trace_records import moments
+from nerite.observability.tracing import Tracing
 
 HEADER = ResponseHeader("model", "1", [TensorSpec("OUT", dtypes.UINT8, (4,))])
 PLAIN = header()
@@ -333,7 +335,7 @@ def test_traces(bench: Bench, tmp_path: Path) -> None:
             seen.parted(asked, Marks())
             bench.compute(1)
             seen.ran(asked, Marks())
-        names.append({each["timestamps"][0]["name"] for each in trace.records() if "timestamps" in each})
+        names.append({name for _, name in moments(trace)})
     assert names[1] == {"REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"}
     assert "COMPUTE_START" in names[0]
 

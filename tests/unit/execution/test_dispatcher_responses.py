@@ -10,7 +10,9 @@ from nerite.config.options import TraceOptions
 from nerite.core.marks import Marks
 from nerite.core.response import EMPTY
 from nerite.observability.statistics import Outcome
-from nerite.observability.tracing import Trace, Tracing
+from nerite.observability.trace import Trace
+from nerite.observability.trace_records import moments
+from nerite.observability.tracing import Tracing
 
 
 def test_responses_that_come_one_by_one(bench: Bench) -> None:
@@ -148,7 +150,7 @@ def test_traces_are_told_how_requests_ran(bench: Bench) -> None:
     added.finish()
     bench.loop.settle()
     first.die()
-    ran = [[record["timestamps"][0]["name"] for record in trace.records()[1:]] for trace in traces]
+    ran = [[name for _, name in moments(trace)] for trace in traces]
     assert ["COMPUTE_END" in names for names in ran] == [True, True, False]
     assert all("REQUEST_END" in names for names in ran)
     assert [len(bench.caller.of(each)) for each in asked] == [2, 1, 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,8 @@ from nerite.observability import trace_file as module
 from nerite.observability.trace_file import TraceFile
 
 
-def trace(number: int) -> list[dict[str, Any]]:
-    return [{"id": number, "model_name": "m"}, {"id": number, "timestamps": []}]
+def trace(number: int) -> bytes:
+    return b'{"id":%d,"model_name":"m"},{"id":%d,"timestamps":[]}' % (number, number)
 
 
 def ids(path: Path) -> list[int]:

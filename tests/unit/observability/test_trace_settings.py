@@ -107,7 +107,7 @@ def test_told() -> None:
 def test_told_of_a_collector() -> None:
     telemetry = OpenTelemetryOptions(url="u", resource={"service.name": "triton-inference-server", "a": "b", "c": "d"})
     traced = settings(mode="opentelemetry", levels=(), opentelemetry=telemetry)
-    assert traced.file == ""
+    assert traced.levels == {"TIMESTAMPS"}
     assert traced.told("")[3:8] == [
         ("trace_mode", "opentelemetry"),
         ("resource", "a=b"),

@@ -19,7 +19,9 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec, encode_bytes
-from nerite.observability.tracing import Trace, Tracing, described
+from nerite.observability.tensor_text import described
+from nerite.observability.trace import Trace
+from nerite.observability.tracing import Tracing
 
 COMPUTED = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END", "REQUEST_END"]
 OUT = InferenceResponse(ResponseHeader("model", "1", [TensorSpec("OUT", dtypes.INT32, (1, 2))]), [b"\1\0\0\0\2\0\0\0"])

@@ -18,6 +18,7 @@ from nerite.transports.grpc.stream import StreamCall, StreamTarget
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
+    from nerite.core.trace_context import TraceContext
 
 _log = logging.getLogger("nerite.grpc")
 READ_SIZE = 256 * 1024
@@ -44,6 +45,8 @@ class Target(Protocol):
     """The whole reply, if the call is refused whatever it says."""
     timeout: float | None
     """Seconds that the client will wait."""
+    outer_span: TraceContext | None
+    """The span that the call is made under, if its metadata name one."""
 
     def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
         """Answer a call whose message says what an earlier one said, with other data; False if it does not.
@@ -109,6 +112,11 @@ class Call:
         self._message: memoryview | None = None
         self._filled = 0
         self._missing = b""
+
+    @property
+    def outer_span(self) -> TraceContext | None:
+        """The span that the call is made under."""
+        return self.target.outer_span
 
     def receive(self, data: bytes | memoryview, end: bool) -> None:
         """Take a piece of the body."""

@@ -19,6 +19,7 @@ from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricte
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
+from nerite.core.trace_context import TraceContext, parse
 from nerite.http2 import Headers
 from nerite.transports import refusals
 from nerite.transports.callers import Callers, Sender, key_of
@@ -99,9 +100,10 @@ class GrpcService:
                 return _Refused(status.of_error(error))
             reader = self._reader(path, sender)
             inference = _Inference(self._server, reader, encoding, self._reply_encoding(headers), self._level)
+            outer_span = inference.outer_span = _outer_span(headers)
             if path == _STREAM:
                 inference.stream = StreamInference(
-                    self._server, reader, inference, headers.get(b"triton_grpc_error") == b"true"
+                    self._server, reader, inference, headers.get(b"triton_grpc_error") == b"true", outer_span
                 )
             return inference
         method = self._methods[path]
@@ -153,10 +155,20 @@ class GrpcService:
         return next((encoding for encoding in ("gzip", "deflate") if encoding in accepted), "")
 
 
+def _outer_span(headers: Headers) -> TraceContext | None:
+    """Return the span that a call is made under."""
+    parent, state = headers.get(b"traceparent"), headers.get(b"tracestate")
+    if parent is None:
+        return None
+    return parse(parent.decode("latin-1"), None if state is None else state.decode("latin-1"))
+
+
 class _Refused:
     """Answers every call with the same status."""
 
     __slots__ = ("refusal", "stream", "timeout")
+
+    outer_span: TraceContext | None = None
 
     def __init__(self, refusal: bytes) -> None:
         self.refusal: bytes | None = refusal
@@ -179,13 +191,25 @@ class _Refused:
 class _Inference:
     """``ModelInfer``; for ``ModelStreamInfer`` what the two have in common."""
 
-    __slots__ = ("_encoding", "_level", "_reader", "_reply_encoding", "_server", "head", "refusal", "stream", "timeout")
+    __slots__ = (
+        "_encoding",
+        "_level",
+        "_reader",
+        "_reply_encoding",
+        "_server",
+        "head",
+        "outer_span",
+        "refusal",
+        "stream",
+        "timeout",
+    )
 
     def __init__(
         self, server: InferenceServer, reader: InferReader, encoding: str, reply_encoding: str, level: int
     ) -> None:
         self.refusal: bytes | None = None
         self.timeout: float | None = None
+        self.outer_span: TraceContext | None = None
         self.stream: StreamTarget | None = None
         self._server = server
         self._reader = reader
@@ -275,6 +299,8 @@ class _Administrative:
     """A method that is not an inference."""
 
     __slots__ = ("_encoding", "_handle", "_request", "_tasks", "refusal", "stream", "timeout")
+
+    outer_span: TraceContext | None = None
 
     def __init__(
         self,

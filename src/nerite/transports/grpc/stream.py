@@ -15,6 +15,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.request import GaveUp, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
+from nerite.core.trace_context import TraceContext
 from nerite.scheduling.release_order import ReleaseOrder
 from nerite.transports.grpc import status
 
@@ -35,6 +36,8 @@ class StreamTarget(Protocol):
     head: bytes
     errors_end_it: bool
     """The client asked that the first error of a model ends the stream."""
+    outer_span: TraceContext | None
+    """The span that the stream was opened under, if its metadata name one."""
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return where a message of ``size`` bytes, which begins with ``beginning``, is to be collected."""
@@ -89,6 +92,11 @@ class StreamCall:
         self._requests: dict[InferenceRequest, int | None] = {}
         """Those under way, with their place in the order, None for those that have none."""
         self._order: ReleaseOrder[Sequence[Buffer]] = ReleaseOrder()
+
+    @property
+    def outer_span(self) -> TraceContext | None:
+        """The span that the stream was opened under."""
+        return self.target.outer_span
 
     # What the client says
 

@@ -11,6 +11,7 @@ from nerite.core.errors import Internal, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
+from nerite.core.trace_context import TraceContext
 from nerite.transports import refusals
 from nerite.transports.grpc import infer_response, infer_wire, status
 from nerite.transports.grpc.infer_request import InferReader
@@ -53,9 +54,17 @@ class Messages(Protocol):
 class StreamInference:
     """The target of a stream."""
 
-    def __init__(self, server: InferenceServer, reader: InferReader, messages: Messages, errors_end_it: bool) -> None:
+    def __init__(
+        self,
+        server: InferenceServer,
+        reader: InferReader,
+        messages: Messages,
+        errors_end_it: bool,
+        outer_span: TraceContext | None,
+    ) -> None:
         self.head = messages.head
         self.errors_end_it = errors_end_it
+        self.outer_span = outer_span
         self._server = server
         self._reader = reader
         self._messages = messages

@@ -36,6 +36,7 @@ from nerite.transports.http.shared import Shared
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
+    from nerite.core.trace_context import TraceContext
     from nerite.transports.http.handler import Work
 
 _MAX_STASH = 256 * 1024
@@ -72,6 +73,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     protocol = "HTTP"
     began_ns = 0
+    outer_span: TraceContext | None = None
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -329,7 +331,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if found < 0:
                 break
             try:
-                head = self._shared.heads.get(bytes(view[at:end]))
+                head, self.outer_span = self._shared.head(bytes(view[at:end]))
             except BadHead as error:
                 self._refuse_bytes(str(error))
                 return
@@ -348,7 +350,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             # A copy, because the read buffer is used again; writable, because models may work in place.
             body = memoryview(bytearray(view[end:stop]))
             question = self._shared.handler.handle(self, head, body)
-            if question is not None and at == 0:
+            if self.outer_span is not None:
+                self._asked = _NEVER
+            elif question is not None and at == 0:
                 text = bytes(data[:end]) + bytes(body[: question.text_size])
                 self._asked = Asked(text, stop, head, question.meaning)
             at = stop

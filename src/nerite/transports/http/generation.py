@@ -8,6 +8,7 @@ from typing import Final
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.core.trace_context import TraceContext
 from nerite.transports import refusals
 from nerite.transports.http import generate_form, reply
 from nerite.transports.http.connection import HttpConnection
@@ -39,6 +40,11 @@ class Generation:
         self._begun = False
         self._count = 0
         self._first = InferenceResponse(None)
+
+    @property
+    def outer_span(self) -> TraceContext | None:
+        """The span that the request was sent under."""
+        return self._connection.outer_span
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Take a response; drop it if the client is gone."""

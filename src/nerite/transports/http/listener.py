@@ -21,12 +21,22 @@ class HttpListener:
     """Accepts connections and knows those that are open."""
 
     def __init__(
-        self, name: str, handler: Handler, max_body: int, upload_seconds: float, *, access_log: bool = False
+        self,
+        name: str,
+        handler: Handler,
+        max_body: int,
+        upload_seconds: float,
+        *,
+        access_log: bool = False,
+        whole_heads: bool = False,
     ) -> None:
-        """``upload_seconds``: how long a request may arrive without coming on; 0 for any time."""
+        """``upload_seconds``: how long a request may arrive without coming on; 0 for any time.
+
+        ``whole_heads``: headers are passed on to models, those that name spans among them.
+        """
         self._name = name
         self._connection = LoggedHttpConnection if access_log else HttpConnection
-        self._shared = Shared(handler, max_body)
+        self._shared = Shared(handler, max_body, whole_heads=whole_heads)
         self._upload_seconds = upload_seconds
         self._server: asyncio.Server | None = None
         self._look_timer: asyncio.TimerHandle | None = None

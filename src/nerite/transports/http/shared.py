@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nerite.core.trace_context import TraceContext
+from nerite.transports.http import head_span
 from nerite.transports.http.handler import Handler
-from nerite.transports.http.head import HeadCache
+from nerite.transports.http.head import HeadCache, RequestHead
 
 if TYPE_CHECKING:
     from nerite.transports.http.connection import HttpConnection
@@ -16,10 +18,12 @@ READ_SIZE = 256 * 1024
 class Shared:
     """Made by a listener, given to each of its connections."""
 
-    __slots__ = ("connections", "handler", "heads", "max_body", "scratch", "scratch_view")
+    __slots__ = ("_whole_heads", "connections", "handler", "heads", "max_body", "scratch", "scratch_view")
 
-    def __init__(self, handler: Handler, max_body: int) -> None:
+    def __init__(self, handler: Handler, max_body: int, *, whole_heads: bool = False) -> None:
+        """``whole_heads``: the lines that name a span are passed on like others, and stay in the head."""
         self.handler = handler
+        self._whole_heads = whole_heads
         self.max_body = max_body
         self.heads = HeadCache()
         self.connections: set[HttpConnection] = set()
@@ -27,3 +31,8 @@ class Shared:
         # and an idle connection costs no memory.
         self.scratch = bytearray(READ_SIZE)
         self.scratch_view = memoryview(self.scratch)
+
+    def head(self, raw: bytes) -> tuple[RequestHead, TraceContext | None]:
+        """Return the head that ``raw`` is, and the span that it names. Raises ``BadHead``."""
+        text, span = head_span.split(raw, self._whole_heads)
+        return self.heads.get(text), span

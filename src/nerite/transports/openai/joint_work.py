@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nerite.core.errors import NeriteError
 from nerite.core.request import GaveUp, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
+from nerite.core.trace_context import TraceContext
 from nerite.transports import refusals
 from nerite.transports.openai.errors import MISTAKE, reply_of
 
@@ -37,6 +38,11 @@ class JointWork:
         """Where each request stands, by its identity."""
         self._closed = False
         """Nobody waits for anything any more."""
+
+    @property
+    def outer_span(self) -> TraceContext | None:
+        """The span that the requests were sent under."""
+        return self._connection.outer_span
 
     def begin(self, requests: Sequence[InferenceRequest], submit: Callable[[InferenceRequest], None]) -> None:
         """Ask the model."""

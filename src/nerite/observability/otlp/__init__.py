@@ -1,0 +1,1 @@
+"""Traces to OpenTelemetry's collectors, by OTLP over HTTP."""

@@ -1,0 +1,167 @@
+"""Sends traces to a collector, in batches and on a thread of its own; nobody ever waits for it.
+
+Traces wait in a queue that is bounded: beyond that they are dropped, and the log says how many. The thread makes spans
+of them a few at a time and rests in between: it has the interpreter's lock while it does, which the server's loop would
+wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Final
+
+from nerite import __version__
+from nerite.config.options import OpenTelemetryOptions
+from nerite.observability.log import log
+from nerite.observability.otlp import wire
+from nerite.observability.otlp.collector import Collector, Unreachable
+from nerite.observability.otlp.retries import Retries
+from nerite.observability.otlp.spans import spans_of
+from nerite.observability.trace import Trace
+
+FLUSH_PATIENCE: Final = 5.0
+"""Seconds for what is left when the server stops."""
+_SLICE: Final = 8
+"""Traces that are worked on before a rest."""
+_REST: Final = 8
+"""How many times as long as the work the rest is: so this takes no more than a ninth of the loop's time."""
+_TELL_EVERY: Final = 60.0
+"""Seconds between two lines about spans that were dropped."""
+_RESOURCE: Final = {
+    "telemetry.sdk.language": "python",
+    "telemetry.sdk.name": "nerite",
+    "telemetry.sdk.version": __version__,
+}
+_SCOPE: Final = {"name": "nerite", "version": __version__}
+
+
+class Exporter:
+    """The queue, and the thread that empties it. The thread begins with the first trace."""
+
+    def __init__(self, options: OpenTelemetryOptions) -> None:
+        self._options = options
+        self._collector = Collector(options)
+        self._resource = {**_RESOURCE, **options.resource}
+        self._most = options.bsp_max_queue_size
+        self._batch = max(1, min(options.bsp_max_export_batch_size, options.bsp_max_queue_size))
+        self._delay = options.bsp_schedule_delay / 1000
+        self._queue: deque[Trace] = deque()
+        # Each of these is written by one thread: the loop's, and ours.
+        self._entered = 0
+        self._left = 0
+        self._overflown = 0
+        self._lost = 0
+        self._told = 0
+        """How many of those that were dropped the log knows of."""
+        self._told_at = -_TELL_EVERY
+        self._reason = ""
+        """Why the collector did not take something, since the log was told."""
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Spans that no collector has got, and none will."""
+        return self._overflown + self._lost
+
+    def add(self, trace: Trace) -> None:
+        """Take a trace that is complete. For the loop's thread."""
+        spans = trace.spans
+        waiting = self._entered - self._left
+        if waiting + spans > self._most:
+            self._overflown += spans
+            return
+        self._entered += spans
+        self._queue.append(trace)
+        if self._thread is None:
+            self._begin()
+        if waiting + spans >= self._batch and not self._wake.is_set():
+            self._wake.set()
+
+    def close(self) -> None:
+        """Send what is there, as far as that can be done in ``FLUSH_PATIENCE``."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(FLUSH_PATIENCE)
+            self._lost += self._entered - self._left
+            self._left = self._entered
+        self._tell()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(self._delay)
+            self._wake.clear()
+            while self._queue:
+                self._export()
+                self._tell_sometimes()
+                if self._entered - self._left < self._batch:
+                    break
+        while self._queue and self._export():
+            """What is left; nothing, once the collector takes no more."""
+        self._collector.close()
+
+    def _export(self) -> bool:
+        """Send one batch; return whether it arrived."""
+        spans = 0
+        parts: list[bytes] = []
+        epoch = time.time_ns() - time.monotonic_ns()
+        rest = 0.0
+        began = time.perf_counter()
+        while self._queue and spans < self._batch:
+            trace = self._queue.popleft()
+            spans += trace.spans
+            parts.append(spans_of(trace, epoch))
+            if len(parts) % _SLICE == 0 and not self._stopping.is_set():
+                rest = (time.perf_counter() - began) * _REST
+                time.sleep(rest)
+                began = time.perf_counter()
+        delivered = self._deliver(wire.message(self._resource, _SCOPE, b"".join(parts)))
+        self._left += spans
+        if not delivered:
+            self._lost += spans
+        return delivered
+
+    def _deliver(self, body: bytes) -> bool:
+        """Send a message, several times if need be; return whether the collector has taken it."""
+        retries = Retries()
+        while True:
+            try:
+                self._collector.send(body)
+            except Unreachable as error:
+                self._reason = str(error)
+                pause = retries.after(error.retry_after) if error.passing else None
+                if pause is None or self._stopping.is_set():
+                    return False
+                self._tell_sometimes()
+                self._stopping.wait(pause)
+            else:
+                return True
+
+    def _tell_sometimes(self) -> None:
+        if self.dropped > self._told and time.monotonic() - self._told_at >= _TELL_EVERY:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Say how many spans were dropped since that was said, and why."""
+        count = self.dropped - self._told
+        if not count:
+            return
+        self._told += count
+        self._told_at = time.monotonic()
+        if self._reason:
+            why = f"{self._reason}. Collector: {self._options.url} (--trace-config opentelemetry,url)"
+        else:
+            why = (
+                "requests are traced faster than they can be sent: raise --trace-config rate, or "
+                "--trace-config opentelemetry,bsp_max_queue_size where they come in bursts"
+            )
+        self._reason = ""
+        log.warning(f"{count} spans were dropped: {why}", dropped_spans=count)
