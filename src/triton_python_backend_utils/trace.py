@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from nerite.core.request import InferenceRequest as CoreRequest
+from nerite.core.trace_context import context_of
 
 
 class InferenceTrace:
@@ -17,4 +20,7 @@ class InferenceTrace:
 
     def get_context(self) -> str | None:
         """Return the context for OpenTelemetry's propagator as JSON, or None where the request is not traced."""
+        if self._context is None and self.request is not None:
+            context = context_of(self.request)
+            self._context = None if context is None else json.dumps(context.carrier)
         return self._context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,20 @@ from opentelemetry.propagate import inject
 from opentelemetry.sdk.trace import TracerProvider
 
 from collector import Collector, collecting
-from serving import IDENTITY, Serving, binary_request, ensemble, pbtxt, python_model, serving, step
+from serving import (
+    HELD,
+    IDENTITY,
+    IN_PROCESS,
+    Serving,
+    binary_request,
+    ensemble,
+    eventually,
+    let_go,
+    pbtxt,
+    python_model,
+    serving,
+    step,
+)
 
 CALLER = """
 def execute(self, requests):
@@ -32,12 +46,27 @@ def execute(self, requests):
         pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([[context]], object))]) for context in contexts
     ]
 """
+NOTES = """
+def initialize(self, args):
+    from opentelemetry.sdk.trace import TracerProvider
+    self.tracer = TracerProvider().get_tracer("model")
+
+{0}def execute(self, requests):
+    answers = []
+    with self.tracer.start_as_current_span("mine") as span:
+        for request in requests:
+            parent = f"{{span.parent.trace_id:032x}} {{span.parent.span_id:016x}}" if span.parent else "none"
+            text = np.array([[parent]], object)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", text)]))
+    return answers
+"""
 FLAGS = (
     "--trace-config=mode=opentelemetry",
     "--trace-config=level=TIMESTAMPS",
     "--trace-config=opentelemetry,bsp_schedule_delay=10",
     "--trace-config=opentelemetry,resource=deployment.environment=test",
 )
+PENDING = 'nv_inference_pending_request_count{model="held",version="1"}'
 ROOTS = TracerProvider()
 """OpenTelemetry as a client has it: it makes the spans that ours belong under."""
 
@@ -56,6 +85,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
         python_model(models, name, IDENTITY)
     python_model(models, "caller", CALLER)
     python_model(models, "tells", TELLS, pbtxt(datatype="TYPE_STRING"))
+    python_model(models, "notes", NOTES.format(""), pbtxt(datatype="TYPE_STRING"))
+    python_model(models, "notes_async", NOTES.format("async "), pbtxt(datatype="TYPE_STRING"))
+    python_model(models, "notes_inside", NOTES.format(""), pbtxt(datatype="TYPE_STRING", parameters=IN_PROCESS))
     python_model(models, "bad", "def execute(self, requests):\n    raise ValueError('my fault')")
     ensemble(models, "pipe", step("one", "INPUT0", "MIDDLE"), step("two", "MIDDLE", "OUTPUT0"))
     flags = (*FLAGS, "--trace-config=rate=0", f"--trace-config=opentelemetry,url={collector.url}")
@@ -177,6 +209,58 @@ def test_who_is_not_sampled_is_not_traced(server: Serving, collector: Collector,
     ask(server, "two", **headers()[0])
     collector.wait(4)
     assert collector.named("one") == []
+
+
+def told(server: Serving, model: str, **more: str) -> str:
+    body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "BYTES", "data": ["x"]}]}
+    answer = server.ask("POST", f"/v2/models/{model}/infer", body, **more)[2]
+    text: str = json.loads(answer)["outputs"][0]["data"][0]
+    return text
+
+
+def test_what_a_model_is_told(server: Serving, collector: Collector) -> None:
+    carrier, trace, _ = headers()
+    context = json.loads(told(server, "tells", **carrier, tracestate="x=y"))
+    collector.wait(4)
+    (compute,) = collector.named("compute")
+    assert context == {"traceparent": f"00-{trace}-{compute.id}-01", "tracestate": "x=y"}
+    assert told(server, "tells") == "none"
+
+
+@pytest.mark.parametrize("model", ["notes", "notes_async", "notes_inside"])
+def test_what_a_model_notes_itself_is_under_its_execution(server: Serving, collector: Collector, model: str) -> None:
+    carrier, trace, _ = headers()
+    parent = told(server, model, **carrier)
+    collector.wait(4)
+    (compute,) = collector.named("compute")
+    assert parent == f"{trace} {compute.id}"
+    assert told(server, model) == "none"
+
+
+def test_requests_of_one_batch(tmp_path: Path) -> None:
+    """The model's own spans are under the first that is traced; the others say so."""
+    model = python_model(tmp_path / "models", "held", HELD)
+    with collecting() as collector:
+        flags = (*FLAGS, "--trace-config=rate=0", f"--trace-config=opentelemetry,url={collector.url}")
+        with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
+            client = tritonclient.grpc.InferenceServerClient(server.grpc)
+
+            def ask_for(value: float, carrier: dict[str, str]) -> None:
+                tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "FP32")
+                tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
+                client.async_infer("held", [tensor], lambda result, error: None, headers=carrier)
+
+            ask_for(-1.0, {})
+            eventually(lambda: "executes -1.0" in server.text)
+            for number, carrier in enumerate(({}, headers()[0], headers()[0]), 1):
+                ask_for(1.0, carrier)
+                eventually(lambda number=number: server.metrics()[PENDING] == number)  # type: ignore[misc]
+            let_go(model)
+            collector.wait(8)
+            client.close()
+        first, second = sorted(collector.named("compute"), key=lambda span: len(span.links))
+    assert first.attributes == second.attributes == {"nerite.batch.requests": 3}
+    assert (first.links, second.links) == ([], [(first.trace, first.id)])
 
 
 def test_what_is_left_is_sent_at_the_end(tmp_path: Path) -> None:

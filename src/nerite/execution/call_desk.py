@@ -85,7 +85,10 @@ class CallDesk:
         parents = self._parents(batch, index)
         if parents:
             header = self._inheritance.header(header, parents, now)
-            ticket.request = CallRequest(parents[0], header, data, ticket, now, name)
+            parent = parents[0]
+            if len(parents) > 1:  # the trace of a call for all of them is that of the first that has one
+                parent = next((each for each in parents if getattr(each.sink, "trace", None) is not None), parent)
+            ticket.request = CallRequest(parent, header, data, ticket, now, name)
         else:
             ticket.request = InferenceRequest(header, data, ticket, now, name)
         request = ticket.request

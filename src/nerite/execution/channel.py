@@ -20,6 +20,7 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
+from nerite.core.trace_context import context_of
 from nerite.execution import messages, records
 from nerite.execution.arena import Arena, Borrower, Loans, Segment
 from nerite.execution.guest_memory import GuestMemory
@@ -146,9 +147,14 @@ class Channel:
         """Tell the worker what may follow a batch; ``execute`` refers to it by the number."""
         self._send(messages.json_frame(messages.STRETCH, {"number": number, "hops": hops}))
 
-    def execute(self, batch: int, requests: Sequence[InferenceRequest], stretch: int = 0) -> None:
-        """Send a batch, and which models in the worker may follow."""
+    def execute(self, batch: int, requests: Sequence[InferenceRequest], stretch: int, *, traced: bool) -> None:
+        """Send a batch, and which models in the worker may follow. ``traced``: some of the requests may be."""
         introductions: list[Buffer] = []
+        if traced:
+            spans = [(index, context_of(request)) for index, request in enumerate(requests)]
+            contexts = {index: span for index, span in spans if span is not None}
+            if contexts:
+                introductions.append(messages.contexts_frame(batch, contexts))
         records: list[Buffer] = [messages.stretch_part(stretch)] if stretch else []
         packer = self._requests
         for request in requests:

@@ -9,6 +9,7 @@ data is aligned. Rare messages carry JSON. The frequent ones are packed:
               before its records, RESULT_ON each ``Run`` of theirs, and before each record how far that request got
     PART      batch, tokens returned, ``Marks``, then the record of one response to one request of the batch
     LAST      the same; no other follows
+    CONTEXTS  batch, then for each request that is traced its index, and where in its trace it stands: before EXECUTE
     CALL      call, tokens returned, for which batch it is made and how, then the record of a request to another model
     ANSWER    call, tokens returned, then the record of one response to it
     REPORT    how an engine is, and what its last step has brought to which request: see ``engine_reports``
@@ -24,12 +25,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.core.errors import BY_CODE, Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.tensor import Buffer
+from nerite.core.trace_context import TraceContext
 
 # From the server to a worker.
 COMPLETE: Final = 1  # JSON: complete this model's configuration
@@ -45,6 +47,7 @@ ANSWER: Final = 9  # the count says whether it is the last
 TOLD: Final = 10  # JSON: the answer to ASK
 STRETCH: Final = 11  # JSON: models here that may follow a batch, and the number that stands for them
 EXECUTE_ON: Final = 12
+CONTEXTS: Final = 13  # the count says of how many requests
 # From a worker to the server.
 DONE: Final = 16  # JSON: the answer to COMPLETE, LOAD, IS_READY or CLOSE; the count is that of the question
 FAILED: Final = 17  # JSON: code and message, instead of DONE
@@ -71,6 +74,7 @@ _MARKS: Final = struct.Struct("<QQQQQ")
 _CALLER: Final = struct.Struct("<IHH")
 _PAIR: Final = struct.Struct("<II")
 _RUN: Final = struct.Struct("<HHI")
+_CONTEXT: Final = struct.Struct("<16sQHH4x")
 SEATS: Final = 256
 """Instances that may live in one worker. The number of a batch says in its lowest byte which of them has it."""
 SEAT: Final = SEATS - 1
@@ -201,6 +205,28 @@ def read_caller(body: memoryview, at: int) -> tuple[int, int, bool, int]:
     """Return what ``caller`` was given, and where the record begins."""
     batch, index, decoupled = _CALLER.unpack_from(body, at)
     return batch, index, bool(decoupled), at + _CALLER.size
+
+
+def contexts_frame(batch: int, contexts: Mapping[int, TraceContext]) -> bytes:
+    """Return a CONTEXTS message: by request, the span of its execution."""
+    parts = [_BATCH.pack(batch, 0)]
+    for index, context in contexts.items():
+        state = context.state.encode()
+        parts += (_CONTEXT.pack(context.trace_id.to_bytes(16), context.span_id, index, len(state)), state)
+        parts.append(PADDING[len(state) & 7])
+    return frame(CONTEXTS, b"".join(parts), len(contexts))
+
+
+def read_contexts(body: memoryview, count: int) -> tuple[int, dict[int, TraceContext]]:
+    """Return what ``contexts_frame`` was given."""
+    batch, _, at = read_batch(body)
+    contexts: dict[int, TraceContext] = {}
+    for _ in range(count):
+        trace, span, index, size = _CONTEXT.unpack_from(body, at)
+        at += _CONTEXT.size
+        contexts[index] = TraceContext(int.from_bytes(trace), span, bytes(body[at : at + size]).decode())
+        at += (size + 7) & ~7
+    return batch, contexts
 
 
 class Run(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from nerite.backends.interface import Instance
 from nerite.core.marks import Marks
-from nerite.execution import guard
+from nerite.execution import current_span, guard
 from nerite.execution.brevity import Brevity
 from nerite.execution.inside_runner import InsideRunner
 from nerite.execution.runner import Batch
@@ -49,9 +49,10 @@ class ThreadRunner(InsideRunner):
     def run(self, batch: Batch) -> None:
         """Execute a batch at once if it will be brief; else hand it to the thread."""
         brevity = self._brevity
+        span = current_span.of(batch) if self.traced else None
         if brevity is not None and brevity.on_loop and not self._pending:
             marks = Marks()
-            responses = guard.run(self._instance, self.name, batch, marks)
+            responses = guard.run(self._instance, self.name, batch, marks, span)
             brevity.ran_on_loop(marks.ended_ns - marks.started_ns)
             self.done(self, batch, responses, marks)
             return
@@ -60,7 +61,7 @@ class ThreadRunner(InsideRunner):
         def job() -> Callable[[], None]:
             marks = Marks()
             computing = time.thread_time_ns()
-            responses = guard.run(self._instance, self.name, batch, marks)
+            responses = guard.run(self._instance, self.name, batch, marks, span)
             computed = time.thread_time_ns() - computing
 
             def report() -> None:

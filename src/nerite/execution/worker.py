@@ -26,6 +26,7 @@ from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import RequestHeader
 from nerite.core.response import ResponseHeader
+from nerite.core.trace_context import TraceContext
 from nerite.execution import guard, messages, records
 from nerite.execution.calls import Calls
 from nerite.execution.inbox import Inbox, Message
@@ -47,6 +48,7 @@ _CONTROL = frozenset(
         messages.ANSWER,
         messages.TOLD,
         messages.STRETCH,
+        messages.CONTEXTS,
         *messages.OF_REQUEST,
     )
 )
@@ -68,6 +70,8 @@ class Worker:
         self._residents: dict[int, Resident] = {}
         """By seat."""
         self._stretches: dict[int, WorkerStretch] = {}
+        self._contexts: dict[int, dict[int, TraceContext]] = {}
+        """By batch that comes next, where its requests stand in their traces."""
         self._running = True
         stand_ins = ThreadPoolExecutor(messages.SEATS, "stand-in")
         self._inbox.on_job = lambda: stand_ins.submit(self._do_waiting)
@@ -124,6 +128,9 @@ class Worker:
         elif kind == messages.STRETCH:
             told = messages.read_json(body)
             self._stretches[told["number"]] = WorkerStretch(told["hops"])
+        elif kind == messages.CONTEXTS:
+            batch_number, contexts = messages.read_contexts(body, count)
+            self._contexts[batch_number] = contexts
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._loans.returned(token)
@@ -163,7 +170,11 @@ class Worker:
             del data
         assert resident.instance is not None
         marks = batch.marks = Marks()
-        responses = guard.run(resident.instance, resident.name, requests, marks)
+        span: TraceContext | None = None
+        if self._contexts and (contexts := self._contexts.pop(number, None)):
+            batch.contexts = contexts
+            span = next(iter(contexts.values()))
+        responses = guard.run(resident.instance, resident.name, requests, marks, span)
         along = None if stretch is None else stretch.follow(batch, responses, resident, self._residents)
 
         def let_go() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.core.trace_context import TraceContext
 from nerite.execution import messages
 from nerite.execution.inbox import Inbox
 
@@ -29,7 +30,7 @@ class WorkerRequest(InferenceRequest):
 class WorkerBatch:
     """The requests of one batch, and the way of their responses where those leave one by one."""
 
-    __slots__ = ("_done", "_inbox", "_open", "_paused", "_send", "_since", "marks", "number", "requests")
+    __slots__ = ("_done", "_inbox", "_open", "_paused", "_send", "_since", "contexts", "marks", "number", "requests")
 
     def __init__(
         self,
@@ -53,6 +54,8 @@ class WorkerBatch:
         self.marks: Marks
         """The times of the execution; set before it begins."""
         self.requests: list[InferenceRequest] = []
+        self.contexts: Mapping[int, TraceContext] = {}
+        """By request, the span of its execution, for those that are traced."""
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response, as soon as the server wants it. On any thread.
@@ -81,6 +84,11 @@ class WorkerBatch:
     def place(self, request: InferenceRequest) -> int | None:
         """Return which of the requests one is, None if they are not kept any more."""
         return self.requests.index(request) if request in self.requests else None
+
+    def context_of(self, request: InferenceRequest) -> TraceContext | None:
+        """Return the span of the execution of a request, None if it is not traced."""
+        index = self.place(request) if self.contexts else None
+        return None if index is None else self.contexts.get(index)
 
     def look(self) -> None:
         """Take note of what the server has said."""

@@ -84,7 +84,7 @@ class WorkerRunner:
         household = self._household
         ways = household.ways
         way = self._way = None if ways is None else ways.of(batch)
-        household.channel.execute(number, batch, 0 if way is None else way.number)
+        household.channel.execute(number, batch, 0 if way is None else way.number, traced=self.traced)
         if self.report is not None:
             self._watch.handed(batch, self.plan.around.loop.time())
             self._watch_over()
