@@ -151,10 +151,9 @@ class Channel:
         """Send a batch, and which models in the worker may follow. ``traced``: some of the requests may be."""
         introductions: list[Buffer] = []
         if traced:
-            spans = [(index, context_of(request)) for index, request in enumerate(requests)]
-            contexts = {index: span for index, span in spans if span is not None}
+            contexts = messages.contexts_frame(batch, [context_of(request) for request in requests])
             if contexts:
-                introductions.append(messages.contexts_frame(batch, contexts))
+                introductions.append(contexts)
         records: list[Buffer] = [messages.stretch_part(stretch)] if stretch else []
         packer = self._requests
         for request in requests:

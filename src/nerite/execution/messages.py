@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.core.errors import BY_CODE, Internal, NeriteError
@@ -207,26 +207,30 @@ def read_caller(body: memoryview, at: int) -> tuple[int, int, bool, int]:
     return batch, index, bool(decoupled), at + _CALLER.size
 
 
-def contexts_frame(batch: int, contexts: Mapping[int, TraceContext]) -> bytes:
-    """Return a CONTEXTS message: by request, the span of its execution."""
-    parts = [_BATCH.pack(batch, 0)]
-    for index, context in contexts.items():
-        state = context.state.encode()
-        parts += (_CONTEXT.pack(context.trace_id.to_bytes(16), context.span_id, index, len(state)), state)
-        parts.append(PADDING[len(state) & 7])
-    return frame(CONTEXTS, b"".join(parts), len(contexts))
+def contexts_frame(batch: int, contexts: Sequence[TraceContext | None]) -> bytes:
+    """Return a CONTEXTS message: by request, the span of its execution; nothing if no request has one."""
+    parts: list[bytes] = []
+    count = 0
+    for index, context in enumerate(contexts):
+        if context is not None:
+            count += 1
+            state = context.state.encode()
+            parts.append(_CONTEXT.pack(context.trace_id.to_bytes(16), context.span_id, index, len(state)))
+            if state:
+                parts += (state, PADDING[len(state) & 7])
+    return frame(CONTEXTS, _BATCH.pack(batch, 0) + b"".join(parts), count) if parts else b""
 
 
-def read_contexts(body: memoryview, count: int) -> tuple[int, dict[int, TraceContext]]:
-    """Return what ``contexts_frame`` was given."""
-    batch, _, at = read_batch(body)
+def read_contexts(body: memoryview, count: int) -> dict[int, TraceContext]:
+    """Return what a CONTEXTS message of ``count`` says, by the place of the request in the batch."""
+    _, _, at = read_batch(body)
     contexts: dict[int, TraceContext] = {}
     for _ in range(count):
         trace, span, index, size = _CONTEXT.unpack_from(body, at)
         at += _CONTEXT.size
         contexts[index] = TraceContext(int.from_bytes(trace), span, bytes(body[at : at + size]).decode())
         at += (size + 7) & ~7
-    return batch, contexts
+    return contexts
 
 
 class Run(NamedTuple):

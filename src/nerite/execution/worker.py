@@ -27,7 +27,7 @@ from nerite.core.marks import Marks
 from nerite.core.request import RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.trace_context import TraceContext
-from nerite.execution import guard, messages, records
+from nerite.execution import current_span, guard, messages, records
 from nerite.execution.calls import Calls
 from nerite.execution.inbox import Inbox, Message
 from nerite.execution.outbox import Outbox
@@ -70,8 +70,8 @@ class Worker:
         self._residents: dict[int, Resident] = {}
         """By seat."""
         self._stretches: dict[int, WorkerStretch] = {}
-        self._contexts: dict[int, dict[int, TraceContext]] = {}
-        """By batch that comes next, where its requests stand in their traces."""
+        self._contexts: dict[int, tuple[memoryview, int]] = {}
+        """By batch that comes next, the message that says where its requests stand in their traces."""
         self._running = True
         stand_ins = ThreadPoolExecutor(messages.SEATS, "stand-in")
         self._inbox.on_job = lambda: stand_ins.submit(self._do_waiting)
@@ -129,8 +129,7 @@ class Worker:
             told = messages.read_json(body)
             self._stretches[told["number"]] = WorkerStretch(told["hops"])
         elif kind == messages.CONTEXTS:
-            batch_number, contexts = messages.read_contexts(body, count)
-            self._contexts[batch_number] = contexts
+            self._contexts[messages.read_batch(body)[0]] = body, count
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._loans.returned(token)
@@ -171,9 +170,9 @@ class Worker:
         assert resident.instance is not None
         marks = batch.marks = Marks()
         span: TraceContext | None = None
-        if self._contexts and (contexts := self._contexts.pop(number, None)):
-            batch.contexts = contexts
-            span = next(iter(contexts.values()))
+        if self._contexts:
+            batch.told = self._contexts.pop(number, None)
+            span = current_span.of(requests)
         responses = guard.run(resident.instance, resident.name, requests, marks, span)
         along = None if stretch is None else stretch.follow(batch, responses, resident, self._residents)
 

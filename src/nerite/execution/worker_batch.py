@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
@@ -30,7 +30,7 @@ class WorkerRequest(InferenceRequest):
 class WorkerBatch:
     """The requests of one batch, and the way of their responses where those leave one by one."""
 
-    __slots__ = ("_done", "_inbox", "_open", "_paused", "_send", "_since", "contexts", "marks", "number", "requests")
+    __slots__ = ("_done", "_inbox", "_open", "_paused", "_send", "_since", "marks", "number", "requests", "told")
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class WorkerBatch:
         self.marks: Marks
         """The times of the execution; set before it begins."""
         self.requests: list[InferenceRequest] = []
-        self.contexts: Mapping[int, TraceContext] = {}
-        """By request, the span of its execution, for those that are traced."""
+        self.told: tuple[memoryview, int] | None = None
+        """A CONTEXTS message and its count, if there was one. Most models never ask."""
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response, as soon as the server wants it. On any thread.
@@ -87,8 +87,8 @@ class WorkerBatch:
 
     def context_of(self, request: InferenceRequest) -> TraceContext | None:
         """Return the span of the execution of a request, None if it is not traced."""
-        index = self.place(request) if self.contexts else None
-        return None if index is None else self.contexts.get(index)
+        index = self.place(request) if self.told is not None else None
+        return None if index is None or self.told is None else messages.read_contexts(*self.told).get(index)
 
     def look(self) -> None:
         """Take note of what the server has said."""

@@ -52,7 +52,7 @@ def written(trace: Trace) -> bytes:
         (ns, {"activity": activity, "tensor": tensor}) for ns, activity, tensor in trace.tensors
     ]
     first = []
-    if trace.times:
+    if "TIMESTAMPS" in trace.sampler.values.levels:
         first.append(_first(trace))
         notes = [*((ns, {"timestamps": [{"name": name, "ns": ns}]}) for ns, name in moments(trace)), *notes]
         notes.sort(key=_when)

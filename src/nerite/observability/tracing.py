@@ -7,21 +7,17 @@ A model of which nothing is traced knows nothing of all this.
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 
 from nerite.config.options import TraceOptions
 from nerite.core.child_request import CallRequest, ChildRequest
 from nerite.core.request import InferenceRequest
 from nerite.core.trace_context import TraceContext
 from nerite.observability.otlp.exporter import Exporter
+from nerite.observability.spanned_trace import SpannedTrace
 from nerite.observability.trace import Trace
 from nerite.observability.trace_file import TraceFile
 from nerite.observability.trace_records import written
 from nerite.observability.trace_settings import Sampler, TraceSettings
-
-_SPAN_ID_BITS = 64
-_COUNTED_BITS = 20
-"""Of the id of a span: which span of a request it is."""
 
 
 class Tracing:
@@ -33,7 +29,7 @@ class Tracing:
         self._changed = changed
         self._file = TraceFile(options.file)
         self._exporter = Exporter(options.opentelemetry) if options.mode == "opentelemetry" else None
-        self._random = Random()  # of our own: a model in this process may have seeded the common one
+        self._kind = Trace if self._exporter is None else SpannedTrace
         self._next = 1
 
     def wants(self, model: str) -> bool:
@@ -45,43 +41,36 @@ class Tracing:
 
         One that comes with the context of a trace is traced if that is, whether it is its turn or not.
         """
-        if isinstance(request, ChildRequest):
+        if request.caused:
+            assert isinstance(request, ChildRequest)
             parent = getattr(request.parent.sink, "trace", None)
             if isinstance(parent, Trace):
                 self._begin_child(request, version, parent)
             return
         sampler = self.settings.sampler(request.header.model_name)
-        if self._exporter is None:
+        outer: TraceContext | None = getattr(request.sink, "outer_span", None) if self._exporter is not None else None
+        if outer is None:
             if sampler.choose():
-                self._begin(request, version, sampler, 0)
-            return
-        outer: TraceContext | None = getattr(request.sink, "outer_span", None)
-        if sampler.choose() if outer is None else outer.sampled:
-            trace = self._begin(request, version, sampler, 0)
-            if outer is None:
-                trace.trace_id = self._random.getrandbits(128) | 1
-            else:
-                trace.trace_id, trace.parent_span, trace.state = outer.trace_id, outer.span_id, outer.state
-            trace.span_id = self._span_id()
+                self._begin(request, version, sampler)
+        elif outer.sampled:
+            trace = self._begin(request, version, sampler)
+            assert isinstance(trace, SpannedTrace)
+            trace.begin_under(outer.trace_id, outer.span_id, outer.state)
 
-    def _begin(self, request: InferenceRequest, version: int, sampler: Sampler, parent: int) -> Trace:
+    def _begin(self, request: InferenceRequest, version: int, sampler: Sampler) -> Trace:
         sampler.open += 1
-        trace = request.sink = Trace(request, version, self._next, sampler, self._complete, parent)
+        trace = request.sink = self._kind(request, version, self._next, sampler, self._complete)
         self._next += 1
         return trace
 
     def _begin_child(self, request: ChildRequest, version: int, parent: Trace) -> None:
-        trace = self._begin(request, version, parent.sampler, parent.number)
-        if parent.trace_id:
-            trace.trace_id, trace.state = parent.trace_id, parent.state
-            trace.span_id = self._span_id()
+        trace = self._begin(request, version, parent.sampler)
+        trace.parent = parent.number
+        if isinstance(trace, SpannedTrace) and isinstance(parent, SpannedTrace):
             # A call is made while its parent is executed.
             called = isinstance(request, CallRequest)
-            trace.parent_span = parent.compute_span(len(parent.executions)) if called else parent.model_span
-
-    def _span_id(self) -> int:
-        """Return an id that others can follow."""
-        return (self._random.getrandbits(_SPAN_ID_BITS - _COUNTED_BITS) or 1) << _COUNTED_BITS
+            span = parent.compute_span(len(parent.executions)) if called else parent.model_span
+            trace.begin_under(parent.trace_id, span, parent.state)
 
     def close(self) -> None:
         """Write what is there, or send it."""
@@ -98,6 +87,7 @@ class Tracing:
         sampler.open -= 1
         trace.let_go()
         if self._exporter is not None:
+            assert isinstance(trace, SpannedTrace)
             self._exporter.add(trace)
             return
         values = sampler.values

@@ -12,18 +12,17 @@ from nerite.config.options import OpenTelemetryOptions
 from nerite.observability.otlp import exporter as module
 from nerite.observability.otlp.exporter import Exporter
 from nerite.observability.otlp.retries import Retries
-from nerite.observability.trace import Trace
+from nerite.observability.spanned_trace import SpannedTrace
 from nerite.observability.trace_settings import Sampler, TraceValues
 from serving import eventually
 
 SAMPLER = Sampler(TraceValues(frozenset(("TIMESTAMPS",)), 1, -1, 0))
 
 
-def trace() -> Trace:
+def trace() -> SpannedTrace:
     """A trace of two spans."""
     asked = request()
-    made = Trace(asked, 1, 1, SAMPLER, lambda _: None)
-    made.trace_id, made.span_id = 1, 2**20
+    made = SpannedTrace(asked, 1, 1, SAMPLER, lambda _: None)
     made.answered_ns = made.final_ns = made.began_ns
     return made
 

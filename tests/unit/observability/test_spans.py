@@ -13,7 +13,7 @@ from nerite.core.marks import Marks
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.observability.otlp import wire
 from nerite.observability.otlp.spans import spans_of
-from nerite.observability.trace import Trace
+from nerite.observability.spanned_trace import SpannedTrace
 from nerite.observability.trace_settings import Sampler, TraceValues
 
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
@@ -23,12 +23,12 @@ class HttpCaller(Caller):
     protocol = "HTTP"
 
 
-def traced(**given: Any) -> Trace:
+def traced(**given: Any) -> SpannedTrace:
     asked = request(sink=HttpCaller(), arrived_ns=1, **given)
     sampler = Sampler(TraceValues(frozenset(("TIMESTAMPS",)), 1, -1, 0))
-    trace = asked.sink = Trace(asked, 3, 7, sampler, lambda _: None)
-    trace.trace_id, trace.span_id = 2**127 + 5, 2**63
-    trace.parent_span, trace.state = 9, "x=y"
+    trace = asked.sink = SpannedTrace(asked, 3, 7, sampler, lambda _: None)
+    trace.begin_under(2**127 + 5, 9, "x=y")
+    trace._span_id = 2**63
     return trace
 
 
@@ -39,7 +39,7 @@ def ran() -> Marks:
     return marks
 
 
-def told(trace: Trace, epoch: int = 0) -> list[Span]:
+def told(trace: SpannedTrace, epoch: int = 0) -> list[Span]:
     body = wire.message({"service.name": "me", "naïve": "ü"}, {"name": "scope", "version": "0"}, spans_of(trace, epoch))
     return read(message(body, "application/x-protobuf"))
 
@@ -123,7 +123,7 @@ def test_requests_of_one_batch_are_linked_to_the_first_that_is_traced() -> None:
     marks = ran()
     marks.requests = 3
     traces = [traced(), traced()]
-    traces[1].trace_id = traces[1].span_id = 2**40
+    traces[1]._trace_id = traces[1]._span_id = 2**40
     for trace in traces:
         asked = request()
         trace.ran(asked, marks)

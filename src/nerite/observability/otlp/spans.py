@@ -6,7 +6,7 @@ from typing import Final
 
 from nerite.core.marks import Marks
 from nerite.observability.otlp import wire
-from nerite.observability.trace import Trace
+from nerite.observability.spanned_trace import SpannedTrace
 from nerite.observability.trace_records import RECEIVED, SENT
 
 _MOST_SENDS: Final = 128
@@ -15,7 +15,7 @@ _QUEUE: Final = wire.form("queue", wire.INTERNAL)
 _NAMES: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 
 
-def spans_of(trace: Trace, epoch: int) -> bytes:
+def spans_of(trace: SpannedTrace, epoch: int) -> bytes:
     """Return the spans of a trace; ``epoch`` is the time of day at which the clock of its times was 0."""
     state = wire.state(trace.state)
     error = trace.error
@@ -41,7 +41,7 @@ def spans_of(trace: Trace, epoch: int) -> bytes:
     return b"".join(found)
 
 
-def _request(trace: Trace, epoch: int, more: bytes) -> bytes:
+def _request(trace: SpannedTrace, epoch: int, more: bytes) -> bytes:
     """Return the span of what the client sees."""
     events: list[bytes] = []
     end = trace.final_ns
@@ -73,7 +73,7 @@ def _request(trace: Trace, epoch: int, more: bytes) -> bytes:
     )
 
 
-def _model(trace: Trace, epoch: int, more: bytes) -> bytes:
+def _model(trace: SpannedTrace, epoch: int, more: bytes) -> bytes:
     """Return the span of what the model does for the request."""
     name = trace.header.model_name
     form = wire.form(
@@ -98,7 +98,7 @@ def _model(trace: Trace, epoch: int, more: bytes) -> bytes:
     )
 
 
-def _compute(trace: Trace, epoch: int, number: int, marks: Marks, more: bytes) -> bytes:
+def _compute(trace: SpannedTrace, epoch: int, number: int, marks: Marks, more: bytes) -> bytes:
     """Return the span of an execution, which other requests may have shared: the first of them is linked."""
     own = trace.compute_span(number)
     form = wire.form("compute", wire.INTERNAL, ("nerite.batch.requests", marks.requests))

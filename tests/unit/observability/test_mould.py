@@ -1,0 +1,88 @@
+"""Spans that are cast in a mould are, byte for byte, those that are made one by one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doubles import Caller, request
+from nerite.core.errors import Unavailable
+from nerite.core.marks import Marks
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.observability.otlp.mould import Foundry
+from nerite.observability.otlp.spans import spans_of
+from nerite.observability.spanned_trace import SpannedTrace
+from nerite.observability.trace_settings import Sampler, TraceValues
+
+SAMPLER = Sampler(TraceValues(frozenset(("TIMESTAMPS",)), 1, -1, 0))
+OK = InferenceResponse(ResponseHeader("model", "1", ()))
+
+
+class GrpcCaller(Caller):
+    protocol = "GRPC"
+
+
+def traced(number: int = 1, name: str = "", requests: int = 1, response: InferenceResponse = OK) -> SpannedTrace:
+    asked = request(sink=GrpcCaller(), id=name, arrived_ns=time.monotonic_ns())
+    trace = SpannedTrace(asked, 3, number, SAMPLER, lambda _: None)
+    marks = Marks()
+    marks.requests = requests
+    marks.end()
+    trace.ran(asked, marks)
+    trace.respond(asked, response, True)
+    return trace
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 2**40),
+            st.text(max_size=4),
+            st.integers(1, 3),
+            st.one_of(st.none(), st.tuples(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1))),
+            st.sampled_from(["", "x=y"]),
+        ),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_any_of_them(asked: list[tuple[int, str, int, tuple[int, int] | None, str]]) -> None:
+    foundry = Foundry()
+    for number, name, requests, outer, state in asked:
+        trace = traced(number, name, requests)
+        if outer is not None:
+            trace.begin_under(*outer, state)
+        epoch = 1_700_000_000_000_000_000
+        assert foundry.spans_of(trace, epoch) == spans_of(trace, epoch)
+
+
+@pytest.mark.parametrize("number", [127, 128, 16383, 16384])
+def test_numbers_that_take_one_byte_more(number: int) -> None:
+    foundry = Foundry()
+    for each in (number, number + 1, number - 1):
+        trace = traced(each)
+        assert foundry.spans_of(trace, 0) == spans_of(trace, 0)
+
+
+def test_a_batch() -> None:
+    foundry = Foundry()
+    first, second, third = (traced(number, requests=3) for number in (1, 2, 3))
+    marks = first.executions[0][1]
+    assert marks is not None and marks.leader is not None
+    for trace in (first, second, third):
+        trace.executions = [(trace.executions[0][0], marks)]
+        marks.started_ns = max(marks.started_ns, trace.executions[0][0])
+    for trace in (first, second, third):
+        trace.ended_ns = trace.final_ns
+        assert foundry.spans_of(trace, 0) == spans_of(trace, 0)
+
+
+def test_an_error_is_not_usual() -> None:
+    foundry = Foundry()
+    foundry.spans_of(traced(), 0)
+    trace = traced(response=InferenceResponse.failed(Unavailable("no")))
+    assert foundry.spans_of(trace, 0) == spans_of(trace, 0)
+    assert b"no" in spans_of(trace, 0)
