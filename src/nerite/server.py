@@ -25,6 +25,7 @@ from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.readiness import ask_all
 from nerite.execution.reception import Reception
 from nerite.execution.running_version import RunningVersion
+from nerite.observability.custom_metrics import Reading
 from nerite.observability.exposition import Family
 from nerite.observability.metrics import Version
 from nerite.observability.trace_settings import TraceSettings
@@ -267,6 +268,10 @@ class InferenceServer:
     def metrics(self) -> list[Version]:
         """Return every running version as the metrics page reads it."""
         return self._descriptions.metrics()
+
+    def custom_metrics(self) -> list[Reading]:
+        """Return what models count themselves, as each process that runs some has it."""
+        return self._descriptions.custom_metrics()
 
     def engine_reports(self, model: str) -> list[EngineReport]:
         """Return how the engines of a model are, or of all models if ``model`` is empty: none where there are none."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import bisect
 import re
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -30,7 +31,7 @@ class MetricKind(IntEnum):
 class Sample:
     """One metric of a family: one set of labels. A histogram has buckets, the others a value."""
 
-    __slots__ = ("bounds", "counts", "holders", "labels", "total", "value")
+    __slots__ = ("bounds", "counts", "holders", "labels", "set_ns", "value")
 
     def __init__(self, labels: Labels, bounds: Sequence[float]) -> None:
         self.labels = labels
@@ -39,6 +40,8 @@ class Sample:
         """How many observations fell into each bucket; the last one has no upper bound."""
         self.value = 0.0
         """Of a counter or gauge; the sum of a histogram's observations."""
+        self.set_ns = 0
+        """When a gauge was set last (``time.monotonic_ns``); 0 if it only went up and down."""
         self.holders = 0
 
 
@@ -60,8 +63,8 @@ class Reading(NamedTuple):
     name: str
     description: str
     kind: int
-    samples: list[tuple[Labels, float, tuple[float, ...], list[int]]]
-    """Labels, value, bucket bounds and bucket counts of each metric."""
+    samples: list[tuple[Labels, float, tuple[float, ...], list[int], int]]
+    """Labels, value, bucket bounds and bucket counts of each metric, and when it was set."""
 
 
 class MetricStore:
@@ -74,6 +77,9 @@ class MetricStore:
         # Re-entrant, because a collection of garbage inside a method may end a family, which releases its metrics.
         self._lock = threading.RLock()
         self._families: dict[str, Family] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Called at the first change after ``collect``, by whichever thread makes it."""
+        self._told = False
 
     def family(self, name: str, description: str, kind: MetricKind) -> Family:
         """Return the family called ``name``; make it if there is none."""
@@ -103,6 +109,7 @@ class MetricStore:
             if sample is None:
                 sample = held[key] = family.samples.setdefault(key, Sample(key, bounds))
                 sample.holders += 1
+                self._tell()
         return sample
 
     def release(self, family: Family, held: Mapping[Labels, Sample]) -> None:
@@ -112,6 +119,7 @@ class MetricStore:
                 sample.holders -= 1
                 if not sample.holders:
                     del family.samples[sample.labels]
+                    self._tell()
 
     def increment(self, family: Family, sample: Sample, value: float) -> None:
         """Add to a counter or a gauge."""
@@ -123,6 +131,7 @@ class MetricStore:
             )
         with self._lock:
             sample.value += value
+            self._tell()
 
     def set(self, family: Family, sample: Sample, value: float) -> None:
         """Set a gauge."""
@@ -130,6 +139,8 @@ class MetricStore:
             raise _cannot(family, "Set")
         with self._lock:
             sample.value = value
+            sample.set_ns = time.monotonic_ns()
+            self._tell()
 
     def observe(self, family: Family, sample: Sample, value: float) -> None:
         """Count an observation in a histogram."""
@@ -138,6 +149,7 @@ class MetricStore:
         with self._lock:
             sample.value += value
             sample.counts[bisect.bisect_left(sample.bounds, value)] += 1
+            self._tell()
 
     def value(self, family: Family, sample: Sample) -> float:
         """Return the value of a counter or a gauge."""
@@ -148,15 +160,24 @@ class MetricStore:
     def collect(self) -> list[Reading]:
         """Return everything, as it is now."""
         with self._lock:
+            self._told = False
             return [
                 Reading(
                     family.name,
                     family.description,
                     int(family.kind),
-                    [(one.labels, one.value, one.bounds, list(one.counts)) for one in list(family.samples.values())],
+                    [
+                        (one.labels, one.value, one.bounds, list(one.counts), one.set_ns)
+                        for one in list(family.samples.values())
+                    ],
                 )
                 for family in list(self._families.values())
             ]
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self.on_change()
 
 
 def _cannot(family: Family, operation: str) -> ValueError:

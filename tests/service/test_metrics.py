@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from serving import HELD, IDENTITY, Serving, eventually, let_go, pbtxt, python_model, serving
+from serving import HELD, IDENTITY, IN_PROCESS, Serving, eventually, let_go, pbtxt, python_model, serving
 
 TIMEOUT = """
 dynamic_batching {
@@ -131,3 +131,89 @@ def test_why_requests_failed(server: Serving, models: Path) -> None:
     eventually(lambda: value(server, "nerite_worker_restarts_total", "brief") == 1)
     assert value(server, "nv_inference_request_failure", "brief", reason="BACKEND") == 1
     running.close()
+
+
+COUNTS = """
+def initialize(self, args):
+    counter, gauge, histogram = (getattr(pb_utils.MetricFamily, kind) for kind in ("COUNTER", "GAUGE", "HISTOGRAM"))
+    self.families = [
+        pb_utils.MetricFamily(f"of_models_{name}", name, kind)
+        for name, kind in (("rows", counter), ("level", gauge), ("size", histogram))
+    ]
+    rows, level, size = self.families
+    self.rows = rows.Metric(labels={"why": 'a "good" one'})
+    self.level = level.Metric(labels={"model": args["model_name"]})
+    self.size = size.Metric(labels={}, buckets=[1.0, 10.0])
+
+def execute(self, requests):
+    responses = []
+    for request in requests:
+        value = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+        if value[0, 0] < 0:
+            os._exit(1)
+        self.rows.increment(1)
+        self.level.set(float(value[0, 0]))
+        self.size.observe(float(value[0, 0]))
+        responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value)]))
+    return responses
+"""
+
+
+def test_metrics_that_models_count_themselves(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "counts", COUNTS, pbtxt(batch=4, more="instance_group { count: 2 kind: KIND_CPU }"))
+    python_model(models, "inside", COUNTS, pbtxt(batch=4, parameters=IN_PROCESS))
+    with serving(models, tmp_path / "log", "--model-control-mode=explicit", "--load-model=*") as server:
+        rows = 'of_models_rows{why="a \\"good\\" one"}'
+        assert server.metrics()[rows] == 0
+        for number in range(10):
+            server.infer("counts", [float(number)])
+        eventually(lambda: server.metrics()[rows] == 10)
+        page = server.metrics()
+        assert page['of_models_level{model="counts"}'] == 9
+        assert [page[f'of_models_size_bucket{{le="{le}"}}'] for le in ("1", "10", "+Inf")] == [2, 10, 10]
+        with pytest.raises(RuntimeError, match="died"):
+            server.infer("counts", [-1.0])
+        eventually(lambda: value(server, "nerite_worker_restarts_total", "counts") == 1)
+        server.infer("counts", [3.0])
+        server.infer("inside", [3.0])
+        eventually(lambda: server.metrics()[rows] == 12)
+        assert server.ask("POST", "/v2/repository/models/counts/unload", b"{}")[0] == 200
+        eventually(lambda: server.metrics().get(rows) == 1)
+
+
+def test_summaries_and_the_histogram_of_first_responses(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "identity", IDENTITY, pbtxt(batch=8))
+    shaped = """
+    response_cache { enable: true }
+    model_metrics { metric_control {
+      metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+      histogram_options { buckets: [ 0.001, 60000 ] }
+    } }"""
+    python_model(models, "cached", IDENTITY, pbtxt(batch=8, more=shaped))
+    flags = ("histogram_latencies=true", "summary_latencies=true", "summary_quantiles=0.5:0.05,0.9:0.01")
+    cache = "--cache-config=local,size=1048576"
+    with serving(models, tmp_path / "log", cache, *(f"--metrics-config={flag}" for flag in flags)) as server:
+        for _ in range(5):
+            server.infer("identity", [1.0])
+            server.infer("cached", [1.0])
+        eventually(lambda: value(server, "nv_inference_request_success", "identity") == 5)
+        eventually(lambda: value(server, "nv_inference_request_success", "cached") == 5)
+        page = server.metrics()
+    first = "nv_inference_first_response_histogram_ms"
+    assert [page[labelled(f"{first}_bucket", "identity", le=le)] for le in ("5000", "+Inf")] == [5, 5]
+    assert [page[labelled(f"{first}_bucket", "cached", le=le)] for le in ("0.001", "60000")] == [0, 5]
+    summary = "nv_inference_request_summary_us"
+    assert page[labelled(f"{summary}_count", "identity")] == 5
+    assert (
+        page[labelled(f"{summary}_sum", "identity")] == page[labelled("nv_inference_request_duration_us", "identity")]
+    )
+    middle, high = (page[labelled(summary, "identity", quantile=quantile)] for quantile in ("0.5", "0.9"))
+    assert 0 < middle <= high
+    assert labelled(f"{summary}_count", "cached") not in page
+    assert page[labelled("nv_cache_hit_summary_per_model_count", "cached")] == 4
+    assert page[labelled("nv_cache_miss_summary_per_model_count", "cached")] == 1
+    assert labelled("nv_cache_hit_summary_per_model_count", "identity") not in page
+    for stage in ("queue", "compute_input", "compute_infer", "compute_output"):
+        assert page[labelled(f"nv_inference_{stage}_summary_us_count", "identity")] == 5

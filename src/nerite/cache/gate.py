@@ -161,14 +161,14 @@ class Gate:
     def _compute(self, question: Question) -> None:
         first = question.requests[0]
         question.looking = False
-        self._statistics.cache_miss.add(_now() - question.asked_ns)
+        self._statistics.missed(_now() - question.asked_ns)
         first.sink = Listener(question, first.sink)
         first.on_cancel = None
         self._queue.submit(first)
 
     def _compute_apart(self, request: InferenceRequest) -> None:
         """Have a request computed, and keep nothing: another one that asks the same is, or failed."""
-        self._statistics.cache_miss.add(0)
+        self._statistics.missed(0)
         self._queue.submit(request)
 
     def _answer(self, request: InferenceRequest, response: InferenceResponse, found_ns: int) -> None:

@@ -89,6 +89,8 @@ class Channel:
         self._on_result: OnResult | None = None
         self._on_part: Callable[[int, int, InferenceResponse, bool, Marks], None] | None = None
         self._on_report: Callable[[int, memoryview], None] = _ignored
+        self.on_metrics: Callable[[Sequence[Sequence[Any]]], None] = _unread
+        """Called with what the models in the worker have counted themselves."""
         self._on_end: Callable[[], None] | None = None
         self._desk: Desk | None = None
 
@@ -220,6 +222,8 @@ class Channel:
             self._part(count, body, kind == messages.LAST)
         elif kind == messages.REPORT:
             self._on_report(count, body)
+        elif kind == messages.METRICS:
+            self.on_metrics(messages.read_json(body))
         elif kind == messages.CALL:
             self._call(body)
         elif kind == messages.GIVE_UP and self._desk is not None:
@@ -337,6 +341,10 @@ class Channel:
             if each in self._known_guests:
                 self._known_guests.remove(each)
                 self._send(messages.json_frame(messages.FORGET, each))
+
+
+def _unread(_readings: Sequence[Sequence[Any]]) -> None:
+    """Take no note of what is counted before the worker belongs to anybody."""
 
 
 def _ignored(_seat: int, _body: memoryview) -> None:

@@ -26,6 +26,7 @@ from nerite.execution.nursery import WorkerProcess
 from nerite.execution.runner import Batch, Runner
 from nerite.execution.ways import Ways
 from nerite.execution.worker_plan import WorkerPlan
+from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.observability.load_times import stage
 from nerite.scheduling.backoff import Backoff
 
@@ -97,6 +98,8 @@ class Household:
         self._ways: Ways | None = None
         self.ways: Ways | None = None
         """What batches may go on to here; None where there is nothing."""
+        self.metrics = ReportedMetrics()
+        """What the models who live here count themselves."""
         self._starting: asyncio.Task[None] | None = None
         self._backoff = Backoff()
         self._pause = 0.0
@@ -252,6 +255,7 @@ class Household:
         desk = CallDesk(self._around.door, channel, self._batch_of)
         self._process, self._channel, self._desk = process, channel, desk
         self._ways = Ways(self._around.door, channel, self._seat_of)
+        channel.on_metrics = self.metrics.reported
         channel.attach(self._loop, self._result, self._response, self._reported, self._ended, desk)
         if not self._members:  # all who waited for it have left
             self._end()
@@ -314,6 +318,7 @@ class Household:
         process = self._process
         assert process is not None
         self._drop()
+        self.metrics.process_ended()
         for seat in tuple(self._leaving):
             self._left(seat)
         mourners = [each for seat, each in self._members.items() if seat not in self._loading]

@@ -9,6 +9,7 @@ from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.execution.runner import Done, OnReport, Part, Runner
+from nerite.observability.custom_metrics import ReportedMetrics
 
 
 class InsideRunner:
@@ -20,6 +21,7 @@ class InsideRunner:
         self.usable = True
         self.failure: NeriteError | None = None
         self.restarts = 0
+        self.metrics: ReportedMetrics | None = None
         self.done: Done
         self.part: Part
         self.traced = False

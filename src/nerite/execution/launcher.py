@@ -92,7 +92,7 @@ class Launcher:
             maker.close()
             arena.close()
             raise
-        statistics = counting.begin(self._around.metrics)
+        statistics = counting.begin(self._around.metrics, config)
         instances = dict(zip(plans, runners, strict=True))
         dispatcher = Dispatcher(
             scheduler if rations is None else RationedRoster(scheduler, rations),
@@ -133,7 +133,7 @@ class Launcher:
         assert config.ensemble_scheduling is not None
         arena = Arena()
         self._around.guests.host(arena)
-        statistics = counting.begin(self._around.metrics)
+        statistics = counting.begin(self._around.metrics, config)
         limit = config.ensemble_scheduling.max_inflight_requests
         if limit:
             _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)

@@ -61,6 +61,7 @@ TAKEN: Final = 24  # so many answers to a call have found a reader
 ASK: Final = 25  # JSON: something that a model wants done, or to know, of other models
 RESULT_ON: Final = 26
 REPORT: Final = 27  # the count is the seat of the engine
+METRICS: Final = 28  # JSON: what the models here have counted themselves
 # Either way.
 REQUEST_HEADER: Final = 32  # JSON: the header that the next key for a request stands for
 RESPONSE_HEADER: Final = 36  # JSON: the same for a response

@@ -10,6 +10,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.observability.custom_metrics import ReportedMetrics
 
 Batch: TypeAlias = list[InferenceRequest]
 
@@ -43,10 +44,13 @@ class Runner(Protocol):
 
     With ``traced`` the model is told where the requests stand in their traces.
 
+    ``metrics`` are those that the models in its process count themselves, None where that is the server's.
+
     ``report`` is the last one of its engine, None where there is none, or no engine that reports.
     """
 
     name: str
+    metrics: ReportedMetrics | None
     ahead: bool
     usable: bool
     failure: NeriteError | None

@@ -30,6 +30,7 @@ from nerite.core.trace_context import TraceContext
 from nerite.execution import current_span, guard, messages, records
 from nerite.execution.calls import Calls
 from nerite.execution.inbox import Inbox, Message
+from nerite.execution.metrics_reporter import MetricsReporter
 from nerite.execution.outbox import Outbox
 from nerite.execution.resident import Resident
 from nerite.execution.stretch import WorkerStretch
@@ -72,6 +73,7 @@ class Worker:
         self._stretches: dict[int, WorkerStretch] = {}
         self._contexts: dict[int, tuple[memoryview, int]] = {}
         """By batch that comes next, the message that says where its requests stand in their traces."""
+        self._metrics = MetricsReporter(outbox)
         self._running = True
         stand_ins = ThreadPoolExecutor(messages.SEATS, "stand-in")
         self._inbox.on_job = lambda: stand_ins.submit(self._do_waiting)
@@ -211,6 +213,7 @@ class Worker:
             reporter = WorkerReporter(resident.seat, self.outbox)
             resident.open(read_context(value), InstanceContext(**value["instance"], reporter=reporter))
             self.calls.allowed.add(resident.seat)
+            self._metrics.watch()
             return True
         if kind == messages.IS_READY:
             return resident.instance is not None and resident.instance.is_ready()

@@ -22,6 +22,7 @@ from nerite.execution.messages import Along
 from nerite.execution.runner import Batch, Done, OnReport, Part, Runner
 from nerite.execution.ways import Way
 from nerite.execution.worker_plan import WorkerPlan
+from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.scheduling.step_watch import StepWatch
 
 _log = logging.getLogger("nerite.execution")
@@ -47,6 +48,7 @@ class WorkerRunner:
         self.on_report: OnReport = _ignored
         self.on_usable: Callable[[Runner], None] = lambda _runner: None
         self.restarts = 0
+        self.metrics: ReportedMetrics | None = household.metrics
         self.failure: NeriteError | None = None
         """Why the last attempt to make a new worker failed; None if it did not."""
         self._household = household

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from nerite.observability.distribution import Distribution
+from nerite.observability.quantiles import Summed
 
 _WORDS: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
 
-Value: TypeAlias = float | Distribution
+Value: TypeAlias = float | Distribution | Summed
 """That of a histogram is a distribution."""
 
 
@@ -34,6 +35,8 @@ def render(families: Iterable[Family]) -> bytes:
             inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
             if isinstance(value, Distribution):
                 lines += _distributed(family.name, inner, value)
+            elif isinstance(value, Summed):
+                lines += _summed(family.name, inner, value)
             else:
                 lines.append(_line(family.name, inner, value))
     return ("\n".join(lines) + "\n").encode()
@@ -47,6 +50,14 @@ def _distributed(name: str, labels: str, value: Distribution) -> Iterator[str]:
         yield _line(f"{name}_bucket", f'{before}le="{_number(bound)}"', count)
     yield _line(f"{name}_sum", labels, value.total)
     yield _line(f"{name}_count", labels, count)
+
+
+def _summed(name: str, labels: str, value: Summed) -> Iterator[str]:
+    before = f"{labels}," if labels else ""
+    yield _line(f"{name}_count", labels, value.events)
+    yield _line(f"{name}_sum", labels, value.total)
+    for quantile, each in value.quantiles:
+        yield _line(name, f'{before}quantile="{_number(quantile)}"', each)
 
 
 def _line(name: str, labels: str, value: float) -> str:

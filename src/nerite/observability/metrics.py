@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from nerite.observability import own_metrics, token_metrics
+from nerite.observability import optional_metrics, own_metrics, token_metrics
 from nerite.observability.exposition import Family
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.token_statistics import TokenStatistics
@@ -121,6 +121,8 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
             Family(name, text, "counter", [(labels, read(item.statistics)) for labels, item in listed if item.cached])
             for name, text, read in _OF_CACHED
         ]
+    if any(item.statistics.optional is not None for _, item in listed):
+        counted += optional_metrics.families(listed)
     pending = Family(
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",

@@ -14,6 +14,7 @@ from nerite.core.errors import Cancelled
 from nerite.core.marks import Marks
 from nerite.core.request import GaveUp, InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.observability.optional_times import OptionalTimes
 from nerite.observability.stage_times import StageTimes
 
 MOST_RESPONSES: Final = 256
@@ -118,15 +119,17 @@ class VersionStatistics:
         "given_up",
         "inference_count",
         "last_inference_ms",
+        "optional",
         "queue",
         "responses",
         "stages",
         "success",
     )
 
-    def __init__(self, stages: StageTimes | None = None) -> None:
-        """``stages``: how long requests take is noted there, too."""
+    def __init__(self, stages: StageTimes | None = None, optional: OptionalTimes | None = None) -> None:
+        """How long requests take is noted in ``stages`` and ``optional``, too."""
         self.stages = stages
+        self.optional = optional
         self.inference_count = 0
         self.execution_count = 0
         self.last_inference_ms = 0
@@ -166,6 +169,14 @@ class VersionStatistics:
         self.cache_hit.add(now - found_ns)
         if self.stages is not None:
             self.stages.found(whole, queue)
+        if self.optional is not None:
+            self.optional.found(whole, queue, now - found_ns)
+
+    def missed(self, looked_ns: int) -> None:
+        """Note a request that was not in the cache, and how long it took to see that."""
+        self.cache_miss.add(looked_ns)
+        if self.optional is not None:
+            self.optional.missed(looked_ns)
 
     def executed(
         self,
@@ -215,6 +226,8 @@ class VersionStatistics:
         self._of_size(rows + _rows(apart) if apart else rows, before, during, after)
         if self.stages is not None:
             self.stages.ran(batch, marks, now)
+        if self.optional is not None:
+            self.optional.ran(batch, marks, now)
 
     def followed(self, size: int, rows: int, marks: Marks) -> None:
         """Note a batch of ``size`` requests that went on from another model in the same worker, and waited nowhere."""
@@ -229,6 +242,8 @@ class VersionStatistics:
             return
         self.inference_count += rows
         self._succeeded(took, 0, before, during, after, size)
+        if self.optional is not None:
+            self.optional.responded(took, size)
 
     def composed(self, request: InferenceRequest, queue: int, before: int, during: int, after: int, now: int) -> None:
         """Note a request that the models of an ensemble have answered; the times are sums over its steps."""
@@ -236,8 +251,11 @@ class VersionStatistics:
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         self.inference_count += rows
-        self._succeeded(now - request.arrived_ns, queue, before, during, after)
+        whole = now - request.arrived_ns
+        self._succeeded(whole, queue, before, during, after)
         self._of_size(rows, before, during, after)
+        if self.optional is not None:
+            self.optional.responded(whole)
 
     def responded(
         self, request: InferenceRequest, response: InferenceResponse, progress: Progress, marks: Marks
@@ -254,6 +272,8 @@ class VersionStatistics:
         if nothing and (request.cancelled or isinstance(response.error, Cancelled)):
             of.cancel.add(infer + output)
             return
+        if self.optional is not None and progress.count == 1 and not response.empty:
+            self.optional.responded(marks.ended_ns - request.arrived_ns)
         of.compute_infer.add(infer)
         if response.empty:
             of.empty_response.add(infer)
@@ -300,6 +320,8 @@ class VersionStatistics:
         self.compute_output.add(after * count, count)
         if self.stages is not None:
             self.stages.took(whole, queue, before, during, after, count)
+        if self.optional is not None:
+            self.optional.took(whole, queue, before, during, after, count)
 
     def _failed(self, request: InferenceRequest, outcome: Outcome, now: int) -> None:
         self.failures[outcome] += 1

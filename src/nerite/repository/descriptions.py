@@ -7,7 +7,8 @@ from typing import Any
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.execution.running_version import RunningVersion
-from nerite.observability import report
+from nerite.observability import custom_metrics, report
+from nerite.observability.custom_metrics import Reading
 from nerite.observability.metrics import Version
 from nerite.repository.manager import ModelManager
 from nerite.repository.model_record import ModelRecord, version_number
@@ -97,6 +98,12 @@ class Descriptions:
             for record in self._manager.records
             for running in _ascending(record)
         ]
+
+    def custom_metrics(self) -> list[Reading]:
+        """Return what models count themselves, by process: some are in one."""
+        processes = {runner.metrics for running in self.running() for runner in running.runners}
+        counted = [reading for each in processes if each is not None for reading in each.readings]
+        return custom_metrics.of_this_process() + counted
 
     def engine_reports(self, model: str) -> list[EngineReport]:
         """Return how the engines of a model are, or of all models if ``model`` is empty: none where there are none."""

@@ -45,7 +45,7 @@ def test_histogram(store: MetricStore) -> None:
     for value in (0.1, 0.5, 1, 5, 100):
         metric.observe(value)
     assert store.collect() == [
-        ("h", "spreads", 2, [((), 106.6, (0.1, 1, 10), [1, 2, 1, 1])]),
+        ("h", "spreads", 2, [((), 106.6, (0.1, 1, 10), [1, 2, 1, 1], 0)]),
     ]
 
 
@@ -109,7 +109,7 @@ def test_two_doors_to_one_metric(store: MetricStore) -> None:
     one, two = (pb_utils.MetricFamily("m", "x", COUNTER) for _ in range(2))
     one.Metric(labels={"a": "1", "b": "2"}).increment(1)
     two.Metric(labels={"b": "2", "a": "1"}).increment(1)
-    assert store.collect() == [("m", "x", 0, [((("a", "1"), ("b", "2")), 2.0, (), [0])])]
+    assert store.collect() == [("m", "x", 0, [((("a", "1"), ("b", "2")), 2.0, (), [0], 0)])]
 
 
 def test_a_metric_stays_while_its_family_lives(store: MetricStore) -> None:
@@ -130,7 +130,7 @@ def test_a_metric_that_outlives_its_family_object(store: MetricStore) -> None:
     metric = pb_utils.MetricFamily("m", "x", COUNTER).Metric()
     gc.collect()
     metric.increment(1)
-    assert store.collect()[0].samples == [((), 1.0, (), [0])]
+    assert store.collect()[0].samples == [((), 1.0, (), [0], 0)]
 
 
 def test_counting_from_several_threads_is_exact() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from nerite.config.options import METRICS_CATEGORY, MetricsOptions
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.observability import exposition, metrics
+from nerite.observability import custom_metrics, exposition, metrics
 from nerite.observability.gpu_gauges import GpuGauges
 from nerite.observability.machine import Machine
 from nerite.transports.http import access, reply
@@ -65,6 +65,7 @@ class MetricsService:
             families += self._gpus.families()
         if self._options.cpu:
             families += self._machine.families()
+        families += custom_metrics.families(self._server.custom_metrics(), [family.name for family in families])
         return Reply(200, exposition.render(families), content_type)
 
     def handle_again(self, connection: HttpConnection, meaning: object, data: bytearray) -> None:

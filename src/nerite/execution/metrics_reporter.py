@@ -1,0 +1,48 @@
+"""The way of the metrics that models count themselves out of their worker."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from typing import Any, Final
+
+from nerite.execution import messages
+from nerite.execution.outbox import Outbox
+
+EVERY: Final = 0.1
+"""Seconds between two reports, at the least."""
+_STORE: Final = "triton_python_backend_utils.metric_store"
+
+
+class MetricsReporter:
+    """Sends what was counted soon after it has changed, from a thread that is there as soon as there is something."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._changed = threading.Event()
+        self._store: Any = None
+
+    def watch(self) -> None:
+        """Report what models count, if there is a model that can. Called when one was loaded; any number of times."""
+        module = sys.modules.get(_STORE)
+        if self._store is None and module is not None:
+            self._store = module.STORE
+            self._store.on_change = self._begin
+            if self._store.collect():
+                self._begin()
+
+    def _begin(self) -> None:
+        """Have a thread report from now on. Called by whichever thread counts first."""
+        self._store.on_change = self._changed.set
+        self._changed.set()
+        threading.Thread(target=self._report, name="metrics", daemon=True).start()
+
+    def _report(self) -> None:
+        # The server may be gone already; then there is nobody left to tell.
+        with contextlib.suppress(OSError):
+            while self._changed.wait():
+                self._changed.clear()
+                self._outbox.send(messages.json_frame(messages.METRICS, self._store.collect()))
+                time.sleep(EVERY)
