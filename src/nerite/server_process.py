@@ -34,6 +34,7 @@ from nerite.execution.reception import Reception
 from nerite.execution.standing_policy import StandingPolicy, open_policy
 from nerite.execution.surroundings import Surroundings
 from nerite.execution.vigil import limit_of
+from nerite.execution.watchdog import Watchdog
 from nerite.observability import gpus
 from nerite.observability.bridge import WorkerLines
 from nerite.observability.gpu_gauges import gauges_of
@@ -138,6 +139,7 @@ class ServerProcess:
         server = InferenceServer(self._options, manager, guests, cache, reception)
         callers = None if self._policy is None else Callers(lambda: reception.policy)
         self._ports = Ports(server, self._options, self._key_files, callers, gauges)
+        watchdog: Watchdog | None = None
         try:
             start = loop.create_task(self._start(server))
             stop = loop.create_task(self._stop_asked.wait())
@@ -147,6 +149,8 @@ class ServerProcess:
                 return 0
             if not start.result():
                 return 1
+            if self._options.stall_seconds:
+                watchdog = Watchdog(loop, self._options.stall_seconds)
             watching = [loop.create_task(work) for work in self._watching(server)]
             await stop
             for task in watching:
@@ -154,6 +158,8 @@ class ServerProcess:
             await self._stop(server)
             return 0
         finally:
+            if watchdog is not None:
+                watchdog.stop()
             self._ports.abort()
             for repository in self._repositories:
                 repository.close()

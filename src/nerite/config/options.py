@@ -327,6 +327,8 @@ class ServerOptions:
     exit_timeout_secs: int = 30
     stay_awake_microseconds: int = -1
     """How long the server and its workers may wait awake; 0 is never, below that the machine decides."""
+    stall_seconds: float = 1.0
+    """How long the event loop may stand still before the log says where everybody is; 0 is any time."""
     log: LogOptions = LogOptions()
     repository: RepositoryOptions = RepositoryOptions()
     queue: QueueOptions = QueueOptions()

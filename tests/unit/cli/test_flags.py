@@ -133,6 +133,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "access-log",
         "policy-file",
         "stay-awake-microseconds",
+        "stall-seconds",
         "repository-cache-directory",
         "environment-directory",
         "max-queued-requests",
