@@ -56,9 +56,18 @@ def run(arguments: Sequence[str]) -> int:
     return status_of("nerite check", lambda: _check(_parser().parse_args(arguments)))
 
 
-def _check(options: argparse.Namespace) -> int:
+def examine(repositories: Sequence[str]) -> list[Finding]:
+    """Return what is found about the models of repositories, as they are served without flags."""
+    return _examined(_parser().parse_args(["--", *repositories]))
+
+
+def _examined(options: argparse.Namespace) -> list[Finding]:
     findings = [finding for repository in options.repositories for finding in _repository(Path(repository), options)]
-    findings = [*_connected(findings), *_duplicates(findings)]
+    return [*_connected(findings), *_duplicates(findings)]
+
+
+def _check(options: argparse.Namespace) -> int:
+    findings = _examined(options)
     if options.json:
         _print_json(findings)
     else:

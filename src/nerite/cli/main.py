@@ -17,6 +17,7 @@ COMMANDS = {
     "ls": "list the models of a repository",
     "show": "show a model: what it takes and gives, its files, commands that ask it",
     "check": "find what is wrong in model repositories, without serving them",
+    "doctor": "find what is wrong on this machine: limits, ports, what is installed, GPUs",
     "client": "ask a running server: models, inference, load and unload, statistics",
     "quota": "show what tenants have used of which model, and what they have left",
     "engines": "list the engines for language models, and install them",

@@ -75,6 +75,13 @@ class GpuLibrary:
             for number, index in enumerate(visible_indices(uuids, visible))
         ]
 
+    def driver(self) -> str:
+        """Return the version of the driver, and the newest CUDA that it can do; nothing where there are no GPUs."""
+        if self._nvml is None:
+            return ""
+        cuda = self._nvml.nvmlSystemGetCudaDriverVersion()
+        return f"{_text(self._nvml.nvmlSystemGetDriverVersion())}, up to CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+
     def memory(self, gpu: Gpu) -> Memory | None:
         """Return the memory of a GPU; None where it does not tell."""
         info = self._asked("nvmlDeviceGetMemoryInfo", gpu)
@@ -101,19 +108,23 @@ class GpuLibrary:
 
 def open_library() -> GpuLibrary:
     """Return the management library. Where a driver is loaded and cannot be asked, the log says why, and what helps."""
+    library, why_not = find_library()
+    if why_not:
+        _log.warning("there is a driver for NVIDIA GPUs, and none is used: %s", why_not)
+    return library
+
+
+def find_library() -> tuple[GpuLibrary, str]:
+    """Return the management library; and where a driver is loaded and cannot be asked, why, and what helps."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        if driver_is_loaded():
-            _log.warning("there is a driver for NVIDIA GPUs, and none is used: pip install 'nerite[gpu]'")
-        return GpuLibrary(None)
+        return GpuLibrary(None), "pip install 'nerite[gpu]'" if driver_is_loaded() else ""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        if driver_is_loaded():
-            _log.warning("there is a driver for NVIDIA GPUs, and none is used: NVML says '%s'", error)
-        return GpuLibrary(None)
-    return GpuLibrary(nvml)
+        return GpuLibrary(None), f"NVML says '{error}'" if driver_is_loaded() else ""
+    return GpuLibrary(nvml), ""
 
 
 def driver_is_loaded() -> bool:

@@ -33,6 +33,14 @@ def _told(handle: int, key: str) -> Any:
         raise NVMLError("Not Supported") from None
 
 
+def nvmlSystemGetDriverVersion() -> str:
+    return "570.86.15"
+
+
+def nvmlSystemGetCudaDriverVersion() -> int:
+    return 12080
+
+
 def nvmlDeviceGetCount() -> int:
     return len(_gpus())
 

@@ -1,0 +1,68 @@
+"""``nerite doctor`` on this machine, as docs/doctor.md shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from pages import Page, rows
+from serving import IDENTITY, NERITE, python_model
+
+PAGE = Page("docs/doctor.md")
+
+
+def doctor(*words: str, cwd: Path | None = None) -> tuple[int, str]:
+    done = subprocess.run([str(NERITE), "doctor", *words], capture_output=True, text=True, cwd=cwd, check=False)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def findings(*words: str, cwd: Path | None = None) -> tuple[int, list[Any]]:
+    status, text = doctor(*words, "--json", cwd=cwd)
+    return status, json.loads(text)
+
+
+def test_the_page(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "identity", IDENTITY)
+    status, text = doctor()
+    assert text.splitlines()[-1].startswith("no problems, ")
+    assert status == 0
+    command = PAGE.block("--json").split()
+    status, found = findings(*command[2:-1], cwd=tmp_path)
+    assert status == 0
+    assert {each["part"] for each in found} == set(rows("docs/doctor.md", "part"))
+    assert {each["level"] for each in found} <= {"ok", "note", "warning", "problem"}
+    assert all(set(each) == {"part", "level", "text", "remedy"} for each in found)
+    (repository,) = [each["text"] for each in found if each["part"] == "repositories"]
+    assert repository == "1 model without a mistake"
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, found = findings("--grpc-port", str(port), "--http-port", "0")
+    (wrong,) = [each for each in found if each["part"] == "ports" and str(port) in each["text"]]
+    assert (status, wrong["level"]) == (0, "warning")
+    assert wrong["text"].endswith(f"(pid {os.getpid()})")
+
+
+def test_a_repository_with_mistakes(tmp_path: Path) -> None:
+    for number in range(7):
+        python_model(tmp_path / "models", f"m{number}", IDENTITY, 'backend: "python" max_batch_size: "many"')
+    status, found = findings(str(tmp_path / "models"))
+    wrong = [each for each in found if each["level"] == "problem"]
+    assert (status, len(wrong)) == (1, 6)
+    assert wrong[0]["text"].startswith(f"{tmp_path}/models/m0/config.pbtxt:1:")
+    assert wrong[-1]["remedy"] == f"nerite check {tmp_path}/models"
+    status, text = doctor(str(tmp_path / "models"))
+    assert status == 1
+    assert "\n  problem " in text and text.splitlines()[-1].startswith("6 problems, ")
+
+
+def test_a_wrong_command_line() -> None:
+    done = subprocess.run([str(NERITE), "doctor", "--port"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2

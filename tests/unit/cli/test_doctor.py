@@ -1,0 +1,202 @@
+"""What ``nerite doctor`` makes of what it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nerite.cli.doctor import graphics, installed, limits, listening, machine
+from nerite.cli.doctor.finding import GB, MB, Level
+from nerite.cli.doctor.installed import Requirement, fits, parsed
+from nerite.cli.doctor.machine import Memory
+from nerite.observability import gpus
+
+STAND_IN = Path(__file__).resolve().parents[2] / "stand_ins" / "nvml"
+
+
+def test_cores() -> None:
+    assert machine.of_cores(8, 8, 0) == (Level.OK, "8 cores", "")
+    assert machine.of_cores(2, 64, 2).text == "2 of 64 cores: a quota of processor time leaves 2"
+    assert "affinity" in machine.of_cores(4, 64, 0).text
+    assert machine.of_cores(1, 1, 0).remedy
+
+
+def test_memory(tmp_path: Path) -> None:
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo.write_text(f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {32 << 20} kB\n")
+    cgroup.mkdir()
+    (cgroup / "memory.max").write_text("max\n")
+    assert machine.memory(meminfo, cgroup) == Memory(64 * GB, 32 * GB, 0, 0)
+    (cgroup / "memory.max").write_text(f"{2 * GB}\n")
+    (cgroup / "memory.current").write_text(f"{GB + GB // 2}\n")
+    found = machine.of_memory(machine.memory(meminfo, cgroup))
+    assert (found.level, found.text) == (
+        Level.WARNING,
+        "512 MB free of 2.0 GB of memory that the container may use",
+    )
+    assert machine.of_memory(Memory(64 * GB, 32 * GB, 0, 0)).text == "32.0 GB free of 64.0 GB of memory"
+    assert machine.of_memory(Memory(64 * GB, 32 * GB, 1 << 62, 5)).level is Level.OK, "no limit, as cgroup 1 says it"
+    assert machine.of_memory(machine.memory(tmp_path / "none", tmp_path / "none")).level is Level.NOTE
+
+
+def test_where_environments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "not" / "made" / "yet"
+    assert machine.of_disk(place).text.startswith(f"environments and converted models are kept in {place}: ")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    assert "cannot be written" in machine.of_disk(place).text
+
+
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        (limits.of_files(1024), Level.WARNING),
+        (limits.of_files(1 << 20), Level.OK),
+        (limits.of_files(-1), Level.OK),
+        (limits.of_processes(100), Level.WARNING),
+        (limits.of_processes(-1), Level.OK),
+        (limits.of_shared(64 * MB, 64 * MB), Level.NOTE),
+        (limits.of_shared(GB, GB), Level.OK),
+    ],
+)
+def test_limits(found: limits.Finding, level: Level) -> None:
+    assert found.level is level
+    assert bool(found.remedy) == (level is not Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "good"),
+    [
+        ("2.1", ">=2", True),
+        ("2", ">=2.0.0", True),
+        ("1.9.9", ">=2", False),
+        ("2026.4.1.0", ">=2026.4,<2026.5", True),
+        ("2026.5.0", ">=2026.4,<2026.5", False),
+        ("2.13.0+cpu", ">=2.6", True),
+        ("4.10", ">=4.9", True),
+        ("1.0", "", True),
+    ],
+)
+def test_versions(version: str, bounds: str, good: bool) -> None:
+    assert fits(version, bounds) == good
+
+
+def test_requirements() -> None:
+    other = "linux" if sys.platform != "linux" else "darwin"
+    given = [
+        "numpy>=1.26",
+        "hpack<5,>=4.0",
+        "obstore>=0.9; extra == 'cloud'",
+        f"a>=1; (sys_platform == '{sys.platform}') and extra == 'x'",
+        f"b>=1; (sys_platform == '{other}') and extra == 'x'",
+        "nerite[onnx]; extra == 'examples'",
+    ]
+    assert list(parsed(given)) == [
+        Requirement("numpy", ">=1.26", ""),
+        Requirement("hpack", "<5,>=4.0", ""),
+        Requirement("obstore", ">=0.9", "cloud"),
+        Requirement("a", ">=1", "x"),
+        Requirement("nerite", "", "examples"),
+    ]
+
+
+def test_extras() -> None:
+    wanted = [
+        Requirement("one", ">=1", "all"),
+        Requirement("two", ">=1", "all"),
+        Requirement("one", ">=1", "part"),
+        Requirement("three", "", "part"),
+        Requirement("two", ">=3", "old"),
+        Requirement("four", "", "dev"),
+    ]
+    old, there, missing = installed.of_extras(wanted, {"one": "1.0", "two": "2.0", "three": "", "four": ""})
+    assert (old.level, old.text) == (Level.WARNING, "the extra 'old' needs two>=3, and 2.0 is installed")
+    assert old.remedy == "pip install 'nerite[old]'"
+    assert there == (Level.OK, "extras: all (one 1.0, two 2.0)", "")
+    assert (missing.level, missing.text) == (Level.NOTE, "extras that are not installed: part (lacks three)")
+
+
+def test_what_nerite_cannot_be_without() -> None:
+    wanted = [Requirement("one", ">=1", ""), Requirement("two", ">=3", ""), Requirement("three", ">=1", "")]
+    first, second = installed.of_core(wanted, {"one": "", "two": "2.0", "three": "1.0"})
+    assert (first.level, first.text, first.remedy) == (Level.PROBLEM, "Nerite needs one", "pip install 'one>=1'")
+    assert second.text == "Nerite needs two>=3, and 2.0 is installed"
+
+
+def test_what_is_installed_here() -> None:
+    assert not [each for each in installed.findings() if each.level is Level.PROBLEM]
+
+
+def test_ports() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (found,) = listening.findings([("--http-port", port)])
+    assert found.level is Level.WARNING
+    assert f"port {port} is in use by " in found.text and found.text.endswith(f" (pid {os.getpid()})")
+    assert "--http-port=PORT" in found.remedy
+    (found,) = listening.findings([("--http-port", port)])
+    assert found == (Level.OK, f"port {port} is free (--http-port)", "")
+
+
+def test_a_port_of_somebody_who_cannot_be_named(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text(
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100 0\n"
+    )
+    assert listening.owner_of(8000, tmp_path) is None
+    descriptors = tmp_path / "12" / "fd"
+    descriptors.mkdir(parents=True)
+    (descriptors / "3").symlink_to("socket:[4711]")
+    (tmp_path / "12" / "cmdline").write_bytes(b"nerite\0serve\0models\0")
+    assert listening.owner_of(8000, tmp_path) == (12, "nerite serve models")
+    assert listening.owner_of(8001, tmp_path) is None
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that says which GPUs there are."""
+    monkeypatch.setenv("STAND_IN_GPUS", str(tmp_path / "gpus"))
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield tmp_path / "gpus"
+    sys.modules.pop("pynvml", None)
+
+
+def test_no_gpu(told: Path) -> None:
+    told.write_text("[]")
+    assert [each.level for each in graphics.findings()] == [Level.OK]
+
+
+def gpu(number: int, capability: list[int], used: int) -> dict[str, object]:
+    return {"uuid": f"GPU-{number}", "name": f"G{number}", "capability": capability, "memory": [80 * GB, used * GB]}
+
+
+def test_gpus(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told.write_text(json.dumps([gpu(0, [9, 0], 2), gpu(1, [3, 5], 0), gpu(2, [9, 0], 79)]))
+    monkeypatch.setattr(graphics, "can_use_gpus", lambda backend: backend != "pytorch")
+    driver, good, old, full, *builds = graphics.findings()
+    assert driver.text == "driver 570.86.15, up to CUDA 12.8"
+    assert good == (Level.OK, "GPU 0: G0, compute capability 9.0, 78.0 GB free of 80.0 GB", "")
+    assert (old.level, full.level) == (Level.WARNING, Level.WARNING)
+    assert "--min-supported-compute-capability=3.5" in old.remedy
+    assert "nvidia-smi" in full.remedy
+    (torch,) = builds
+    assert torch.text == "torch is a build for processors: its models leave the GPUs alone"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (hidden,) = graphics.findings()
+    assert hidden.text == "no NVIDIA GPU, 3 hidden by CUDA_VISIBLE_DEVICES: models run on processors"
+
+
+def test_a_driver_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version").touch()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "version")
+    (found,) = graphics.findings()
+    assert (found.level, found.remedy) == (Level.WARNING, "pip install 'nerite[gpu]'")
