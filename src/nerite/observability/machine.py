@@ -8,7 +8,7 @@ from pathlib import Path
 from nerite.observability.exposition import Family
 
 _STAT = Path("/proc/stat")
-_MEMINFO = Path("/proc/meminfo")
+MEMINFO = Path("/proc/meminfo")
 
 
 class Machine:
@@ -26,7 +26,7 @@ class Machine:
         if total > self._total:
             self._utilization = (busy - self._busy) / (total - self._total)
             self._busy, self._total = busy, total
-        memory = _memory()
+        memory = memory_sizes()
         used = memory["MemTotal"] - memory["MemAvailable"]
         return [
             Family("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", "gauge", [({}, self._utilization)]),
@@ -48,10 +48,10 @@ def _ticks() -> tuple[int, int]:
     return sum(fields) - idle, sum(fields)
 
 
-def _memory() -> dict[str, int]:
-    """Return the sizes of /proc/meminfo in bytes."""
+def memory_sizes(file: Path = MEMINFO) -> dict[str, int]:
+    """Return the sizes of /proc/meminfo in bytes. Raises ``OSError`` where it is not."""
     sizes = {}
-    for line in _MEMINFO.read_text().splitlines():
+    for line in file.read_text().splitlines():
         name, _, rest = line.partition(":")
         sizes[name] = int(rest.split()[0]) * 1024
     return sizes

@@ -32,20 +32,14 @@ def findings() -> Iterator[Finding]:
 
 def of_files(most: int) -> Finding:
     """Say how many files may be open; the server raises its own limit as far as it may, which is ``most``."""
-    text = f"open files: {_said(most)}"
-    if 0 <= most < _FEW_FILES:
-        remedy = "ulimit -Hn 65536, or docker run --ulimit nofile=65536: each connection is an open file."
-        return Finding(Level.WARNING, text, remedy)
-    return Finding(Level.OK, text)
+    remedy = "ulimit -Hn 65536, or docker run --ulimit nofile=65536: each connection is an open file."
+    return _number("open files", most, _FEW_FILES, remedy)
 
 
 def of_processes(most: int) -> Finding:
     """Say how many processes and threads there may be."""
-    text = f"processes and threads: {_said(most)}"
-    if 0 <= most < _FEW_PROCESSES:
-        remedy = "ulimit -u unlimited: each worker is a process, and frameworks start threads in each."
-        return Finding(Level.WARNING, text, remedy)
-    return Finding(Level.OK, text)
+    remedy = "ulimit -u unlimited: each worker is a process, and frameworks start threads in each."
+    return _number("processes and threads", most, _FEW_PROCESSES, remedy)
 
 
 def of_locked(most: int) -> Finding:
@@ -65,5 +59,7 @@ def of_shared(total: int, free: int) -> Finding:
     return Finding(Level.OK, text)
 
 
-def _said(most: int) -> str:
-    return "unlimited" if most < 0 else str(most)
+def _number(what: str, most: int, few: int, remedy: str) -> Finding:
+    """Say how many there may be of something, and that ``few`` are too few. Below 0: any number."""
+    text = f"{what}: {'unlimited' if most < 0 else most}"
+    return Finding(Level.WARNING, text, remedy) if 0 <= most < few else Finding(Level.OK, text)

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 from nerite.backends import cores
 from nerite.backends.python.environment_store import folder
 from nerite.cli.doctor.finding import GB, Finding, Level, size
+from nerite.observability.machine import MEMINFO, memory_sizes
 
 _LITTLE_MEMORY: Final = GB
 _LITTLE_DISK: Final = 5 * GB
 _CGROUP: Final = Path("/sys/fs/cgroup")
-_MEMINFO: Final = Path("/proc/meminfo")
 
 
 class Memory(NamedTuple):
@@ -77,16 +77,12 @@ def of_disk(directory: Path) -> Finding:
     return Finding(Level.OK, text)
 
 
-def memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Memory:
+def memory(meminfo: Path = MEMINFO, cgroup: Path = _CGROUP) -> Memory:
     """Return what the system says."""
-    sizes = {"MemTotal": 0, "MemAvailable": 0}
     try:
-        for line in meminfo.read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name in sizes:
-                sizes[name] = int(rest.split()[0]) * 1024
+        sizes = memory_sizes(meminfo)
     except OSError:
-        pass
+        sizes = {"MemTotal": 0, "MemAvailable": 0}
     limit = _number(cgroup / "memory.max") or _number(cgroup / "memory" / "memory.limit_in_bytes")
     used = _number(cgroup / "memory.current") or _number(cgroup / "memory" / "memory.usage_in_bytes")
     return Memory(sizes["MemTotal"], sizes["MemAvailable"], limit, used)
