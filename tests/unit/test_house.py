@@ -29,6 +29,7 @@ ROOMS = (
     "observability",
     "artifacts",
     "config",
+    "bench",
     "client",
     "core",
 )

@@ -29,14 +29,19 @@ class Progress:
         self._draw(f"{what} ...")
 
     def bar(self, what: str, done: int, total: int) -> None:
-        """Show how much of it is done."""
+        """Show how many of its bytes are done."""
+        if total > 0:
+            self.part(what, done / total, f"of {megabytes(total)}")
+
+    def part(self, what: str, part: float, remark: str) -> None:
+        """Show how much of it is done, from 0 to 1, and a remark."""
         now = time.monotonic()
-        if total <= 0 or (done < total and now - self._drawn < _EVERY):
+        if part < 1 and now - self._drawn < _EVERY:
             return
         self._drawn = now
-        part = min(1.0, done / total)
+        part = min(1.0, part)
         filled = round(part * _WIDTH)
-        self._draw(f"{what} [{'#' * filled}{'.' * (_WIDTH - filled)}] {part:4.0%} of {megabytes(total)}")
+        self._draw(f"{what} [{'#' * filled}{'.' * (_WIDTH - filled)}] {part:4.0%} {remark}".rstrip())
 
     def clear(self) -> None:
         """Leave the line to others."""

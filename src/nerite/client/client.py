@@ -179,6 +179,16 @@ class Client:
         path = f"{_path(model, version)}/stats" if model else "/v2/models/stats"
         return [ModelStatistics.read(entry) for entry in self._json("GET", path)["model_stats"]]
 
+    def register_shared_memory(self, region: str, key: str, size: int) -> None:
+        """Have the server know a region of system shared memory: the object ``key``, of ``size`` bytes."""
+        document = {"key": key, "offset": 0, "byte_size": size}
+        path = f"/v2/systemsharedmemory/region/{quote(region)}/register"
+        self._ask("POST", path, [orjson.dumps(document)])
+
+    def unregister_shared_memory(self, region: str) -> None:
+        """Have the server forget a region of system shared memory."""
+        self._ask("POST", f"/v2/systemsharedmemory/region/{quote(region)}/unregister")
+
     def quota(self) -> dict[str, Any]:
         """Return what tenants have used of which model, and what they have left. Of Nerite's servers alone."""
         document: dict[str, Any] = self._json("GET", "/v2/quota")

@@ -1,0 +1,1 @@
+"""Requests in bytes, as each protocol has them."""

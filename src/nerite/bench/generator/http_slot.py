@@ -1,0 +1,204 @@
+"""Slots over HTTP/1.1: a connection each."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final, cast
+
+import httptools
+
+from nerite.bench.generator.events import Events
+from nerite.bench.generator.slot import Slot, Work
+from nerite.client.address import Address
+from nerite.client.connection import text_of
+
+RETRY_SECONDS: Final = 0.1
+"""Between two attempts to connect."""
+_MOST_HEADS: Final = 256
+
+
+class HttpPort:
+    """Where slots connect to, and what they know of the answers that come from there."""
+
+    def __init__(self, address: Address, context: ssl.SSLContext | None, events: Callable[[], Events] | None) -> None:
+        self.address = address
+        self.context = context
+        self.events = events
+        """Makes a reader for answers that are event streams; None where answers come whole."""
+        self.sizes: dict[bytes, int] = {}
+        """How long an answer is that is a success and has this head; all of it, with the head."""
+
+    def slot(self, work: Work, following: Callable[[], bytes]) -> Slot:
+        """Make a slot."""
+        return HttpSlot(self, work, following)
+
+
+class HttpSlot(Slot, asyncio.Protocol):
+    """A connection. It is made anew when the server has closed it.
+
+    Servers answer alike requests with alike heads: an answer whose head is known is measured and not read.
+    """
+
+    __slots__ = (
+        "_body",
+        "_closed",
+        "_connecting",
+        "_events",
+        "_head",
+        "_left",
+        "_parser",
+        "_pending",
+        "_port",
+        "_transport",
+    )
+
+    def __init__(self, port: HttpPort, work: Work, following: Callable[[], bytes]) -> None:
+        super().__init__(work, following)
+        self._port = port
+        self._transport: asyncio.Transport | None = None
+        self._left = 0
+        """Bytes of the answer that are still to come, where that is known."""
+        self._parser: httptools.HttpResponseParser | None = None
+        """Of an answer that has to be read."""
+        self._head = b""
+        self._body = bytearray()
+        self._events: Events | None = None
+        self._pending = False
+        """A request waits for the connection."""
+        self._closed = False
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    def ask(self) -> None:
+        """Send the next request, now or as soon as there is a connection."""
+        if self._transport is None:
+            self._pending = True
+        else:
+            self._transport.write(self.next())
+
+    def abandon(self, reason: str) -> None:
+        """Give up the request, and the connection with it."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._lose(reason)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._closed = True
+        self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- the connection
+
+    async def _connect(self) -> None:
+        address = self._port.address
+        loop = asyncio.get_running_loop()
+        while not self._closed and self._transport is None:
+            try:
+                await loop.create_connection(lambda: self, address.host, address.port, ssl=self._port.context)
+            except OSError as error:
+                if self._pending:
+                    self._pending = False
+                    self.work.failed(self, f"cannot reach {address}: {error.strerror or error}")
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send what waits."""
+        self._transport = cast(asyncio.Transport, transport)
+        if self._pending:
+            self._pending = False
+            self._transport.write(self.next())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Connect again."""
+        if self._transport is not None:
+            self._lose(f"the server closed the connection{f': {error}' if error else ''}")
+
+    def _lose(self, reason: str) -> None:
+        self._transport = None
+        self._parser, self._left = None, 0
+        if self._closed:
+            return
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        if self.sent:
+            self.work.failed(self, reason)
+
+    # -- answers
+
+    def data_received(self, data: bytes) -> None:
+        """Go on with the answer, and say when it is complete."""
+        if self._closed or self._transport is None:
+            return
+        if self._left:
+            self._left -= len(data)
+            if self._left <= 0:
+                self._left = 0
+                self.work.answered(self)
+            return
+        if self._parser is None:
+            head = data[: data.find(b"\r\n\r\n")]
+            size = self._port.sizes.get(head)
+            if size is not None:
+                self._left = max(0, size - len(data))
+                if not self._left:
+                    self.work.answered(self)
+                return
+            self._begin(head)
+        assert self._parser is not None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.abandon(f"the server's answer is no HTTP: {error}")
+
+    def _begin(self, head: bytes) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._head = head
+        self._body.clear()
+        self._events = self._port.events() if self._port.events is not None else None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Remember how long an answer of this kind is."""
+        if name.lower() == b"content-length" and self._events is None:
+            if len(self._port.sizes) >= _MOST_HEADS:
+                self._port.sizes.clear()
+            self._left = len(self._head) + 4 + int(value)
+
+    def on_headers_complete(self) -> None:
+        """See whether the answer is what was asked for."""
+        assert self._parser is not None
+        good = self._parser.get_status_code() == 200
+        if good and self._left and self._parser.should_keep_alive():
+            self._port.sizes[self._head] = self._left
+        self._left = 0
+        if not good:
+            self._events = None
+
+    def on_body(self, data: bytes) -> None:
+        """Look at the events, or keep what may be the text of an error."""
+        if self._events is not None:
+            self._events.feed(data, perf_counter())
+        elif len(self._body) < 10_000:
+            self._body += data
+
+    def on_message_complete(self) -> None:
+        """Say what came of the request."""
+        parser, events = self._parser, self._events
+        assert parser is not None
+        self._parser = None
+        status = parser.get_status_code()
+        reason = "" if status == 200 else f"{status}: {text_of(status, self._body)}"
+        if events is not None:
+            reason = events.error or ("" if events.times else "an answer without content")
+        if not parser.should_keep_alive() and self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        if reason:
+            self.work.failed(self, reason)
+            return
+        if events is not None:
+            self.work.recorder.came(events.times, events.tokens)
+        self.work.answered(self)

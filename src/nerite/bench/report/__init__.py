@@ -1,0 +1,1 @@
+"""Outcomes as documents: for programs, for spreadsheets, for people."""

@@ -1,0 +1,127 @@
+"""``nerite bench`` measures a real server: what it says is what the server has counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import IDENTITY, NERITE, PATIENCE, Serving, pbtxt, python_model, serving
+
+REFUSES_EVERY_SECOND = """
+def execute(self, requests):
+    responses = []
+    for request in requests:
+        self.seen = getattr(self, "seen", 0) + 1
+        error = pb_utils.TritonError("every second") if self.seen % 2 else None
+        values = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+        responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)], error))
+    return responses
+"""
+BRIEF = ("--warm-up", "0.1", "--window", "0.2", "--windows", "3", "--shape", "INPUT0:16")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("bench")
+    python_model(folder / "models", "identity", IDENTITY)
+    python_model(folder / "models", "refuses", REFUSES_EVERY_SECOND, pbtxt(batch=0, more=""))
+    with serving(folder / "models", folder / "log") as running:
+        yield running
+
+
+def bench(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [str(NERITE), "bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def measured(server: Serving, folder: Path, model: str, *more: str, grpc: bool = False) -> list[dict[str, Any]]:
+    """Return the levels of the JSON, after a look at the rest of what is said."""
+    where = ("--protocol", "grpc", "--url", server.grpc) if grpc else ("--url", server.http)
+    file = folder / "figures.json"
+    bench(model, *where, *BRIEF, "--json", str(file), *more)
+    levels: list[dict[str, Any]] = json.loads(file.read_text())["levels"]
+    return levels
+
+
+def counted(server: Serving, model: str) -> int:
+    stats = server.json("GET", f"/v2/models/{model}/stats")["model_stats"][0]["inference_stats"]
+    return int(stats["success"]["count"])
+
+
+@pytest.mark.parametrize("grpc", [False, True], ids=["http", "grpc"])
+@pytest.mark.parametrize("shape", ["16", "200000"])
+def test_each_answer_is_counted(server: Serving, tmp_path: Path, grpc: bool, shape: str) -> None:
+    before = counted(server, "identity")
+    shaped = ("--shape", f"INPUT0:{shape}")
+    levels = measured(server, tmp_path, "identity", "--concurrency", "1,9", *shaped, grpc=grpc)
+    assert [level["concurrency"] for level in levels] == [1, 9]
+    for level in levels:
+        assert level["failed"] == 0, level["failures"]
+        assert level["requests"] == pytest.approx(level["requests_per_second"] * level["seconds"])
+        # The server is asked at the ends of the windows, a moment after them.
+        assert level["server"]["requests"] >= level["requests"] * 0.8
+        assert level["latency_ms"]["min"] <= level["latency_ms"]["p50"] <= level["latency_ms"]["max"]
+        assert level["client"]["processor_us_per_request"] > 0
+    assert counted(server, "identity") - before >= sum(level["requests"] for level in levels)
+
+
+@pytest.mark.parametrize("grpc", [False, True], ids=["http", "grpc"])
+def test_an_open_loop_keeps_its_pace(server: Serving, tmp_path: Path, grpc: bool) -> None:
+    more = ("--rate", "200,400", "--processes", "2", "--window", "0.5", *(["--poisson"] if grpc else []))
+    levels = measured(server, tmp_path, "identity", *more, grpc=grpc)
+    for level, rate in zip(levels, (200, 400), strict=True):
+        assert level["rate"] == rate
+        assert level["arrivals"] == ("poisson" if grpc else "constant")
+        # Those under way at the ends do not count; a crowded machine may send in bursts.
+        assert level["requests_per_second"] == pytest.approx(rate, rel=0.4)
+        assert level["failed"] == 0
+        assert level["client"]["sent_late_ms"]["min"] >= 0
+
+
+def test_failures_are_told(server: Serving, tmp_path: Path) -> None:
+    for grpc in (False, True):
+        (level,) = measured(server, tmp_path, "refuses", grpc=grpc)
+        assert level["failed"] == pytest.approx(level["requests"], rel=0.5)
+        ((reason, count),) = level["failures"].items()
+        assert "every second" in reason
+        assert count == level["failed"]
+
+
+def test_the_table_and_the_csv_say_the_same(server: Serving, tmp_path: Path) -> None:
+    file = tmp_path / "figures.csv"
+    done = bench("identity", "--url", server.http, *BRIEF, "--concurrency", "2", "--csv", str(file))
+    (row,) = csv.DictReader(file.read_text().splitlines())
+    assert f"{float(row['requests_per_second']):,.1f}" in done.stdout
+    assert f"{float(row['latency_ms.p99']):,.3f}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, status, said",
+    [
+        (["identity", "--concurency", "2"], 2, "Did you mean '--concurrency'?"),
+        (["identity", "--concurrency", "x"], 2, "write 8, 1,2,4, 1:32:4 or 1:32:*2"),
+        (["identity", "--poisson"], 2, "--poisson is for --rate"),
+        (["identity", "--rate", "5", "--concurrency", "5"], 2, "not allowed with"),
+        (["identity", "--shape", "INPUT0"], 2, "write INPUT:3,224,224"),
+        (["identity", "--shape", "INPUT1:16"], 1, "has no input 'INPUT1'. Its inputs: INPUT0"),
+        (["identity", "--shape", "INPUT0:2,2"], 1, "without the dimension of the batch"),
+        (["identity", "--batch", "9"], 1, "takes batches of at most 8"),
+        (["identity", "--data", "/nowhere.json"], 1, "cannot be read"),
+        (["identty"], 1, "Did you mean 'identity'?"),
+        (["identity", "--url", "127.0.0.1:1"], 1, "Is a server running there?"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_measured(
+    server: Serving, arguments: list[str], status: int, said: str
+) -> None:
+    where = [] if "--url" in arguments else ["--url", server.http]
+    assert said in bench(*arguments, *where, status=status).stderr
