@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -102,6 +104,31 @@ def test_the_table_and_the_csv_say_the_same(server: Serving, tmp_path: Path) -> 
     (row,) = csv.DictReader(file.read_text().splitlines())
     assert f"{float(row['requests_per_second']):,.1f}" in done.stdout
     assert f"{float(row['latency_ms.p99']):,.3f}" in done.stdout
+
+
+def test_the_page_is_whole_and_needs_nothing_else(server: Serving, tmp_path: Path) -> None:
+    file = tmp_path / "figures.html"
+    bench("identity", "--url", server.http, *BRIEF, "--concurrency", "1:4:*2", "--html", str(file))
+    page = file.read_text()
+    html = ElementTree.fromstring(
+        page.removeprefix("<!doctype html>")
+        .replace('<meta charset="utf-8">', "")
+        .replace('<meta name="viewport" content="width=device-width, initial-scale=1">', "")
+    )
+    titles = [title.text for title in html.iter("h2")]
+    assert titles == [
+        "Throughput",
+        "Latency",
+        "Latency by throughput",
+        "Distribution of the latency",
+        "Where the time goes",
+    ]
+    assert len(list(html.iter("svg"))) == len(titles)
+    assert len(list(html.iter("tr"))) == 4
+    assert not {"script", "link", "img", "iframe"} & {element.tag for element in html.iter()}
+    assert "url(" not in page and "@import" not in page
+    numbers = re.findall(r' (?:x|y|cx|cy|x1|x2|y1|y2)="([^"]*)"', page)
+    assert all(-600 <= float(number) <= 600 for number in numbers)
 
 
 @pytest.mark.parametrize(

@@ -37,4 +37,14 @@ def test_options_are_those_of_the_help() -> None:
     described = set(re.findall(r"--\w[\w-]*", (ROOT / "docs" / "bench.md").read_text()))
     assert described <= told
     tables = set(re.findall(r"--\w[\w-]*", " ".join(rows("docs/bench.md", "option"))))
-    assert told - tables <= {"--help", "--version", "--json", "--csv", "--processes", "--protocol", "--url", "--header"}
+    assert told - tables <= {
+        "--help",
+        "--version",
+        "--json",
+        "--csv",
+        "--html",
+        "--processes",
+        "--protocol",
+        "--url",
+        "--header",
+    }

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 
 from nerite.bench.fleet import Fleet
 from nerite.bench.measurement import Rule
 from nerite.bench.plan import Level, Plan
 from nerite.bench.preparation import Target, Wanted, prepared
-from nerite.bench.report import csv_form, json_form
+from nerite.bench.report import csv_form, html_form, json_form
 from nerite.bench.server import GrpcServer, Server
-from nerite.bench.session import Look, Outcome, Session
+from nerite.bench.session import Look, Session
 from nerite.cli.bench.levels import counts, numbers
 from nerite.cli.bench.table import headings, remarks, row
 from nerite.cli.client.connection import add_connection, connected
@@ -35,7 +36,7 @@ after Ctrl-C.
 
 Examples:
   nerite bench resnet
-  nerite bench resnet --concurrency 1:64:*2 --json resnet.json
+  nerite bench resnet --concurrency 1:64:*2 --html resnet.html
   nerite bench resnet --protocol grpc --url gpu-3:8001 --rate 500,1000 --poisson
 """
 _DEFAULT_URLS = {"http": "localhost:8000", "grpc": "localhost:8001"}
@@ -127,6 +128,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the results")
     group.add_argument("--json", metavar="FILE", type=Path, help="write all figures as JSON")
     group.add_argument("--csv", metavar="FILE", type=Path, help="write a line for each level")
+    group.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, in one file")
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -139,10 +141,17 @@ def _bench(options: argparse.Namespace) -> int:
         session = Session(fleet, rule, options.warm_up, count=lambda: _counted(server, options))
         with Progress() as progress:
             outcomes = list(session.run(_levels(options), lambda look: _show_progress(progress, look)))
-    show_table(headings(outcomes), [row(outcome) for outcome in outcomes])
-    for remark in remarks(outcomes, options.stability):
+    table = [headings(outcomes), *(row(outcome) for outcome in outcomes)]
+    told = list(remarks(outcomes, options.stability))
+    show_table(table[0], table[1:])
+    for remark in told:
         show(remark)
-    _write(options, outcomes)
+    if options.json is not None:
+        _write(options.json, json_form.render(options.model, outcomes))
+    if options.csv is not None:
+        _write(options.csv, csv_form.render(outcomes))
+    if options.html is not None:
+        _write(options.html, html_form.render(_heading(options, target), outcomes, table, told))
     return 0
 
 
@@ -206,14 +215,13 @@ def _show_progress(progress: Progress, look: Look) -> None:
         progress.part(what, look.part, f"window {look.windows + 1}{rate}")
 
 
-def _write(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
-    if options.json is not None:
-        _write_file(options.json, json_form.render(options.model, outcomes))
-    if options.csv is not None:
-        _write_file(options.csv, csv_form.render(outcomes))
+def _heading(options: argparse.Namespace, target: Target) -> html_form.Heading:
+    settings = f"{options.protocol}, batches of {options.batch}, windows of {options.window:g} s"
+    when = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return html_form.Heading(options.model, str(target.address), settings, when)
 
 
-def _write_file(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
