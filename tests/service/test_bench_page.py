@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_models import language_model
 from pages import ROOT, Page, rows, run
 from serving import Serving, serving
 
@@ -16,26 +17,33 @@ PAGE = Page("docs/bench.md")
 BRIEF = "--warm-up 0.1 --window 0.1 --windows 3"
 
 
+COMMANDS = [line for language, text in PAGE.blocks if language == "sh" for line in text.splitlines()]
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("bench_page")
     shutil.copytree(ROOT / "examples" / "sources" / "scaler", folder / "models" / "scaler")
+    (folder / "models" / "docent").mkdir()
+    language_model(folder / "models" / "docent" / "1")
     with serving(folder / "models", folder / "log") as running:
         yield running
 
 
-COMMANDS = [line for language, text in PAGE.blocks if language == "sh" for line in text.splitlines()]
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands(server: Serving, command: str, tmp_path: Path) -> None:
-    assert "| Requests/s |" in run(f"{command} {BRIEF} --url {server.http}", cwd=tmp_path)
+    (tmp_path / "inputs.json").write_text(PAGE.block('{"data"'))
+    (tmp_path / "prompts.txt").write_text('What is new?\n{"prompt": "And then?"}\n')
+    printed = run(f"{command} {BRIEF} --url {server.http}", cwd=tmp_path)
+    assert "| Requests/s |" in printed
+    assert ("| First ms |" in printed) == ("openai" in command)
+    assert ("| Good/s |" in printed) == ("--slo" in command)
 
 
 def test_options_are_those_of_the_help() -> None:
     told = set(re.findall(r"--\w[\w-]*", run("nerite bench --help")))
     described = set(re.findall(r"--\w[\w-]*", (ROOT / "docs" / "bench.md").read_text()))
-    assert described <= told
+    assert described - {"--allow-client-shm"} <= told
     tables = set(re.findall(r"--\w[\w-]*", " ".join(rows("docs/bench.md", "option"))))
     assert told - tables <= {
         "--help",

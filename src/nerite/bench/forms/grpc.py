@@ -24,9 +24,9 @@ class InferForm(Form):
     def of(self, step: SequenceStep) -> bytes:
         """Return the request as a part of a sequence."""
         message = self._message()
-        message.parameters["sequence_id"].int64_param = step.sequence_id
-        message.parameters["sequence_start"].bool_param = step.start
-        message.parameters["sequence_end"].bool_param = step.end
+        set_parameter(message, "sequence_id", step.sequence_id)
+        set_parameter(message, "sequence_start", step.start)
+        set_parameter(message, "sequence_end", step.end)
         return framed(message.SerializeToString())
 
     def _message(self) -> Any:
@@ -43,7 +43,9 @@ class InferForm(Form):
             if output.place is not None:
                 _place(requested, output.place)
         if self.streaming:
-            message.parameters["triton_enable_empty_final_response"].bool_param = True
+            set_parameter(message, "triton_enable_empty_final_response", True)
+        for name, value in asked.parameters.items():
+            set_parameter(message, name, value)
         return message
 
 
@@ -53,7 +55,21 @@ def framed(message: bytes) -> bytes:
 
 
 def _place(tensor: Any, place: Place) -> None:
-    tensor.parameters["shared_memory_region"].string_param = place.region
-    tensor.parameters["shared_memory_byte_size"].int64_param = place.size
+    set_parameter(tensor, "shared_memory_region", place.region)
+    set_parameter(tensor, "shared_memory_byte_size", place.size)
     if place.offset:
-        tensor.parameters["shared_memory_offset"].int64_param = place.offset
+        set_parameter(tensor, "shared_memory_offset", place.offset)
+
+
+def set_parameter(message: Any, name: str, value: object) -> None:
+    """Set a parameter of a message by the type of its value."""
+    parameter = message.parameters[name]
+    match value:
+        case bool():
+            parameter.bool_param = value
+        case int():
+            parameter.int64_param = value
+        case float():
+            parameter.double_param = value
+        case _:
+            parameter.string_param = str(value)

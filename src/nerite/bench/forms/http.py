@@ -44,7 +44,7 @@ class InferForm(Form):
 
     def of(self, step: SequenceStep) -> bytes:
         """Return the request as a part of a sequence."""
-        return self._message({"sequence_id": step.sequence_id, "sequence_start": step.start, "sequence_end": step.end})
+        return self._message(_parameters(step))
 
     def _message(self, parameters: Mapping[str, Any]) -> bytes:
         asked = self.asked
@@ -58,7 +58,7 @@ class InferForm(Form):
                 {"name": output.name, "parameters": _placed(output.place) if output.place else {"binary_data": True}}
                 for output in asked.outputs
             ]
-        document["parameters"] = {"binary_data_output": True, **parameters}
+        document["parameters"] = {"binary_data_output": True, **asked.parameters, **parameters}
         head = orjson.dumps(document)
         headers = {
             **self.headers,
@@ -74,10 +74,32 @@ def _placed(place: Place) -> dict[str, Any]:
     return {**where, "shared_memory_offset": place.offset} if place.offset else where
 
 
-def generate(
-    address: Address, headers: Mapping[str, str], model: str, version: str, inputs: Mapping[str, Any]
-) -> bytes:
-    """Return a request of the generate extension, whose answer is an event stream."""
-    all_headers = {**headers, "Content-Type": "application/json"}
-    path = infer_path(model, version, "generate_stream")
-    return post(address, path, all_headers, [orjson.dumps(inputs)])
+@dataclass(frozen=True, slots=True)
+class GenerateForm(Form):
+    """A request of the generate extension, whose answer is an event stream."""
+
+    address: Address
+    headers: Mapping[str, str]
+    model: str
+    version: str
+    inputs: Mapping[str, Any]
+    """As JSON has them."""
+    parameters: Mapping[str, Any]
+
+    def plain(self) -> bytes:
+        """Return the request."""
+        return self._message({})
+
+    def of(self, step: SequenceStep) -> bytes:
+        """Return the request as a part of a sequence."""
+        return self._message(_parameters(step))
+
+    def _message(self, parameters: Mapping[str, Any]) -> bytes:
+        headers = {**self.headers, "Content-Type": "application/json"}
+        path = infer_path(self.model, self.version, "generate_stream")
+        document = {**self.inputs, "parameters": {**self.parameters, **parameters}}
+        return post(self.address, path, headers, [orjson.dumps(document)])
+
+
+def _parameters(step: SequenceStep) -> dict[str, Any]:
+    return {"sequence_id": step.sequence_id, "sequence_start": step.start, "sequence_end": step.end}

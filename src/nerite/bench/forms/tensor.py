@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from nerite.core.tensor import Buffer
 
@@ -43,3 +45,4 @@ class Asked:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Output, ...] = ()
     """None: all of them, in the answer."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ def headings(outcomes: Sequence[Outcome]) -> list[str]:
     found = ["Rate wanted" if outcomes[0].level.open else "Concurrency", "Requests/s", "Mean ms"]
     found += ["p50 ms", "p90 ms", "p99 ms"]
     if outcomes[0].figures.tokens is not None:
-        found += ["First token ms", "p99 ms", "Between ms", "Tokens/s"]
+        found += ["First ms", "First p99", "Between ms", "Tokens/s"]
     if outcomes[0].figures.goodput is not None:
         found.append("Good/s")
     if outcomes[0].server is not None:
