@@ -19,7 +19,7 @@ TIMEOUT = """
 dynamic_batching {
   priority_levels: 2
   default_priority_level: 2
-  default_queue_policy { default_timeout_microseconds: 1000 max_queue_size: 3 }
+  default_queue_policy { default_timeout_microseconds: 200000 max_queue_size: 3 }
 }
 """
 

@@ -446,6 +446,5 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._hang_up(400, f"Bad Request: {reason}")
 
     def _hang_up(self, status: int, reason: str) -> None:
-        refusal = reply.json_reply({"error": reason}, status)
-        self._transport.write(refusal._replace(headers=b"Connection: close\r\n").encode())
+        self._transport.write(reply.farewell(status, reason).encode())
         self._close()

@@ -94,6 +94,11 @@ def json_reply(value: object, status: int = 200) -> Reply:
     return Reply(status, orjson.dumps(value))
 
 
+def farewell(status: int, reason: str) -> Reply:
+    """Return the refusal after which a connection is closed."""
+    return json_reply({"error": reason}, status)._replace(headers=b"Connection: close\r\n")
+
+
 def error_reply(error: NeriteError, content_type: str = "application/json") -> Reply:
     """Return the reply that a refusal is."""
     return _refusal(error.http_status, error.message, error.retry_after, content_type)
