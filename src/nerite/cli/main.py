@@ -19,6 +19,7 @@ COMMANDS = {
     "check": "find what is wrong in model repositories, without serving them",
     "doctor": "find what is wrong on this machine: limits, ports, what is installed, GPUs",
     "client": "ask a running server: models, inference, load and unload, statistics",
+    "top": "show what a running server does, on the whole of a terminal",
     "bench": "measure how fast a model of a running server is, and at what latency",
     "quota": "show what tenants have used of which model, and what they have left",
     "engines": "list the engines for language models, and install them",

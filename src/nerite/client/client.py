@@ -18,6 +18,7 @@ from nerite.client.connection import Answer, Connection, text_of
 from nerite.client.conversion import to_json
 from nerite.client.description import Model, ModelVersion
 from nerite.client.error import ClientError
+from nerite.client.metrics import MetricsPage
 from nerite.client.statistics import ModelStatistics
 from nerite.core.tensor import Array, Buffer
 
@@ -62,6 +63,13 @@ class Client:
     def models(self) -> list[ModelVersion]:
         """Return every version of every model in the repository, with its state."""
         return [ModelVersion.read(entry) for entry in self._json("POST", "/v2/repository/index")]
+
+    def metrics(self) -> MetricsPage:
+        """Return the page of metrics, which is on a port of its own."""
+        answer = self._connection.ask("GET", "/metrics")
+        if answer.status != 200:
+            raise ClientError(text_of(answer.status, answer.body), answer.status)
+        return MetricsPage(answer.body.decode(errors="replace"))
 
     def model(self, name: str, version: str = "") -> Model:
         """Return the metadata of a model: its inputs and outputs. Without a version, of the one that answers."""
