@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 
 _LOOKS: Final = 4
 """Within the time that the loop may stand still."""
+_SHORTEST: Final = 10_000_000
+"""Nanoseconds between two looks at the least, however little is allowed."""
 _QUIET: Final = 60_000_000_000
 """Nanoseconds after news in which other stalls are counted only."""
 
@@ -42,7 +44,7 @@ class StallWatch:
 
     def __init__(self, limit: int, now: int) -> None:
         """``limit``: nanoseconds that the loop may stand still."""
-        self.period = limit // _LOOKS
+        self.period = max(limit // _LOOKS, _SHORTEST)
         """When to look again."""
         self._limit = limit
         self._looked = now

@@ -26,6 +26,10 @@ class Watched:
         return news
 
 
+def test_looking_is_bounded() -> None:
+    assert StallWatch(1, 0).period == 10 * MS
+
+
 def test_nothing_happens() -> None:
     assert Watched().run(100) == []
 
