@@ -28,7 +28,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(models: Path, tmp_path: Path) -> Iterator[Serving]:
-    with serving(models, tmp_path / "log", "--stall-seconds=0.2") as server:
+    with serving(models, tmp_path / "log", "--stall-seconds=1") as server:
         yield server
 
 

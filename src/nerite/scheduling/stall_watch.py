@@ -15,7 +15,7 @@ _LOOKS: Final = 4
 _SHORTEST: Final = 10_000_000
 """Nanoseconds between two looks at the least, however little is allowed."""
 _QUIET: Final = 60_000_000_000
-"""Nanoseconds after news in which other stalls are counted only."""
+"""Nanoseconds after news in which others of the kind are counted only."""
 
 
 class What(Enum):
@@ -36,7 +36,7 @@ class News(NamedTuple):
     nanoseconds: int
     """How long it lasted, or has lasted so far."""
     untold: int = 0
-    """Stalls before it that were not told."""
+    """Such moments before it that were not told."""
 
 
 class StallWatch:
@@ -52,8 +52,8 @@ class StallWatch:
         self._stalled_since: int | None = None
         self._told = False
         """The stall that goes on was."""
-        self._quiet_until = now
-        self._untold = 0
+        self._quiet_until: dict[What, int] = {}
+        self._untold = dict.fromkeys(What, 0)
 
     def answered(self, now: int) -> None:
         """Note that the loop is there."""
@@ -78,9 +78,9 @@ class StallWatch:
         return None
 
     def _news(self, what: What, nanoseconds: int, now: int) -> News | None:
-        if now < self._quiet_until:
-            self._untold += 1
+        if now < self._quiet_until.get(what, now):
+            self._untold[what] += 1
             return None
-        self._quiet_until = now + _QUIET
-        untold, self._untold = self._untold, 0
+        self._quiet_until[what] = now + _QUIET
+        untold, self._untold[what] = self._untold[what], 0
         return News(what, nanoseconds, untold)

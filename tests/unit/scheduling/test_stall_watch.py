@@ -77,5 +77,8 @@ def test_a_process_that_was_stopped_in_a_stall() -> None:
     watched = Watched()
     assert len(watched.run(8, answers=False)) == 1
     watched.now += 30 * LIMIT
-    assert watched.watch.look(watched.now) is None, "there was news just now"
+    news = watched.watch.look(watched.now)
+    assert news is not None and news.what is What.STOOD_STILL, "another kind of news"
     assert watched.run(10) == []
+    watched.now += 30 * LIMIT
+    assert watched.watch.look(watched.now) is None, "there was news of the kind just now"
