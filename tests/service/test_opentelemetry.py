@@ -60,6 +60,32 @@ def initialize(self, args):
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", text)]))
     return answers
 """
+WORDS = """
+def execute(self, requests):
+    for request in requests:
+        sender = request.get_response_sender()
+        for number in range(3):
+            tensors = {
+                "text_output": np.array([b"word "], object),
+                "num_input_tokens": np.array([2], np.uint32),
+                "num_output_tokens": np.array([1], np.uint32),
+            }
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(*each) for each in tensors.items()]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+ENGINE = """
+backend: "python"
+model_transaction_policy { decoupled: true }
+input [
+  { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "sampling_parameters" data_type: TYPE_STRING dims: [ 1 ] optional: true }
+]
+output [
+  { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] },
+  { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [ 1 ] },
+  { name: "num_output_tokens" data_type: TYPE_UINT32 dims: [ -1 ] }
+]
+"""
 FLAGS = (
     "--trace-config=mode=opentelemetry",
     "--trace-config=level=TIMESTAMPS",
@@ -89,6 +115,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
     python_model(models, "notes_async", NOTES.format("async "), pbtxt(datatype="TYPE_STRING"))
     python_model(models, "notes_inside", NOTES.format(""), pbtxt(datatype="TYPE_STRING", parameters=IN_PROCESS))
     python_model(models, "bad", "def execute(self, requests):\n    raise ValueError('my fault')")
+    python_model(models, "words", WORDS, ENGINE)
     ensemble(models, "pipe", step("one", "INPUT0", "MIDDLE"), step("two", "MIDDLE", "OUTPUT0"))
     flags = (*FLAGS, "--trace-config=rate=0", f"--trace-config=opentelemetry,url={collector.url}")
     with serving(models, folder / "log", *flags) as running:
@@ -158,6 +185,25 @@ def test_under_the_clients_span_when_it_generates(server: Serving, collector: Co
     collector.wait(4)
     (root,) = collector.named("InferRequest")
     assert (root.trace, root.parent) == (trace, span)
+
+
+def test_a_completion(server: Serving, collector: Collector) -> None:
+    carrier, trace, span = headers()
+    asked = {"model": "words", "prompt": "a b", "stream": True}
+    assert server.ask("POST", "/v1/completions", asked, **carrier)[0] == 200
+    collector.wait(4)
+    (root,) = collector.named("InferRequest")
+    (compute,) = collector.named("compute")
+    assert (root.trace, root.parent) == (trace, span)
+    assert root.attributes == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.request.model": "words",
+        "gen_ai.usage.input_tokens": 2,
+        "gen_ai.usage.output_tokens": 3,
+    }
+    assert root.moments.count("HTTP_SEND_START") == 3
+    first = dict(root.events)["INFER_RESPONSE_COMPLETE"]
+    assert root.start < compute.start < first < root.end
 
 
 def test_many_on_one_connection_each_with_its_own(server: Serving, collector: Collector) -> None:

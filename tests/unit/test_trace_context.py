@@ -34,5 +34,6 @@ def test_parse(parent: str | None, state: str | None, expected: TraceContext | N
 
 
 def test_as_headers() -> None:
+    assert TraceContext(5, SPAN).trace == "0" * 31 + "5"
     assert TraceContext(TRACE, SPAN).carrier == {"traceparent": f"{TOLD}-01"}
     assert TraceContext(TRACE, SPAN, "x=y").carrier == {"traceparent": f"{TOLD}-01", "tracestate": "x=y"}

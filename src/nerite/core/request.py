@@ -201,7 +201,7 @@ class ReplySink(Protocol):
 
     One that is a client's says in ``protocol`` how it speaks, ``HTTP`` or ``GRPC``, and may say in ``began_ns`` when
     the first of a request was here that did not come in one piece; in ``outer_span``, under which span of whose trace
-    it was sent. Traces look there.
+    it was sent; and may tell by ``span_attributes`` of a request what is worth knowing of it. Traces look there.
     """
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:

@@ -25,9 +25,14 @@ class TraceContext(NamedTuple):
     """The trace is recorded by whoever began it."""
 
     @property
+    def trace(self) -> str:
+        """The id of the trace as it is written: in exemplars, and wherever else somebody may look for it."""
+        return f"{self.trace_id:032x}"
+
+    @property
     def traceparent(self) -> str:
         """The context as a header."""
-        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.sampled:02x}"
+        return f"00-{self.trace}-{self.span_id:016x}-{self.sampled:02x}"
 
     @property
     def carrier(self) -> dict[str, str]:

@@ -92,6 +92,9 @@ class Trace(Relay):
             self.sends += (now, _now())
         if final:
             self.final_ns = now
+            told = getattr(self._sink, "span_attributes", None)
+            if told is not None:
+                self.attributes = told(request)
             if self._between:
                 self.ended_ns = now
             if not self._runs:

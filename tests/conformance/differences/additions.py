@@ -231,7 +231,7 @@ DIFFERENCES = (
     Difference(
         "Logs for machines, with request ids",
         "`--log-format json` makes every line an object, `--access-log=true` gives each request and call a line, and "
-        "what a model says while it executes a request with an id has that id. See [Logs and traces](logs.md).",
+        "what a model says while it executes a request with an id has that id. See [Logs](logs.md).",
     ),
     Difference(
         "Trace files that can be read while the server runs",

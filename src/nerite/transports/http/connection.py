@@ -139,6 +139,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if nbytes == asked.size and shared.scratch.startswith(asked.beginning):
             self._state = _BUSY
             self._head = asked.head
+            self.outer_span = None
             shared.handler.handle_again(self, asked.meaning, shared.scratch[len(asked.beginning) : nbytes])
         else:
             self._parse(shared.scratch, shared.scratch_view, nbytes)
@@ -350,9 +351,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             # A copy, because the read buffer is used again; writable, because models may work in place.
             body = memoryview(bytearray(view[end:stop]))
             question = self._shared.handler.handle(self, head, body)
-            if self.outer_span is not None:
-                self._asked = _NEVER
-            elif question is not None and at == 0:
+            if question is not None and at == 0 and self.outer_span is None:
                 text = bytes(data[:end]) + bytes(body[: question.text_size])
                 self._asked = Asked(text, stop, head, question.meaning)
             at = stop

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from nerite.core.errors import NeriteError
+from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.transports.http import reply
 from nerite.transports.http.reply import Reply
@@ -72,6 +73,16 @@ class Exchange(JointWork):
         self._events = events
         self._usage = usage
         self._opened = False
+
+    def span_attributes(self, request: InferenceRequest) -> dict[str, str | int]:
+        """Return what OpenTelemetry's conventions for language models have for one of the requests."""
+        stream = self._streams[self._places[id(request)]]
+        told: dict[str, str | int] = {
+            "gen_ai.operation.name": self._shape.operation,
+            "gen_ai.request.model": request.header.model_name,
+        }
+        counts = {"input": stream.input_tokens, "output": stream.output_tokens}
+        return told | {f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count is not None}
 
     def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
         stream = self._streams[place]

@@ -45,6 +45,9 @@ class Finished:
 class Shape(Protocol):
     """How one kind of completion is written."""
 
+    operation: str
+    """What OpenTelemetry's conventions call it."""
+
     def first(self, choice: Finished) -> Choice | None:
         """Return what a stream begins with, if with anything."""
 
@@ -81,6 +84,8 @@ class _Envelope:
 
 class ChatShape(_Envelope):
     """Chat completions."""
+
+    operation = "chat"
 
     def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
         """``top``: so many likely tokens at each place."""
@@ -130,6 +135,8 @@ class ChatShape(_Envelope):
 
 class CompletionShape(_Envelope):
     """Completions of text."""
+
+    operation = "text_completion"
 
     def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
         """``top``: so many likely tokens at each place."""
