@@ -41,6 +41,7 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 	$(BIN)/python benchmarks/ensemble.py
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/iterative.py
+	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/overload.py
 

@@ -217,6 +217,10 @@ DIFFERENCES = (
         "Here it leads to none: who began the trace has decided that it is not recorded.",
     ),
     Difference(
+        "Trace state over gRPC",
+        "Triton loses the `tracestate` that comes with a call. It is passed on, as over HTTP.",
+    ),
+    Difference(
         "Kinds of spans",
         "All of Triton's are of the kind SERVER, for which monitoring counts each as a request to a service. Here only "
         "`InferRequest` is; the others are INTERNAL.",

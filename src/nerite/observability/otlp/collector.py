@@ -30,7 +30,7 @@ class Collector:
 
     def __init__(self, options: OpenTelemetryOptions) -> None:
         self._options = options
-        url = urlsplit(options.url)
+        url = urlsplit(options.url if "://" in options.url else f"http://{options.url}")
         self._secure = url.scheme == "https"
         self._host = url.netloc.rpartition("@")[2]
         self._path = (url.path or "/") + (f"?{url.query}" if url.query else "")
