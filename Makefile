@@ -56,8 +56,9 @@ bench-llm: $(VENV)/dev  ## language models through the server, beside the bare e
 bench-llm-overload: $(VENV)/dev  ## a language model of which tenants and classes ask more than it can do (7 minutes)
 	$(BIN)/python benchmarks/llm_overload.py
 
-soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them (5 minutes)
+soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted (7 minutes)
 	$(BIN)/python benchmarks/churn.py
+	COUNTED_REQUESTS=100000 $(BIN)/pytest tests/chaos/test_exact_counts.py
 
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
