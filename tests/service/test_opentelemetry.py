@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc
 from opentelemetry.propagate import inject
 from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
 from collector import Collector, collecting
 from serving import (
@@ -150,6 +151,21 @@ def test_under_the_clients_span_over_http(server: Serving, collector: Collector)
     assert collector.tree(root) == ("InferRequest", [("one", [("queue", []), ("compute", [])])])
     assert root.resource["service.name"] == "triton-inference-server"
     assert root.resource["deployment.environment"] == "test"
+
+
+def test_a_histogram_names_the_trace(server: Serving) -> None:
+    carrier, trace, _ = headers()
+    assert ask(server, "one", **carrier) == 200
+    wanted = "application/openmetrics-text; version=1.0.0; q=0.9, text/plain; q=0.1"
+
+    def named() -> set[str]:
+        status, told, page = server.ask("GET", "/metrics", service="Metrics", Accept=wanted)
+        assert (status, told["Content-Type"].partition(";")[0]) == (200, "application/openmetrics-text")
+        samples = [sample for family in openmetrics(page.decode()) for sample in family.samples]
+        return {sample.exemplar.labels["trace_id"] for sample in samples if sample.exemplar is not None}
+
+    eventually(lambda: trace in named())
+    assert b"trace_id" not in server.ask("GET", "/metrics", service="Metrics")[2]
 
 
 def test_under_the_clients_span_over_grpc(server: Serving, collector: Collector) -> None:

@@ -157,6 +157,11 @@ class RunningVersion:
                 return
         self._submit(request)
 
+    def traced_one(self, whole_ns: int, trace_id: int) -> None:
+        """Take note of the trace of a request that went here and was answered."""
+        if self.statistics.stages is not None:
+            self.statistics.stages.traced(whole_ns, trace_id)
+
     def given_up(self, why: GaveUp) -> None:
         """Take note that nobody waits any more for the answer to a request that went here."""
         self.statistics.given_up[why] += 1

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+
+class Exemplar(NamedTuple):
+    """One of the values, and where there is more about it."""
+
+    trace_id: int
+    value: float
+    at: float
+    """Seconds since the epoch."""
+
+
+_NONE: Final[Mapping[int, Exemplar]] = MappingProxyType({})
 
 
 class Distribution:
     """Of one quantity."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """``bounds`` ascend; what is above the last has a place of its own."""
@@ -18,12 +32,16 @@ class Distribution:
         self.counts = [0] * (len(bounds) + 1)
         """By the first bound that a value does not exceed."""
         self.total = 0.0
+        self.exemplars = _NONE
+        """By place."""
 
     @classmethod
-    def of(cls, bounds: Sequence[float], counts: list[int], total: float) -> Distribution:
+    def of(
+        cls, bounds: Sequence[float], counts: list[int], total: float, exemplars: Mapping[int, Exemplar] = _NONE
+    ) -> Distribution:
         """Return what was counted elsewhere; ``counts`` stays the caller's."""
         made = cls.__new__(cls)
-        made.bounds, made.counts, made.total = bounds, counts, total
+        made.bounds, made.counts, made.total, made.exemplars = bounds, counts, total, exemplars
         return made
 
     def note(self, value: float, count: int = 1) -> None:

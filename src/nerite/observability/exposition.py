@@ -26,28 +26,46 @@ class Family(NamedTuple):
 
 
 def render(families: Iterable[Family]) -> bytes:
-    """Return the page."""
-    lines: list[str] = []
+    """Return the page as Triton writes it."""
+    return "".join(f"{line}\n" for line in _lines(families, openly=False)).encode()
+
+
+def render_openly(families: Iterable[Family]) -> bytes:
+    """Return the page as OpenMetrics, with exemplars.
+
+    That knows only counters whose names end with ``_total``. The others keep their names, and are of unknown type.
+    """
+    return "".join(f"{line}\n" for line in (*_lines(families, openly=True), "# EOF")).encode()
+
+
+def _lines(families: Iterable[Family], *, openly: bool) -> Iterator[str]:
     for family in families:
-        lines.append(f"# HELP {family.name} {family.help}")
-        lines.append(f"# TYPE {family.name} {family.type}")
+        name, type_ = family.name, family.type
+        if openly and type_ == "counter":
+            name, type_ = (name.removesuffix("_total"), type_) if name.endswith("_total") else (name, "unknown")
+        yield f"# HELP {name} {family.help}"
+        yield f"# TYPE {name} {type_}"
         for labels, value in family.samples:
             inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
             if isinstance(value, Distribution):
-                lines += _distributed(family.name, inner, value)
+                yield from _distributed(family.name, inner, value, openly=openly)
             elif isinstance(value, Summed):
-                lines += _summed(family.name, inner, value)
+                yield from _summed(family.name, inner, value)
             else:
-                lines.append(_line(family.name, inner, value))
-    return ("\n".join(lines) + "\n").encode()
+                yield _line(family.name, inner, value)
 
 
-def _distributed(name: str, labels: str, value: Distribution) -> Iterator[str]:
+def _distributed(name: str, labels: str, value: Distribution, *, openly: bool) -> Iterator[str]:
     before = f"{labels}," if labels else ""
     count = 0
-    for bound, more in zip((*value.bounds, math.inf), value.counts, strict=True):
+    for place, (bound, more) in enumerate(zip((*value.bounds, math.inf), value.counts, strict=True)):
         count += more
-        yield _line(f"{name}_bucket", f'{before}le="{_number(bound)}"', count)
+        le = _number(bound) if not openly or bound == math.inf else repr(float(bound))
+        line = _line(f"{name}_bucket", f'{before}le="{le}"', count)
+        exemplar = value.exemplars.get(place) if openly else None
+        if exemplar is not None:
+            line += f' # {{trace_id="{exemplar.trace_id:032x}"}} {exemplar.value!r} {exemplar.at:.3f}'
+        yield line
     yield _line(f"{name}_sum", labels, value.total)
     yield _line(f"{name}_count", labels, count)
 

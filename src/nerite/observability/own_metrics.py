@@ -49,7 +49,7 @@ def _whole(version: Version) -> _Samples:
     of = version.statistics
     if of.stages is None or not of.success.count:
         return ()
-    return [({}, _times(of.stages.whole, of.success))]
+    return [({}, Distribution.of(BOUNDS, of.stages.whole, of.success.ns / 1e9, of.stages.exemplars))]
 
 
 def _stages(version: Version) -> _Samples:

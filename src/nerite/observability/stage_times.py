@@ -6,12 +6,14 @@ a factor of two apart, or more. Sums and counts are with ``statistics`` in any c
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
+from nerite.observability.distribution import Exemplar
 
 _BOUNDS_NS: Final = tuple(step * 10**power // 10 for power in range(4, 11) for step in (10, 25, 50))
 BOUNDS: Final = tuple(bound / 1e9 for bound in _BOUNDS_NS)
@@ -34,12 +36,14 @@ _PLACES: Final = tuple(_places(_BOUNDS_NS))
 class StageTimes:
     """Those of the requests to one model version that succeeded: for each stage, how many took up to which bound."""
 
-    __slots__ = ("compute_infer", "compute_input", "compute_output", "queue", "whole")
+    __slots__ = ("compute_infer", "compute_input", "compute_output", "exemplars", "queue", "whole")
 
     def __init__(self) -> None:
         self.whole, self.queue, self.compute_input, self.compute_infer, self.compute_output = (
             [0] * (len(_BOUNDS_NS) + 1) for _ in range(5)
         )
+        self.exemplars: dict[int, Exemplar] = {}
+        """Of ``whole``: by place, the last request that was traced."""
 
     def ran(self, batch: Sequence[InferenceRequest], marks: Marks, now: int) -> None:
         """Note a batch that ran, each of whose requests waited for all of it."""
@@ -69,6 +73,10 @@ class StageTimes:
         self.compute_input[_place(before)] += count
         self.compute_infer[_place(during)] += count
         self.compute_output[_place(after)] += count
+
+    def traced(self, whole: int, trace_id: int) -> None:
+        """Note where there is more about a request that took ``whole``, which is counted in any case."""
+        self.exemplars[_place(whole)] = Exemplar(trace_id, whole / 1e9, time.time())
 
     def found(self, whole: int, queue: int, count: int = 1) -> None:
         """Note ``count`` requests that were answered, and for which nothing was computed."""

@@ -32,6 +32,11 @@ class Tracing:
         self._kind = Trace if self._exporter is None else SpannedTrace
         self._next = 1
 
+    @property
+    def exports(self) -> bool:
+        """Whether traces have ids that others know."""
+        return self._exporter is not None
+
     def wants(self, model: str) -> bool:
         """Return whether requests of a model may be traced."""
         return not self.settings.levels.isdisjoint(self.settings.sampler(model).values.levels)
@@ -89,6 +94,8 @@ class Tracing:
         if self._exporter is not None:
             assert isinstance(trace, SpannedTrace)
             self._exporter.add(trace)
+            if trace.error is None and trace.header.route is not None:
+                trace.header.route[1].traced_one(trace.final_ns - trace.received_ns, trace.trace_id)
             return
         values = sampler.values
         self._file.add(written(trace), values.log_frequency, last=values.count == 0 and not sampler.open)

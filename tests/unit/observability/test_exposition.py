@@ -6,11 +6,12 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from doubles import request
 from nerite.core.request import GaveUp
-from nerite.observability.exposition import Family, render
+from nerite.observability.exposition import Family, render, render_openly
 from nerite.observability.metrics import Version, families
 from nerite.observability.stage_times import StageTimes
 from nerite.observability.statistics import Outcome, VersionStatistics
@@ -167,3 +168,25 @@ def test_histograms_of_a_version_that_has_answered() -> None:
     assert 'nerite_stage_duration_seconds_sum{model="m",version="3",stage="output"} 6e-05\n' in page
     sizes = [line for line in page.splitlines() if line.startswith("nerite_batch_rows_bucket")]
     assert [line.partition("le=")[2] for line in sizes] == ['"1"} 0', '"2"} 0', '"4"} 1', '"+Inf"} 1']
+
+
+def test_open_metrics_with_exemplars() -> None:
+    stages = StageTimes()
+    statistics = VersionStatistics(stages)
+    statistics.composed(request(3, arrived_ns=0), 0, 0, 0, 0, 1_000_000_000)
+    stages.traced(999_000_000, 0xABC)
+    page = render_openly(families([version(statistics)])).decode()
+    read = {family.name: family for family in openmetrics.text_string_to_metric_families(page)}
+    assert {name: read[name].type for name in ("nv_inference_count", "nerite_batch_releases")} == {
+        "nv_inference_count": "unknown",
+        "nerite_batch_releases": "counter",
+    }
+    assert {sample.name for sample in read["nerite_batch_releases"].samples} == {"nerite_batch_releases_total"}
+    exemplars = {
+        sample.labels["le"]: sample.exemplar
+        for sample in read["nerite_request_duration_seconds"].samples
+        if sample.exemplar
+    }
+    assert set(exemplars) == {"1.0"}
+    assert (exemplars["1.0"].labels, exemplars["1.0"].value) == ({"trace_id": f"{0xABC:032x}"}, 0.999)
+    assert b"trace_id" not in render(families([version(statistics)]))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
 _TYPE: Final = "text/plain; charset=utf-8"
+_OPEN: Final = "application/openmetrics-text"
+_OPEN_TYPE: Final = f"{_OPEN}; version=1.0.0; charset=utf-8"
 
 
 class MetricsService:
@@ -52,12 +54,12 @@ class MetricsService:
         elif head.path != "/metrics":
             answer = Reply(200, b"", _TYPE)
         else:
-            answer = self.page(_TYPE)
+            answer = self.page(_TYPE, openly=_OPEN in head.headers.get("accept", ""))
         connection.send([answer.encode()])
         return None
 
-    def page(self, content_type: str) -> Reply:
-        """Return the page."""
+    def page(self, content_type: str, *, openly: bool = False) -> Reply:
+        """Return the page. ``openly``: with exemplars, if there are some, which only OpenMetrics can have."""
         families = metrics.families(self._server.metrics(), counters=self._options.counter_latencies)
         families += self._server.cache_metrics()
         families += self._server.admission_metrics()
@@ -66,6 +68,8 @@ class MetricsService:
         if self._options.cpu:
             families += self._machine.families()
         families += custom_metrics.families(self._server.custom_metrics(), [family.name for family in families])
+        if openly and self._server.tracing.exports:
+            return Reply(200, exposition.render_openly(families), _OPEN_TYPE)
         return Reply(200, exposition.render(families), content_type)
 
     def handle_again(self, connection: HttpConnection, meaning: object, data: bytearray) -> None:
