@@ -52,6 +52,7 @@ class HttpSlot(Slot, asyncio.Protocol):
         "_parser",
         "_pending",
         "_port",
+        "_size",
         "_transport",
     )
 
@@ -64,6 +65,8 @@ class HttpSlot(Slot, asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         """Of an answer that has to be read."""
         self._head = b""
+        self._size = 0
+        """How long the answer is that is being read, with its head; 0 if it does not say."""
         self._body = bytearray()
         self._events: Events | None = None
         self._pending = False
@@ -139,7 +142,9 @@ class HttpSlot(Slot, asyncio.Protocol):
                 self.work.answered(self)
             return
         if self._parser is None:
-            head = data[: data.find(b"\r\n\r\n")]
+            end = data.find(b"\r\n\r\n")
+            # What is known of heads is known of whole ones.
+            head = data[:end] if end > 0 else b""
             size = self._port.sizes.get(head)
             if size is not None:
                 self._left = max(0, size - len(data))
@@ -156,23 +161,23 @@ class HttpSlot(Slot, asyncio.Protocol):
     def _begin(self, head: bytes) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._head = head
+        self._size = 0
         self._body.clear()
         self._events = self._port.events() if self._port.events is not None else None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Remember how long an answer of this kind is."""
         if name.lower() == b"content-length" and self._events is None:
-            if len(self._port.sizes) >= _MOST_HEADS:
-                self._port.sizes.clear()
-            self._left = len(self._head) + 4 + int(value)
+            self._size = len(self._head) + 4 + int(value)
 
     def on_headers_complete(self) -> None:
         """See whether the answer is what was asked for."""
         assert self._parser is not None
         good = self._parser.get_status_code() == 200
-        if good and self._left and self._parser.should_keep_alive():
-            self._port.sizes[self._head] = self._left
-        self._left = 0
+        if good and self._head and self._size and self._parser.should_keep_alive():
+            if len(self._port.sizes) >= _MOST_HEADS:
+                self._port.sizes.clear()
+            self._port.sizes[self._head] = self._size
         if not good:
             self._events = None
 
