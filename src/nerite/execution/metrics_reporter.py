@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from typing import Any, Final
 
 from nerite.execution import messages
 from nerite.execution.outbox import Outbox
+from nerite.observability import custom_metrics
 
 EVERY: Final = 0.1
 """Seconds between two reports, at the least."""
-_STORE: Final = "triton_python_backend_utils.metric_store"
 
 
 class MetricsReporter:
@@ -26,9 +25,8 @@ class MetricsReporter:
 
     def watch(self) -> None:
         """Report what models count, if there is a model that can. Called when one was loaded; any number of times."""
-        module = sys.modules.get(_STORE)
-        if self._store is None and module is not None:
-            self._store = module.STORE
+        if self._store is None and (store := custom_metrics.store()) is not None:
+            self._store = store
             self._store.on_change = self._begin
             if self._store.collect():
                 self._begin()

@@ -13,7 +13,6 @@ Reading: TypeAlias = Sequence[Any]
 """A family as ``triton_python_backend_utils.metric_store.Reading`` has it, perhaps by way of JSON."""
 _COUNTER, _GAUGE, _HISTOGRAM = range(3)
 _TYPES: Final = ("counter", "gauge", "histogram")
-_STORE: Final = "triton_python_backend_utils.metric_store"
 
 
 class ReportedMetrics:
@@ -39,10 +38,15 @@ class ReportedMetrics:
         self._now = ()
 
 
+def store() -> Any:
+    """Return where the models in this process count; None while there is none that could."""
+    return getattr(sys.modules.get("triton_python_backend_utils.metric_store"), "STORE", None)
+
+
 def of_this_process() -> list[Reading]:
     """Return what models count that run in the server itself."""
-    store = sys.modules.get(_STORE)
-    return [] if store is None else store.STORE.collect()
+    here = store()
+    return [] if here is None else here.collect()
 
 
 def families(readings: Iterable[Reading], taken: Iterable[str]) -> list[Family]:
