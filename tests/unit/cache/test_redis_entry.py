@@ -65,6 +65,7 @@ STRANGE = {
     "nothing in it": (forged({}), "header is none"),
     "no such type": (forged({**SAID, "tensors": [["A", "INT9", [2]]]}), "header is none"),
     "a negative shape": (forged({**SAID, "tensors": [["A", "INT8", [-2, -1]]]}), "header is none"),
+    "a shape beyond all numbers": (forged({**SAID, "tensors": [["A", "INT8", [10**400, 0.5]]]}), "header is none"),
     "no shape": (forged({**SAID, "tensors": [["A", "INT8", "2"]]}), "header is none"),
     "a name of the wrong kind": (forged({**SAID, "tensors": [[2, "INT8", [2]]]}), "header is none"),
     "a model of the wrong kind": (forged({**SAID, "model": 3}), "header is none"),

@@ -74,7 +74,7 @@ class EntryForm:
         if known is None:
             try:
                 known = _checked(json.loads(raw))
-            except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+            except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
                 raise BadEntry("its header is none") from error
             if len(self._headers) >= _MOST:
                 self._headers.clear()
