@@ -47,6 +47,7 @@ def test_serves_a_python_model(core: Path, tmp_path: Path, monkeypatch: pytest.M
     python_model(tmp_path / "models", "identity", IDENTITY)
     with serving.serving(tmp_path / "models", tmp_path / "log") as server:
         assert server.infer("identity", [1.0, 2.0]) == [1.0, 2.0]
+        assert [server.ask("GET", path)[0] for path in ("/v2/docs", "/ui", "/ui/uPlot.esm.js")] == [200] * 3
 
 
 def test_a_missing_extra_says_what_to_install(core: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

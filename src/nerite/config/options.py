@@ -156,6 +156,8 @@ class HttpOptions:
     restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
     """Category to key."""
     json_half_precision: bool = False
+    console: bool = True
+    """The console is at ``/ui``."""
     cors_origins: tuple[str, ...] = ()
     """Whose pages may use the port; ``*`` is anybody's. Empty: CORS is off."""
     tls: TlsOptions = TlsOptions()

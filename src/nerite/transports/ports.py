@@ -15,6 +15,7 @@ from nerite.transports.callers import Callers
 from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
 from nerite.transports.clouds.sagemaker_models import SagemakerModels
 from nerite.transports.clouds.vertex import VertexRouter, default_model
+from nerite.transports.http.console.console import Console
 from nerite.transports.http.cors import Cors, CorsRouter
 from nerite.transports.http.handler import Handler
 from nerite.transports.http.listener import HttpListener
@@ -75,7 +76,7 @@ class Ports:
         if options.grpc.enabled:
             await self._open_grpc()
         if options.http.enabled:
-            await self._open_http()
+            await self._open_http(page)
         if options.sagemaker.enabled:
             await self._open_sagemaker()
         if options.vertex.enabled:
@@ -123,9 +124,11 @@ class Ports:
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
         self._note("gRPC", "GRPCInferenceService", options.address, port)
 
-    async def _open_http(self) -> None:
+    async def _open_http(self, metrics: MetricsService | None) -> None:
         options = self._options.http
         target_of = self._router(options.header_forward_pattern).target
+        if options.console:
+            target_of = Console(metrics, self._locks, target_of).target
         if options.cors_origins:
             key_headers = [lock.header for lock in self._locks.values()]
             target_of = CorsRouter(Cors(options.cors_origins, key_headers), target_of).target

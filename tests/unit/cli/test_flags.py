@@ -131,6 +131,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
     assert {flag.name for flag in FLAGS if flag.ours} == {
         "options-file",
         "access-log",
+        "allow-console",
         "policy-file",
         "stay-awake-microseconds",
         "stall-seconds",

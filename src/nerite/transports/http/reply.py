@@ -13,6 +13,8 @@ from nerite.transports.http.head import RequestHead
 REASONS: Final = {
     200: b"OK",
     204: b"No Content",
+    304: b"Not Modified",
+    308: b"Permanent Redirect",
     400: b"Bad Request",
     401: b"Unauthorized",
     403: b"Forbidden",
@@ -42,8 +44,8 @@ class Reply(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the reply as bytes."""
-        if self.status == 204:  # which has no body, and may not say so
-            return b"HTTP/1.1 204 %b\r\n%b\r\n" % (REASONS[204], self.headers)
+        if self.status in (204, 304):  # which have no body, and may not say so
+            return status_line(self.status) + self.headers + b"\r\n"
         return head(self.status, self.content_type, len(self.body), self.headers) + self.body
 
 

@@ -1,0 +1,99 @@
+// The console: looks at the server again and again, and shows the page that the address names.
+
+import { say } from "./elements.js";
+import { parse } from "./exposition.js";
+import { History } from "./history.js";
+import { ModelView } from "./model.js";
+import { Models } from "./models.js";
+import { Overview } from "./overview.js";
+import * as server from "./server.js";
+
+const EVERY = 2000;
+const LIST_EVERY = 10_000;
+/** After a look that took long comes a rest of so many times as long: pages of a thousand models are work. */
+const REST = 10;
+const LONGEST = 15_000;
+
+const pulse = document.getElementById("pulse");
+const notice = document.getElementById("notice");
+const place = document.getElementById("view");
+
+class Console {
+  constructor() {
+    this.history = new History();
+    this.models = new Models();
+    this.view = null;
+    this.listed = -Infinity;
+    this.changed = () => this.view?.update();
+    this.failed = (error) => this.warn("action", error.message);
+    this.warnings = new Map();
+  }
+
+  /** Show the page that the address names. */
+  open() {
+    const [page, ...rest] = location.hash.slice(2).split("/").map(decodeURIComponent);
+    this.view?.close();
+    this.warn("action", "");
+    this.view = page === "models" ? new ModelView(this, ...rest) : new Overview(this);
+    place.replaceChildren(this.view.root);
+    document.title = `${this.view.title} – ${document.getElementById("server").textContent}`;
+    for (const link of document.querySelectorAll("header nav a")) {
+      const here = link.getAttribute("href") === (location.hash || "#/");
+      if (here) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    this.view.update();
+  }
+
+  /** Look at the server for as long as the page is there; not while nobody sees it. */
+  async watch() {
+    for (;;) {
+      const began = performance.now();
+      await this.look(began);
+      const took = performance.now() - began;
+      const rest = Math.max(EVERY - took, Math.min(REST * took, LONGEST));
+      await new Promise((done) => setTimeout(done, rest));
+      while (document.hidden) await new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
+    }
+  }
+
+  async look(began) {
+    const list = async () => {
+      if (began - this.listed < LIST_EVERY) return;
+      await this.models.list();
+      this.listed = began;
+    };
+    const count = async () => {
+      const text = await server.metrics();
+      this.history.note(Date.now() / 1000, parse(text));
+    };
+    const results = await Promise.allSettled([list(), count()]);
+    const lost = results.find(({ reason }) => reason?.status === 0);
+    this.warn("list", lost ? "" : (results[0].reason?.message ?? ""));
+    this.warn("count", lost ? "" : (results[1].reason?.message ?? ""));
+    pulse.className = lost ? "bad" : "good";
+    say(pulse, lost ? "No connection" : "Live");
+    this.view.update();
+  }
+
+  warn(what, message) {
+    if (message) this.warnings.set(what, message);
+    else this.warnings.delete(what);
+    say(notice, [...new Set(this.warnings.values())].join(" · "));
+    notice.hidden = !this.warnings.size;
+  }
+}
+
+const shown = new Console();
+addEventListener("hashchange", () => {
+  shown.open();
+  place.focus({ preventScroll: true });
+  scrollTo(0, 0);
+});
+shown.open();
+shown.watch();
+server.get("v2").then(({ name, version }) => {
+  document.getElementById("server").textContent = name;
+  document.getElementById("server").title = `${name} ${version}`;
+  document.title = `${shown.view.title} – ${name}`;
+}, () => {});

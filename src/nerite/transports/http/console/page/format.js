@@ -1,0 +1,23 @@
+// Quantities as people read them. Nothing is `–`.
+
+const NOTHING = "–";
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+
+const scaled = (steps) => (value) => {
+  if (value === null || value === undefined || Number.isNaN(value)) return NOTHING;
+  if (value === 0) return "0";
+  const [size, unit] = steps.find(([least]) => Math.abs(value) >= least) ?? steps.at(-1);
+  return `${short.format(value / size)} ${unit}`;
+};
+
+export const seconds = scaled([[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
+export const bytes = scaled([[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]);
+
+/** A rate, a mean: with as many digits as one looks at. */
+export function number(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return NOTHING;
+  return (Math.abs(value) < 1000 ? short : whole).format(value);
+}
+
+export const share = (value) => (value === null || Number.isNaN(value) ? NOTHING : `${short.format(value * 100)} %`);

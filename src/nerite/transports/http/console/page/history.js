@@ -1,0 +1,88 @@
+// What the numbers were over the last minutes: points for plots, and a recent span for tables.
+
+import { Change } from "./change.js";
+
+const KEPT = 5 * 60;
+const RECENT = 10;
+
+/** One line of a plot for each of these. */
+const LINES = {
+  requests: (change) => change.requests,
+  failures: (change) => change.rate("failures"),
+  rows: (change) => change.rate("rows"),
+  p50: (change) => change.quantile("whole", 0.5),
+  p90: (change) => change.quantile("whole", 0.9),
+  p99: (change) => change.quantile("whole", 0.99),
+  queue: (change) => change.now.queue ?? null,
+  batch: (change) => change.mean("batch"),
+  memory: (change) => change.now.memory ?? null,
+  promptTokens: (change) => change.rate("promptTokens"),
+  generatedTokens: (change) => change.rate("generatedTokens"),
+  firstToken50: (change) => change.quantile("firstToken", 0.5),
+  firstToken99: (change) => change.quantile("firstToken", 0.99),
+  between50: (change) => change.quantile("betweenTokens", 0.5),
+  between99: (change) => change.quantile("betweenTokens", 0.99),
+  running: (change) => change.now.running ?? null,
+  waiting: (change) => change.now.waiting ?? null,
+  kvUsage: (change) => change.now.kvUsage ?? null,
+};
+const OF_ALL = ["requests", "failures", "queue"];
+
+export class History {
+  constructor() {
+    this.times = [];
+    this.points = [];
+    this.looks = [];
+  }
+
+  /** Take a look at the metrics page, at a time in seconds. */
+  note(time, { versions, machine }) {
+    const last = this.looks.at(-1);
+    const point = new Map();
+    for (const [key, now] of versions) {
+      // What appears while somebody watches began at nothing.
+      const change = last && new Change(now, last.versions.get(key), time - last.time);
+      if (change) point.set(key, Object.fromEntries(Object.entries(LINES).map(([name, of]) => [name, of(change)])));
+    }
+    this.looks.push({ time, versions, machine });
+    while (this.looks.length > 2 && this.looks[1].time <= time - RECENT) this.looks.shift();
+    if (!last) return;
+    this.times.push(time);
+    this.points.push(point);
+    while (this.times[0] < time - KEPT) {
+      this.times.shift();
+      this.points.shift();
+    }
+  }
+
+  get machine() {
+    return this.looks.at(-1)?.machine ?? {};
+  }
+
+  /** Return what happened to a version lately. */
+  recent(key) {
+    const [first, last] = [this.looks[0], this.looks.at(-1)];
+    if (!last) return new Change();
+    return new Change(last.versions.get(key), first.versions.get(key), last.time - first.time);
+  }
+
+  /** Return all that happened to a version since it was loaded. */
+  ever(key) {
+    return new Change(this.looks.at(-1)?.versions.get(key));
+  }
+
+  /** Return a line of a version, one value for each of `times`; null where nothing is known. */
+  line(key, name) {
+    return this.points.map((point) => point.get(key)?.[name] ?? null);
+  }
+
+  /** Return the sums of all versions: for each of `times`, and by name. */
+  all() {
+    const sum = (point, name) => {
+      let total = 0;
+      for (const each of point.values()) total += each[name] ?? 0;
+      return total;
+    };
+    return Object.fromEntries(OF_ALL.map((name) => [name, this.points.map((point) => sum(point, name))]));
+  }
+}

@@ -1,0 +1,139 @@
+// One version of a model: how it does, where the time goes, how it is set up.
+
+import { element, say } from "./elements.js";
+import { key } from "./exposition.js";
+import * as format from "./format.js";
+import { Actions, told } from "./models.js";
+import { Plot } from "./plot.js";
+import * as server from "./server.js";
+import { Stages } from "./stages.js";
+
+/** Title, names of the lines in the legend, their names in the history, how values are said. */
+const PLOTS = [
+  ["Throughput", ["requests/s", "errors/s", "rows/s"], ["requests", "failures", "rows"], format.number],
+  ["Latency", ["p50", "p90", "p99"], ["p50", "p90", "p99"], format.seconds],
+  ["Queue", ["waiting"], ["queue"], format.number],
+  ["Batch size", ["rows, mean"], ["batch"], format.number],
+];
+const TOKEN_PLOTS = [
+  ["Tokens a second", ["generated", "read"], ["generatedTokens", "promptTokens"], format.number],
+  ["Time to first token", ["p50", "p99"], ["firstToken50", "firstToken99"], format.seconds],
+  ["Time between tokens", ["p50", "p99"], ["between50", "between99"], format.seconds],
+  ["In the engine", ["running", "waiting"], ["running", "waiting"], format.number],
+  ["KV cache", ["in use"], ["kvUsage"], format.share],
+];
+
+export class ModelView {
+  constructor(console, name, version) {
+    this.console = console;
+    this.name = name;
+    this.wanted = version;
+    this.title = name;
+    this.version = null;
+    this.plots = [];
+    this.state = element("span");
+    this.reason = element("p", { className: "reason" });
+    this.others = element("nav", { "aria-label": "Versions", className: "versions" });
+    this.actions = new Actions(name, console.models, console);
+    this.grid = element("div", { className: "plots" });
+    this.stages = new Stages();
+    this.facts = element("dl", { className: "facts" });
+    this.parts = element("div");
+    this.root = element(
+      "div",
+      {},
+      element("div", { className: "head" }, element("h1", {}, name), this.state, this.others, this.actions.root),
+      this.reason,
+      this.facts,
+      this.grid,
+      this.stages.root,
+      this.parts,
+    );
+  }
+
+  update() {
+    const { models, history } = this.console;
+    const version = models.of(this.name).find((each) => each.version === this.wanted) ?? models.latest(this.name);
+    this.actions.update();
+    if (!version) {
+      say(this.reason, models.versions.length ? "There is no such model." : "");
+      return;
+    }
+    const [state, colour] = told(version);
+    say(this.state, state);
+    this.state.className = `state ${colour}`;
+    say(this.reason, version.reason === "unloaded" ? "" : version.reason);
+    this.tellVersions(models.of(this.name), version.version);
+    const at = key(this.name, version.version);
+    this.draw(at, history);
+    this.stages.update(history.recent(at), history.ever(at));
+    const ready = version.state === "READY";
+    if (ready !== this.ready || version.version !== this.version) {
+      this.ready = ready;
+      this.version = version.version;
+      this.describe();
+    }
+    this.tellFacts(history.recent(at).now);
+  }
+
+  close() {
+    for (const { plot } of this.plots) plot.close();
+  }
+
+  draw(at, history) {
+    const wanted = "generatedTokens" in history.recent(at).now ? [...PLOTS, ...TOKEN_PLOTS] : PLOTS;
+    for (const [title, labels, lines, say] of wanted.slice(this.plots.length)) {
+      const plot = new Plot(title, labels, say);
+      this.plots.push({ plot, lines });
+      this.grid.append(plot.root);
+    }
+    for (const { plot, lines } of this.plots) plot.show(history.times, lines.map((name) => history.line(at, name)));
+  }
+
+  tellVersions(all, current) {
+    if (all.length < 2 || this.others.dataset.told === `${all.length} ${current}`) return;
+    this.others.dataset.told = `${all.length} ${current}`;
+    const link = ({ version }) => {
+      const href = `#/models/${encodeURIComponent(this.name)}/${version}`;
+      return element("a", { href, ...(version === current && { "aria-current": "page" }) }, `version ${version}`);
+    };
+    this.others.replaceChildren(...all.map(link));
+  }
+
+  /** Ask what the version is; it does not change while it is loaded. */
+  async describe() {
+    this.config = null;
+    this.parts.replaceChildren();
+    if (!this.ready) return;
+    try {
+      this.config = await server.get(`${server.place(this.name, this.version)}/config`);
+    } catch (error) {
+      this.parts.replaceChildren(element("p", { className: "muted" }, `The configuration: ${error.message}`));
+      return;
+    }
+    const text = JSON.stringify(this.config, null, 2);
+    const source = element("details", {}, element("summary", {}, "Configuration"), element("pre", {}, text));
+    this.parts.replaceChildren(source);
+    this.update();
+  }
+
+  tellFacts(now) {
+    const facts = [];
+    if (this.config) {
+      const { backend, platform, max_batch_size: most, instance_group: groups = [] } = this.config;
+      facts.push(["Backend", backend || platform]);
+      facts.push(["Batches", most ? `up to ${most}` : "none"]);
+      const instances = groups.reduce((sum, group) => sum + (group.count ?? 1) * (group.gpus?.length || 1), 0);
+      const kinds = [...new Set(groups.map((group) => group.kind?.replace("KIND_", "")))].join(", ");
+      if (groups.length) facts.push(["Instances", `${instances} (${kinds})`]);
+    }
+    if (now.memory) facts.push(["Memory of workers", format.bytes(now.memory)]);
+    if ("restarts" in now) facts.push(["Workers restarted", String(now.restarts)]);
+    if ("loadSeconds" in now) facts.push(["Loaded in", format.seconds(now.loadSeconds)]);
+    const text = JSON.stringify(facts);
+    if (this.facts.dataset.told === text) return;
+    this.facts.dataset.told = text;
+    const pairs = facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
+    this.facts.replaceChildren(...pairs);
+  }
+}

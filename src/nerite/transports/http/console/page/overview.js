@@ -1,0 +1,156 @@
+// All models at a glance: a table that sorts, a box that filters, and the load of the whole server.
+
+import { element, say } from "./elements.js";
+import { key } from "./exposition.js";
+import * as format from "./format.js";
+import { Actions, told } from "./models.js";
+import { Plot } from "./plot.js";
+
+/** Name of a column, what a version is sorted by, how that is said. */
+const NUMBERS = [
+  ["Requests/s", (change) => change.requests, format.number],
+  ["Errors/s", (change) => change.rate("failures"), format.number],
+  ["p50", (change) => change.quantile("whole", 0.5), format.seconds],
+  ["p99", (change) => change.quantile("whole", 0.99), format.seconds],
+  ["Queue", (change) => change.now.queue ?? null, format.number],
+  ["Memory", (change) => change.now.memory || null, format.bytes],
+];
+const NAMES = ["Model", "Version", "State"];
+
+export class Overview {
+  title = "Models";
+
+  constructor(console) {
+    this.console = console;
+    this.order = { column: 0, down: false };
+    this.rows = new Map();
+    this.tiles = new Map();
+    this.plot = new Plot("Requests a second", ["requests", "errors"], format.number);
+    this.filter = element("input", {
+      type: "search",
+      placeholder: "Filter by name or state",
+      "aria-label": "Filter by name or state",
+      on: { input: () => this.arrange() },
+    });
+    this.count = element("span", { className: "muted", role: "status" });
+    this.heads = [...NAMES, ...NUMBERS.map(([name]) => name)].map((name, column) => this.head(name, column));
+    this.body = element("tbody");
+    const head = element("thead", {}, element("tr", {}, ...this.heads, element("th", { scope: "col" }, "Actions")));
+    this.summary = element("dl", { className: "tiles" });
+    this.root = element(
+      "div",
+      {},
+      element("h1", {}, "Models"),
+      element("div", { className: "summary" }, this.summary, this.plot.root),
+      element("p", { className: "bar" }, this.filter, this.count),
+      element("div", { className: "wide" }, element("table", { className: "models" }, head, this.body)),
+    );
+  }
+
+  update() {
+    const { models, history } = this.console;
+    const seen = new Set();
+    for (const version of models.versions) {
+      const at = key(version.name, version.version);
+      seen.add(at);
+      if (!this.rows.has(at)) this.rows.set(at, new Row(version, this.console));
+      this.rows.get(at).update(version, history.recent(at));
+    }
+    for (const at of this.rows.keys()) if (!seen.has(at)) this.rows.delete(at);
+    const sums = history.all();
+    this.plot.show(history.times, [sums.requests, sums.failures]);
+    this.tile("Ready", `${count(models, "READY")} of ${new Set(models.versions.map((each) => each.name)).size}`);
+    const recent = [...this.rows.values()].map((row) => row.values);
+    const total = (column) => recent.reduce((sum, values) => sum + (values[column] ?? 0), 0);
+    const known = history.times.length > 0;
+    this.tile("Requests/s", known ? format.number(total(3)) : "–");
+    this.tile("Errors/s", known ? format.number(total(4)) : "–");
+    this.tile("In queues", known ? format.number(total(7)) : "–");
+    const { cpu, memoryUsed, memoryTotal } = history.machine;
+    if (cpu !== undefined) this.tile("Processor", format.share(cpu));
+    if (memoryUsed !== undefined) this.tile("Memory in use", format.share(memoryUsed / memoryTotal));
+    this.arrange();
+  }
+
+  close() {
+    this.plot.close();
+  }
+
+  head(name, column) {
+    const sort = () => {
+      const { order } = this;
+      // Numbers are looked at from the top, names from the beginning.
+      this.order = { column, down: order.column === column ? !order.down : column >= NAMES.length };
+      this.arrange();
+    };
+    const button = element("button", { type: "button", on: { click: sort } }, name);
+    return element("th", { scope: "col", className: column < NAMES.length ? "" : "number" }, button);
+  }
+
+  tile(name, text) {
+    if (!this.tiles.has(name)) {
+      const value = element("dd");
+      this.tiles.set(name, value);
+      this.summary.append(element("div", {}, element("dt", {}, name), value));
+    }
+    say(this.tiles.get(name), text);
+  }
+
+  arrange() {
+    const { column, down } = this.order;
+    this.heads.forEach((head, at) => {
+      head.setAttribute("aria-sort", at !== column ? "none" : down ? "descending" : "ascending");
+    });
+    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = [...this.rows.values()].filter((row) => words.every((word) => row.text.includes(word)));
+    const missing = (value) => value === null || value === undefined;
+    rows.sort((one, other) => {
+      const [first, second] = [one.values[column], other.values[column]];
+      if (missing(first) || missing(second)) return missing(first) - missing(second);
+      const order = typeof first === "string" ? first.localeCompare(second) : first - second;
+      return down ? -order : order;
+    });
+    const roots = rows.map((row) => row.root);
+    // Only what moved is moved: whoever is in a row with the keyboard stays there.
+    roots.forEach((root, at) => {
+      if (this.body.children[at] !== root) this.body.insertBefore(root, this.body.children[at] ?? null);
+    });
+    while (this.body.children.length > roots.length) this.body.lastChild.remove();
+    const shown = `${rows.length} of ${this.rows.size}`;
+    say(this.count, words.length ? shown : "");
+  }
+}
+
+const count = (models, state) =>
+  new Set(models.versions.filter((each) => each.state === state).map((each) => each.name)).size;
+
+class Row {
+  constructor({ name, version }, console) {
+    const href = `#/models/${encodeURIComponent(name)}${version && `/${version}`}`;
+    this.state = element("span");
+    this.reason = element("small");
+    this.cells = NUMBERS.map(() => element("td", { className: "number" }));
+    this.actions = new Actions(name, console.models, console);
+    this.root = element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, element("a", { href }, name)),
+      element("td", {}, version),
+      element("td", {}, this.state, this.reason),
+      ...this.cells,
+      element("td", {}, this.actions.root),
+    );
+  }
+
+  update(version, change) {
+    const [state, colour] = told(version);
+    say(this.state, state);
+    this.state.className = `state ${colour}`;
+    say(this.reason, colour === "bad" ? version.reason : "");
+    const numbers = NUMBERS.map(([, read]) => read(change));
+    NUMBERS.forEach(([, , say_], at) => say(this.cells[at], say_(numbers[at])));
+    this.values = [version.name, Number(version.version) || null, state, ...numbers];
+    this.text = `${version.name} ${state}`.toLowerCase();
+    this.actions.update();
+  }
+}

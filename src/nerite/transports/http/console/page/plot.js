@@ -1,0 +1,93 @@
+// A plot of the last minutes, which follows the width of its place and the colours of the page.
+
+import { element } from "./elements.js";
+import uPlot from "./uPlot.esm.js";
+
+const HEIGHT = 170;
+const LEAST = 60;
+const MOST = 5 * 60;
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+/** Return a time of an axis: with seconds where they matter. */
+const moment = (time, _, times) => clock.format(time * 1000).slice(0, times.some((each) => each % 60) ? 8 : 5);
+
+export class Plot {
+  /** `lines` are names; `format` says a value. */
+  constructor(title, lines, format) {
+    this.lines = lines;
+    this.format = format;
+    this.place = element("div", { className: "plot" });
+    this.root = element("figure", {}, element("figcaption", {}, title), this.place);
+    this.data = [[], ...lines.map(() => [])];
+    this.drawing = null;
+    this.build = () => {
+      this.drawing?.destroy();
+      this.drawing = new uPlot(this.options(), this.data, this.place);
+    };
+    this.watch = new ResizeObserver(() => {
+      const width = this.place.clientWidth;
+      if (!width) return;
+      if (!this.drawing) this.build();
+      else if (width !== this.drawing.width) this.drawing.setSize({ width, height: HEIGHT });
+    });
+    this.watch.observe(this.place);
+    dark.addEventListener("change", this.build);
+  }
+
+  /** Show values at these times; null is a gap. */
+  show(times, values) {
+    this.data = [times, ...values];
+    this.drawing?.setData(this.data);
+    const now = this.lines.map((line, at) => `${line} ${this.format(values[at].at(-1) ?? null)}`);
+    this.place.setAttribute("aria-label", now.join(", "));
+  }
+
+  close() {
+    this.watch.disconnect();
+    dark.removeEventListener("change", this.build);
+    this.drawing?.destroy();
+  }
+
+  /** Return from when to when: the last minute, and more when more is known. */
+  span() {
+    const [first, last] = [this.data[0][0], this.data[0].at(-1)];
+    if (last === undefined) return [Date.now() / 1000 - LEAST, Date.now() / 1000];
+    return [last - Math.min(Math.max(last - first, LEAST), MOST), last];
+  }
+
+  options() {
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+    const axis = {
+      stroke: colour("muted"),
+      font: "11px system-ui, sans-serif",
+      grid: { stroke: colour("line"), width: 1 },
+      ticks: { show: false },
+    };
+    return {
+      width: this.place.clientWidth,
+      height: HEIGHT,
+      cursor: { y: false, points: { size: 6 } },
+      scales: {
+        x: { range: () => this.span() },
+        y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] },
+      },
+      axes: [
+        { ...axis, space: 80, size: 30, values: (_, times) => times.map(moment) },
+        { ...axis, size: 58, space: 36, values: (_, values) => values.map((value) => this.format(value)) },
+      ],
+      series: [
+        { label: "", value: (_, time) => (time === null ? "now" : clock.format(time * 1000)) },
+        ...this.lines.map((label, at) => ({
+          label,
+          stroke: colour(`plot-${at + 1}`),
+          width: 1.6,
+          dash: label === "rows/s" ? [5, 3] : undefined, // Seen also where it lies on the first.
+          points: { show: (_, __, from, to) => to - from < 3, size: 4 },
+          value: (plot, value) => this.format(value ?? this.data[at + 1].at(-1) ?? null),
+        })),
+      ],
+    };
+  }
+}
