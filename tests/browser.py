@@ -88,7 +88,7 @@ class Browser:
     def press(self, *keys: str) -> None:
         """Press keys, one after the other: names, or characters."""
         for key in keys:
-            code, text = _KEYS[key] if key in _KEYS else (ord(key.upper()), key)
+            code, text = _KEYS[key] if key in _KEYS else (ord(key.upper()) if key.isalnum() else 0, key)
             known = {"key": key, "windowsVirtualKeyCode": code, **({"text": text} if text else {})}
             self.call("Input.dispatchKeyEvent", type="keyDown", **known)
             self.call("Input.dispatchKeyEvent", type="keyUp", **known)

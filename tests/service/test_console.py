@@ -9,11 +9,31 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from PIL import Image
 
 from browser import Browser, browsing
-from serving import HELD, IDENTITY, Serving, adds, let_go, python_model, serving
+from serving import HELD, IDENTITY, Serving, adds, ensemble, let_go, pbtxt, python_model, serving, step
 
 ON_DEMAND = ("--model-control-mode=explicit", "--load-model=plus", "--load-model=held")
+OTHERS = ("--load-model=twice", "--load-model=speaker", "--load-model=colour")
+SPEAKER = """
+def execute(self, requests):
+    folder = os.path.dirname(__file__)
+    for request in requests:
+        text = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().flat[0].decode()
+        sender = request.get_response_sender()
+        for word in text.split():
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([word + "! "], object))]))
+            while word == "wait" and not os.path.exists(os.path.join(folder, "go")):
+                time.sleep(0.001)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COLOUR = """
+def execute(self, requests):
+    pictures = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+    means = [picture.mean(axis=(0, 1)).astype(np.float32) for picture in pictures]
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", mean)]) for mean in means]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +42,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python_model(folder, "plus", adds(1))
     python_model(folder, "held", HELD)
     python_model(folder, "idle", IDENTITY)
+    ensemble(folder, "twice", step("plus", "INPUT0", "between"), step("plus", "between", "OUTPUT0"))
+    decoupled = "model_transaction_policy { decoupled: true }"
+    python_model(folder, "speaker", SPEAKER, pbtxt(0, decoupled, "TYPE_STRING", "1"))
+    picture = 'input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1, -1, 3 ] }'
+    output = 'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 3 ] }'
+    python_model(folder, "colour", COLOUR, f'backend: "python" {picture} {output}')
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(models, tmp_path_factory.mktemp("log") / "log", *ON_DEMAND) as running:
+    with serving(models, tmp_path_factory.mktemp("log") / "log", *ON_DEMAND, *OTHERS) as running:
         yield running
 
 
@@ -67,15 +93,15 @@ def test_the_overview_shows_models_and_their_numbers(server: Serving, browser: B
     browser.until(f"Number({cell('plus', 'Requests/s')}) > 0")
     assert re.fullmatch(r"[\d.]+ (µs|ms|s)", browser.evaluate(cell("plus", "p99")))
     assert browser.evaluate(cell("plus", "Memory")).endswith("MiB")
-    assert browser.evaluate("document.querySelector('.tiles').innerText").startswith("Ready\n2 of 3")
+    assert browser.evaluate("document.querySelector('.tiles').innerText").startswith("Ready\n5 of 6")
 
 
 def test_the_overview_is_filtered_and_sorted(server: Serving, browser: Browser) -> None:
     names = "[...document.querySelectorAll('.models tbody th')].map((cell) => cell.innerText).join(' ')"
     browser.open(f"http://{server.http}/ui")
-    browser.until(f"{names} === 'held idle plus'")
+    browser.until(f"{names} === 'colour held idle plus speaker twice'")
     browser.evaluate("document.querySelector('thead button').click()")
-    assert browser.evaluate(names) == "plus idle held"
+    assert browser.evaluate(names) == "twice speaker plus idle held colour"
     browser.tab_to("document.activeElement.type === 'search'")
     browser.press(*"not l")
     assert browser.evaluate(names) == "idle"
@@ -113,6 +139,76 @@ def test_models_are_unloaded_and_loaded_with_the_keyboard(server: Serving, brows
     browser.press("Enter")
     browser.until(f"{cell('plus', 'State')} === 'ready'")
     assert server.infer("plus", [1.0]) == [2.0]
+
+
+def test_a_model_is_tried_with_the_keyboard(server: Serving, browser: Browser) -> None:
+    browser.open(f"http://{server.http}/ui#/models/plus")
+    browser.until("!!document.querySelector('.tryit')")
+    browser.tab_to("document.activeElement.getAttribute('aria-label') === 'Shape of INPUT0'")
+    browser.evaluate("document.activeElement.select()")
+    browser.press(*"[1,2]")
+    browser.tab_to("document.activeElement.getAttribute('aria-label') === 'Data of INPUT0'")
+    browser.evaluate("document.activeElement.select()")
+    browser.press(*"[1,2.5]")
+    browser.tab_to("document.activeElement.innerText === 'Run'")
+    browser.press("Enter")
+    browser.until("document.querySelector('.answer').innerText === 'OUTPUT0 FP32 [1,2]\\n[2,3.5]'")
+    browser.evaluate("document.querySelector('.tryit textarea').value = '[1'")
+    browser.press("Enter")
+    browser.until("document.querySelector('.answer').innerText.startsWith('The data of INPUT0 is not JSON: ')")
+
+
+def test_a_stream_is_shown_as_it_comes(models: Path, server: Serving, browser: Browser) -> None:
+    browser.open(f"http://{server.http}/ui#/models/speaker")
+    browser.until("!!document.querySelector('.tryit')")
+    browser.evaluate("document.querySelector('.tryit textarea').value = 'one wait two'")
+    browser.evaluate("document.querySelector('.tryit form').requestSubmit()")
+    browser.until("document.querySelector('.answer').textContent === 'OUTPUT0one! wait! '")
+    let_go(models / "speaker")
+    browser.until("document.querySelector('.answer').textContent === 'OUTPUT0one! wait! two! '")
+
+
+def test_a_picture_is_sent_as_it_is(server: Serving, browser: Browser, tmp_path: Path) -> None:
+    picture = tmp_path / "red.png"
+    Image.new("RGB", (4, 3), (255, 0, 10)).save(picture)
+    browser.open(f"http://{server.http}/ui#/models/colour")
+    browser.until("document.querySelector('.tryit input[type=file]')?.accept === 'image/*'")
+    root = browser.call("DOM.getDocument")["root"]["nodeId"]
+    node = browser.call("DOM.querySelector", nodeId=root, selector="input[type=file]")["nodeId"]
+    browser.call("DOM.setFileInputFiles", nodeId=node, files=[str(picture)])
+    browser.evaluate("document.querySelector('.tryit form').requestSubmit()")
+    browser.until("document.querySelector('.answer').innerText.includes('[255,0,10]')")
+
+
+def test_an_ensemble_is_drawn(server: Serving, browser: Browser) -> None:
+    browser.open(f"http://{server.http}/ui#/models/twice")
+    browser.until("document.querySelectorAll('.graph a').length === 2")
+    tensors = "[...document.querySelectorAll('.graph .tensor')].map((text) => text.firstChild.data).join(' ')"
+    assert browser.evaluate(tensors) == "INPUT0 between OUTPUT0"
+    server.infer("twice", [1.0])
+    browser.until("/^[\\d.]+ (µs|ms|s) on average$/.test(document.querySelector('.graph .time').textContent)")
+    browser.tab_to("!!document.activeElement.closest('.graph')")
+    browser.press("Enter")
+    browser.until("document.querySelector('h1').innerText === 'plus'")
+
+
+def test_settings_are_changed(server: Serving, browser: Browser) -> None:
+    browser.open(f"http://{server.http}/ui#/settings")
+    browser.until("!!document.querySelector('[name=log_info]') && !!document.querySelector('[name=trace_level]')")
+    browser.tab_to("document.activeElement.name === 'log_info'")
+    browser.press(" ")
+    browser.tab_to("document.activeElement.innerText === 'Save'")
+    browser.press("Enter")
+    browser.until("document.querySelector('.bar').innerText.includes('Saved')")
+    assert server.json("GET", "/v2/logging")["log_info"] is False
+    browser.tab_to("document.activeElement.name === 'trace_rate'")
+    browser.evaluate("document.activeElement.value = 'often'")
+    browser.press("Enter")
+    browser.until(
+        "document.querySelectorAll('.bar')[1].innerText.includes(\"Unable to parse 'trace_rate', got: often\")"
+    )
+    assert [each for each in browser.complaints if "400" not in each] == []
+    browser.complaints.clear()
 
 
 def test_what_the_server_refuses_is_said(models: Path, browser: Browser, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import { ModelView } from "./model.js";
 import { Models } from "./models.js";
 import { Overview } from "./overview.js";
 import * as server from "./server.js";
+import { Settings } from "./settings.js";
 
 const EVERY = 2000;
 const LIST_EVERY = 10_000;
@@ -34,7 +35,7 @@ class Console {
     const [page, ...rest] = location.hash.slice(2).split("/").map(decodeURIComponent);
     this.view?.close();
     this.warn("action", "");
-    this.view = page === "models" ? new ModelView(this, ...rest) : new Overview(this);
+    this.view = page === "models" ? new ModelView(this, ...rest) : page === "settings" ? new Settings() : new Overview(this);
     place.replaceChildren(this.view.root);
     document.title = `${this.view.title} – ${document.getElementById("server").textContent}`;
     for (const link of document.querySelectorAll("header nav a")) {

@@ -20,4 +20,6 @@ export function number(value) {
   return (Math.abs(value) < 1000 ? short : whole).format(value);
 }
 
-export const share = (value) => (value === null || Number.isNaN(value) ? NOTHING : `${short.format(value * 100)} %`);
+const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+
+export const share = (value) => (value === null || Number.isNaN(value) ? NOTHING : `${tenths.format(value * 100)} %`);

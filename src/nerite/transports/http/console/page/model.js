@@ -3,10 +3,12 @@
 import { element, say } from "./elements.js";
 import { key } from "./exposition.js";
 import * as format from "./format.js";
+import { Graph } from "./graph.js";
 import { Actions, told } from "./models.js";
 import { Plot } from "./plot.js";
 import * as server from "./server.js";
 import { Stages } from "./stages.js";
+import { TryIt } from "./tryit.js";
 
 /** Title, names of the lines in the legend, their names in the history, how values are said. */
 const PLOTS = [
@@ -38,6 +40,7 @@ export class ModelView {
     this.grid = element("div", { className: "plots" });
     this.stages = new Stages();
     this.facts = element("dl", { className: "facts" });
+    this.steps = element("div");
     this.parts = element("div");
     this.root = element(
       "div",
@@ -45,6 +48,7 @@ export class ModelView {
       element("div", { className: "head" }, element("h1", {}, name), this.state, this.others, this.actions.root),
       this.reason,
       this.facts,
+      this.steps,
       this.grid,
       this.stages.root,
       this.parts,
@@ -67,6 +71,7 @@ export class ModelView {
     const at = key(this.name, version.version);
     this.draw(at, history);
     this.stages.update(history.recent(at), history.ever(at));
+    this.graph?.update();
     const ready = version.state === "READY";
     if (ready !== this.ready || version.version !== this.version) {
       this.ready = ready;
@@ -102,18 +107,24 @@ export class ModelView {
 
   /** Ask what the version is; it does not change while it is loaded. */
   async describe() {
-    this.config = null;
+    this.config = this.graph = null;
     this.parts.replaceChildren();
+    this.steps.replaceChildren();
     if (!this.ready) return;
+    const place = server.place(this.name, this.version);
     try {
-      this.config = await server.get(`${server.place(this.name, this.version)}/config`);
+      this.config = await server.get(`${place}/config`);
+      const metadata = await server.get(place);
+      const source = element("pre", {}, JSON.stringify(this.config, null, 2));
+      const details = element("details", {}, element("summary", {}, "Configuration"), source);
+      this.parts.replaceChildren(new TryIt(metadata, this.config, this.version).root, details);
+      if (this.config.ensemble_scheduling) {
+        this.graph = new Graph(this.config, this.console);
+        this.steps.replaceChildren(this.graph.root);
+      }
     } catch (error) {
-      this.parts.replaceChildren(element("p", { className: "muted" }, `The configuration: ${error.message}`));
-      return;
+      this.parts.replaceChildren(element("p", { className: "muted" }, `What it takes and gives: ${error.message}`));
     }
-    const text = JSON.stringify(this.config, null, 2);
-    const source = element("details", {}, element("summary", {}, "Configuration"), element("pre", {}, text));
-    this.parts.replaceChildren(source);
     this.update();
   }
 
@@ -127,9 +138,10 @@ export class ModelView {
       const kinds = [...new Set(groups.map((group) => group.kind?.replace("KIND_", "")))].join(", ");
       if (groups.length) facts.push(["Instances", `${instances} (${kinds})`]);
     }
-    if (now.memory) facts.push(["Memory of workers", format.bytes(now.memory)]);
-    if ("restarts" in now) facts.push(["Workers restarted", String(now.restarts)]);
-    if ("loadSeconds" in now) facts.push(["Loaded in", format.seconds(now.loadSeconds)]);
+    if (now.memory) {
+      facts.push(["Memory of workers", format.bytes(now.memory)], ["Workers restarted", format.number(now.restarts)]);
+    }
+    if (now.loadSeconds) facts.push(["Loaded in", format.seconds(now.loadSeconds)]);
     const text = JSON.stringify(facts);
     if (this.facts.dataset.told === text) return;
     this.facts.dataset.told = text;

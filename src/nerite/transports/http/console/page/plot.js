@@ -12,6 +12,10 @@ const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-dig
 /** Return a time of an axis: with seconds where they matter. */
 const moment = (time, _, times) => clock.format(time * 1000).slice(0, times.some((each) => each % 60) ? 8 : 5);
 
+/** Return where values are that no line leads to: between gaps. */
+const alone = (values) =>
+  [...values.keys()].filter((at) => values[at] !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null);
+
 export class Plot {
   /** `lines` are names; `format` says a value. */
   constructor(title, lines, format) {
@@ -84,7 +88,7 @@ export class Plot {
           stroke: colour(`plot-${at + 1}`),
           width: 1.6,
           dash: label === "rows/s" ? [5, 3] : undefined, // Seen also where it lies on the first.
-          points: { show: (_, __, from, to) => to - from < 3, size: 4 },
+          points: { show: () => false, filter: () => alone(this.data[at + 1]), size: 4 },
           value: (plot, value) => this.format(value ?? this.data[at + 1].at(-1) ?? null),
         })),
       ],
