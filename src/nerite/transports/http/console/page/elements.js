@@ -6,7 +6,7 @@ export function element(name, properties = {}, ...children) {
   for (const [key, value] of Object.entries(properties)) {
     if (key === "on") {
       for (const [event, listener] of Object.entries(value)) made.addEventListener(event, listener);
-    } else if (key in made && key !== "list") {
+    } else if (key in made) {
       made[key] = value;
     } else {
       made.setAttribute(key, value);

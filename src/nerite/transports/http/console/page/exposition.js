@@ -35,34 +35,52 @@ export const emptyHistogram = () => ({ bounds: [], counts: [], sum: 0 });
 export function parse(text) {
   const versions = new Map();
   const machine = {};
-  for (const line of text.split("\n")) {
-    if (line === "" || line[0] === "#") continue;
-    const end = line.search(/[{ ]/);
-    const name = line.slice(0, end);
-    const value = Number(line.slice(line.lastIndexOf(" ") + 1).replace("Inf", "Infinity"));
-    if (name in MACHINE) machine[MACHINE[name]] = value;
-    const counted = COUNTS[name];
-    const part = counted ? null : PART.exec(name);
-    const spread = part && HISTOGRAMS[part[1]];
-    if (!counted && !spread) continue;
-    const labels = read(line.slice(end));
+  const of = (labels) => {
     const at = key(labels.model, labels.version);
     if (!versions.has(at)) versions.set(at, {});
-    const of = versions.get(at);
-    if (counted) of[counted] = (of[counted] ?? 0) + value;
-    else note((of[labels.stage ? `stage:${labels.stage}` : spread] ??= emptyHistogram()), part[2], labels.le, value);
+    return versions.get(at);
+  };
+  // Most lines are buckets, which differ from the line before in the bound alone: their labels are read once.
+  let before = "";
+  let histogram = null;
+  for (const line of text.split("\n")) {
+    if (line === "" || line[0] === "#") continue;
+    const space = line.lastIndexOf(" ");
+    const value = number(line.slice(space + 1));
+    const bound = line.lastIndexOf('le="');
+    if (bound > 0 && line.startsWith(before) && bound === before.length) {
+      histogram?.bounds.push(number(line.slice(bound + 4, space - 2)));
+      histogram?.counts.push(value);
+      continue;
+    }
+    const brace = line.indexOf("{");
+    const name = line.slice(0, brace < 0 ? space : brace);
+    if (name in MACHINE) machine[MACHINE[name]] = value;
+    if (name in COUNTS) {
+      const counts = of(read(line));
+      counts[COUNTS[name]] = (counts[COUNTS[name]] ?? 0) + value;
+      continue;
+    }
+    const part = PART.exec(name);
+    if (!part) continue;
+    const spread = HISTOGRAMS[part[1]];
+    const labels = spread && read(line);
+    const within = labels?.stage ? `stage:${labels.stage}` : spread;
+    if (part[2] === "bucket") {
+      before = line.slice(0, bound);
+      histogram = spread ? (of(labels)[within] = emptyHistogram()) : null;
+      histogram?.bounds.push(number(labels.le));
+      histogram?.counts.push(value);
+    } else if (part[2] === "sum" && spread) {
+      (of(labels)[within] ??= emptyHistogram()).sum = value;
+    }
   }
   return { versions, machine };
 }
 
 export const key = (model, version) => `${model}\n${version}`;
 
-function note(histogram, part, bound, value) {
-  if (part === "sum") histogram.sum = value;
-  if (part !== "bucket") return;
-  histogram.bounds.push(Number(bound.replace("Inf", "Infinity")));
-  histogram.counts.push(value);
-}
+const number = (text) => (text.endsWith("Inf") ? Number(text.replace("Inf", "Infinity")) : Number(text));
 
 function read(text) {
   const labels = {};

@@ -15,7 +15,6 @@ const LINES = {
   p99: (change) => change.quantile("whole", 0.99),
   queue: (change) => change.now.queue ?? null,
   batch: (change) => change.mean("batch"),
-  memory: (change) => change.now.memory ?? null,
   promptTokens: (change) => change.rate("promptTokens"),
   generatedTokens: (change) => change.rate("generatedTokens"),
   firstToken50: (change) => change.quantile("firstToken", 0.5),

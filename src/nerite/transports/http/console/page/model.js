@@ -4,7 +4,7 @@ import { element, say } from "./elements.js";
 import { key } from "./exposition.js";
 import * as format from "./format.js";
 import { Graph } from "./graph.js";
-import { Actions, told } from "./models.js";
+import { Actions, stateOf } from "./models.js";
 import { Plot } from "./plot.js";
 import * as server from "./server.js";
 import { Stages } from "./stages.js";
@@ -63,7 +63,7 @@ export class ModelView {
       say(this.reason, models.versions.length ? "There is no such model." : "");
       return;
     }
-    const [state, colour] = told(version);
+    const [state, colour] = stateOf(version);
     say(this.state, state);
     this.state.className = `state ${colour}`;
     say(this.reason, version.reason === "unloaded" ? "" : version.reason);

@@ -41,7 +41,7 @@ export class Models {
 }
 
 /** Return the state of a version in words, and a class for its colour. */
-export function told({ state, reason }) {
+export function stateOf({ state, reason }) {
   if (state === "READY") return ["ready", "good"];
   if (state === "" || reason === "unloaded") return [state ? "unloaded" : "not loaded", "idle"];
   if (state === "UNAVAILABLE") return ["failed", "bad"];

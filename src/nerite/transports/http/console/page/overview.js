@@ -3,7 +3,7 @@
 import { element, say } from "./elements.js";
 import { key } from "./exposition.js";
 import * as format from "./format.js";
-import { Actions, told } from "./models.js";
+import { Actions, stateOf } from "./models.js";
 import { Plot } from "./plot.js";
 
 /** Name of a column, what a version is sorted by, how that is said. */
@@ -143,12 +143,12 @@ class Row {
   }
 
   update(version, change) {
-    const [state, colour] = told(version);
+    const [state, colour] = stateOf(version);
     say(this.state, state);
     this.state.className = `state ${colour}`;
     say(this.reason, colour === "bad" ? version.reason : "");
     const numbers = NUMBERS.map(([, read]) => read(change));
-    NUMBERS.forEach(([, , say_], at) => say(this.cells[at], say_(numbers[at])));
+    NUMBERS.forEach(([, , told], at) => say(this.cells[at], told(numbers[at])));
     this.values = [version.name, Number(version.version) || null, state, ...numbers];
     this.text = `${version.name} ${state}`.toLowerCase();
     this.actions.update();
