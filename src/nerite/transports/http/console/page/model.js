@@ -72,9 +72,10 @@ export class ModelView {
     this.draw(at, history);
     this.stages.update(history.recent(at), history.ever(at));
     this.graph?.update();
-    const ready = version.state === "READY";
-    if (ready !== this.ready || version.version !== this.version) {
-      this.ready = ready;
+    const made = [version.version, version.state, version.hash].join(" ");
+    if (made !== this.made) {
+      this.made = made;
+      this.ready = version.state === "READY";
       this.version = version.version;
       this.describe();
     }
@@ -105,7 +106,7 @@ export class ModelView {
     this.others.replaceChildren(...all.map(link));
   }
 
-  /** Ask what the version is; it does not change while it is loaded. */
+  /** Ask what the version is; that changes when it is loaded anew. */
   async describe() {
     this.config = this.graph = null;
     this.parts.replaceChildren();

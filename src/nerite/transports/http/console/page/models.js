@@ -4,7 +4,7 @@ import { askInDialog } from "./dialog.js";
 import { element } from "./elements.js";
 import * as server from "./server.js";
 
-/** Every version of every model: name, version (empty if none was ever loaded), state and reason. */
+/** Every version of every model: name, version (empty if none was ever loaded), state, reason, and what it was made of. */
 export class Models {
   constructor() {
     this.versions = [];
@@ -14,7 +14,7 @@ export class Models {
   async list() {
     const told = await server.index();
     this.versions = told
-      .map(({ name, version = "", state = "", reason = "" }) => ({ name, version, state, reason }))
+      .map(({ name, version = "", state = "", reason = "", hash = "" }) => ({ name, version, state, reason, hash }))
       .sort((one, other) => one.name.localeCompare(other.name) || Number(one.version) - Number(other.version));
   }
 
