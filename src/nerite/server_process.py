@@ -229,7 +229,8 @@ class ServerProcess:
 
     def _welcome(self, server: InferenceServer) -> None:
         """Say what is served and how to try it: to a person as it is, so that it can be pasted; else as log lines."""
-        lines = welcome.lines(server, self._ports.opened, self._options.http.address)
+        http = self._options.http
+        lines = welcome.lines(server, self._ports.opened, http.address, console=http.console)
         if sys.stdout.isatty() and not log.file and log.format != "json":
             print("", *lines, "", sep="\n", file=sys.__stdout__, flush=True)
         else:

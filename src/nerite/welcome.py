@@ -11,8 +11,8 @@ from nerite.transports.http.docs.sample import sample_of
 from nerite.transports.http.docs.served import served_by
 
 
-def lines(server: InferenceServer, ports: Mapping[str, int], address: str) -> list[str]:
-    """Return the lines, given the port of each service that is open."""
+def lines(server: InferenceServer, ports: Mapping[str, int], address: str, *, console: bool) -> list[str]:
+    """Return the lines, given the port of each service that is open, and whether there is a console."""
     host = "localhost" if address in ("0.0.0.0", "::", "") else address
     ready = [record for record in server.manager.records if record.running]
     failed = [record.name for record in server.manager.records if record.states and not record.running]
@@ -27,6 +27,8 @@ def lines(server: InferenceServer, ports: Mapping[str, int], address: str) -> li
         said.append(f"A command for each model: {url}/v2/docs")
     else:
         said.append(f"Load a model: curl -X POST {url}/v2/repository/models/NAME/load")
+    if console:
+        said.append(f"Watch it: {url}/ui")
     return said
 
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from browser import Browser, browsing
-from serving import HELD, IDENTITY, Serving, adds, ensemble, let_go, pbtxt, python_model, serving, step
+from serving import HELD, IDENTITY, Serving, adds, ensemble, eventually, let_go, pbtxt, python_model, serving, step
 
 ON_DEMAND = ("--model-control-mode=explicit", "--load-model=plus", "--load-model=held")
 OTHERS = ("--load-model=twice", "--load-model=speaker", "--load-model=colour")
@@ -288,6 +288,9 @@ def test_the_files(server: Serving) -> None:
 def test_the_console_can_be_left_out(models: Path, tmp_path: Path) -> None:
     with serving(models, tmp_path / "log", *ON_DEMAND, "--allow-console=false") as server:
         assert [server.ask("GET", path)[0] for path in ("/ui", "/ui/console.js", "/ui/metrics")] == [404] * 3
+        assert "Watch it" not in server.text
+    with serving(models, tmp_path / "another log", *ON_DEMAND) as server:
+        eventually(lambda: f"Watch it: http://127.0.0.1:{server.ports['HTTPService']}/ui" in server.text)
 
 
 def test_without_metrics_the_page_says_why_it_has_no_numbers(models: Path, browser: Browser, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_model_that_goes_waits_for_no_sequence(started: Any, models: Path, str
     client.ask(1, 7, **START)
     assert server.ask("POST", "/v2/repository/models/total/unload")[0] == 200
     eventually(lambda: server.state("total") == "UNAVAILABLE")
-    assert server.workers() == {}
+    eventually(lambda: server.workers() == {})
     client.client.close()
 
 
