@@ -167,6 +167,7 @@ def test_a_histogram_names_the_trace(server: Serving, collector: Collector) -> N
 
     eventually(lambda: trace in named())
     assert b"trace_id" not in server.ask("GET", "/metrics", service="Metrics")[2]
+    collector.wait(4)  # or the next test would find them
 
 
 def test_under_the_clients_span_over_grpc(server: Serving, collector: Collector) -> None:

@@ -12,6 +12,8 @@ from nerite.observability.trace import Trace
 
 _SPANS: Final = 2
 """The first spans of a trace: the request, and the model. Two for each execution follow: the queue, and the compute."""
+USUAL_SPANS: Final = _SPANS + 2
+"""What a trace becomes whose request runs once."""
 _COUNTED_BITS: Final = 20
 """Of the id of a span: which span of a request it is. The rest is by chance."""
 _random: Final = Random()  # of our own: a model in this process may have seeded the common one
@@ -46,20 +48,15 @@ class SpannedTrace(Trace):
 
     def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Note the execution, after which there is no other."""
-        if marks is not None and marks.requests > 1:
-            self._lead(request, marks)
+        if marks is not None and marks.requests > 1 and marks.leader is None:
+            marks.leader = self.context_of(request)  # the others of the batch refer to it
         super().ran(request, marks)
 
     def turned(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Note one of several executions."""
-        if marks is not None and marks.requests > 1:
-            self._lead(request, marks)
-        super().turned(request, marks)
-
-    def _lead(self, request: InferenceRequest, marks: Marks) -> None:
-        """Be the one of a batch whom the others refer to, if it is the first."""
-        if marks.leader is None:
+        if marks is not None and marks.requests > 1 and marks.leader is None:
             marks.leader = self.context_of(request)
+        super().turned(request, marks)
 
     @property
     def model_span(self) -> int:

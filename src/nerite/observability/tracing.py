@@ -44,7 +44,8 @@ class Tracing:
     def begin(self, request: InferenceRequest, version: int) -> None:
         """Trace a request that is about to be queued, if its turn has come: of a step of an ensemble, its parent's.
 
-        One that comes with the context of a trace is traced if that is, whether it is its turn or not.
+        One that comes with the context of a trace is traced if that is, whether it is its turn or not. Others are not
+        while the exporter has more than it can send.
         """
         if request.caused:
             assert isinstance(request, ChildRequest)
@@ -53,9 +54,10 @@ class Tracing:
                 self._begin_child(request, version, parent)
             return
         sampler = self.settings.sampler(request.header.model_name)
-        outer: TraceContext | None = getattr(request.sink, "outer_span", None) if self._exporter is not None else None
+        exporter = self._exporter
+        outer: TraceContext | None = None if exporter is None else getattr(request.sink, "outer_span", None)
         if outer is None:
-            if sampler.choose():
+            if sampler.choose() and (exporter is None or exporter.has_room()):
                 self._begin(request, version, sampler)
         elif outer.sampled:
             trace = self._begin(request, version, sampler)

@@ -119,6 +119,19 @@ def test_more_than_the_queue_holds(capfd: pytest.CaptureFixture[str]) -> None:
     assert "spans were dropped" in said
 
 
+def test_there_is_room_until_the_queue_is_full() -> None:
+    with collecting() as collector:
+        exporter = Exporter(options(collector, bsp_schedule_delay=3_600_000, bsp_max_queue_size=6))
+        assert exporter.has_room()
+        exporter.add(trace())
+        assert exporter.has_room() and exporter.dropped == 0
+        exporter.add(trace())
+        assert not exporter.has_room()
+        assert exporter.dropped == 4
+        exporter.close()
+        assert sum(len(post.spans) for post in collector.posts) == 4
+
+
 def test_drops_are_told_with_their_number_and_not_each_time(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from doubles import Caller, request
-from nerite.config.options import TraceOptions
+from nerite.config.options import OpenTelemetryOptions, TraceOptions
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.errors import Unavailable
@@ -19,6 +19,8 @@ from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec, encode_bytes
+from nerite.core.trace_context import TraceContext
+from nerite.observability.otlp.exporter import Exporter
 from nerite.observability.tensor_text import described
 from nerite.observability.trace import Trace
 from nerite.observability.tracing import Tracing
@@ -29,6 +31,7 @@ OUT = InferenceResponse(ResponseHeader("model", "1", [TensorSpec("OUT", dtypes.I
 
 class HttpCaller(Caller):
     protocol = "HTTP"
+    outer_span: TraceContext | None = None
 
 
 class Bench:
@@ -214,3 +217,17 @@ def test_other_settings_write_what_is_there(bench: Bench) -> None:
     bench.tracing.settings.update("", {"levels": frozenset()})
     assert bench.file.exists()
     assert not bench.tracing.wants("model")
+
+
+def test_what_would_be_dropped_is_not_traced_but_what_a_client_traces_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    telemetry = OpenTelemetryOptions(url="http://127.0.0.1:9/v1/traces")
+    tracing = Tracing(TraceOptions(mode="opentelemetry", levels=("TIMESTAMPS",), rate=1, opentelemetry=telemetry), bool)
+    room = [True, False]
+    monkeypatch.setattr(Exporter, "has_room", lambda _: room.pop(0))
+    under = HttpCaller()
+    under.outer_span = TraceContext(1, 2)
+    asked = [request(sink=sink) for sink in (HttpCaller(), HttpCaller(), under)]
+    for each in asked:
+        tracing.begin(each, 1)
+    assert [isinstance(each.sink, Trace) for each in asked] == [True, False, True]
+    tracing.close()

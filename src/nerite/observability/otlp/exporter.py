@@ -19,7 +19,7 @@ from nerite.observability.otlp import wire
 from nerite.observability.otlp.collector import Collector, Unreachable
 from nerite.observability.otlp.mould import Foundry
 from nerite.observability.otlp.retries import Retries
-from nerite.observability.spanned_trace import SpannedTrace
+from nerite.observability.spanned_trace import USUAL_SPANS, SpannedTrace
 
 FLUSH_PATIENCE: Final = 5.0
 """Seconds for what is left when the server stops."""
@@ -69,6 +69,17 @@ class Exporter:
     def dropped(self) -> int:
         """Spans that no collector has got, and none will."""
         return self._overflown + self._lost
+
+    def has_room(self) -> bool:
+        """Return whether there is room for a trace that begins now; if not, count its spans as dropped.
+
+        So what would be dropped in the end costs nothing. For the loop's thread.
+        """
+        waiting = self._entered - self._left
+        if not waiting or waiting + USUAL_SPANS <= self._most:
+            return True
+        self._overflown += USUAL_SPANS
+        return False
 
     def add(self, trace: SpannedTrace) -> None:
         """Take a trace that is complete. For the loop's thread."""
