@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from nerite.core import header_form
@@ -93,6 +93,8 @@ class Channel:
         """Called with what the models in the worker have counted themselves."""
         self._on_end: Callable[[], None] | None = None
         self._desk: Desk | None = None
+        self._tells_contexts = False
+        """Somebody in the worker wants to know where requests stand in their traces."""
 
     def ask(self, kind: int, value: object) -> Any:
         """Ask and wait for the answer. Never after ``attach``. Raises what the worker answers, or ``Unavailable``."""
@@ -152,10 +154,8 @@ class Channel:
     def execute(self, batch: int, requests: Sequence[InferenceRequest], stretch: int, *, traced: bool) -> None:
         """Send a batch, and which models in the worker may follow. ``traced``: some of the requests may be."""
         introductions: list[Buffer] = []
-        if traced:
-            contexts = messages.contexts_frame(batch, [context_of(request) for request in requests])
-            if contexts:
-                introductions.append(contexts)
+        if traced and self._tells_contexts:
+            introductions.append(_contexts_frame(batch, requests))
         records: list[Buffer] = [messages.stretch_part(stretch)] if stretch else []
         packer = self._requests
         for request in requests:
@@ -166,6 +166,12 @@ class Channel:
         if introductions:
             message = b"".join((*introductions, message))
         self._send(message)
+
+    def tell_contexts(self, batches: Iterable[tuple[int, Sequence[InferenceRequest]]]) -> None:
+        """Say where requests stand in their traces: those of batches that the worker has, and of each from now on."""
+        self._tells_contexts = True
+        for number, requests in batches:
+            self._send(_contexts_frame(number, requests))
 
     def answer(self, call: int, response: InferenceResponse, final: bool) -> None:
         """Send an answer to a call of the model."""
@@ -341,6 +347,10 @@ class Channel:
             if each in self._known_guests:
                 self._known_guests.remove(each)
                 self._send(messages.json_frame(messages.FORGET, each))
+
+
+def _contexts_frame(batch: int, requests: Sequence[InferenceRequest]) -> bytes:
+    return messages.contexts_frame(batch, [context_of(request) for request in requests])
 
 
 def _unread(_readings: Sequence[Sequence[Any]]) -> None:

@@ -59,6 +59,9 @@ class Member(Runner, Protocol):
     def reported(self, report: EngineReport) -> None:
         """Take what the engine says that the instance has."""
 
+    def batches(self) -> Sequence[tuple[int, Batch]]:
+        """Return the batches that the worker has, with their numbers."""
+
     def batch_of(self, number: int) -> Batch | None:
         """Return the requests of a batch that the worker has."""
 
@@ -208,6 +211,11 @@ class Household:
         return None if member is None else member.batch_of(number)
 
     def _asked(self, question: dict[str, Any], reply: Callable[[bytes], None]) -> None:
+        if question["what"] == "contexts":
+            for each in self.members:
+                self.channel.tell_contexts(each.batches())
+            reply(messages.json_frame(messages.TOLD, {"number": question["number"], "value": None}))
+            return
         seat = question["seat"]
         member = self._members.get(seat)
         if member is not None:

@@ -9,7 +9,8 @@ data is aligned. Rare messages carry JSON. The frequent ones are packed:
               before its records, RESULT_ON each ``Run`` of theirs, and before each record how far that request got
     PART      batch, tokens returned, ``Marks``, then the record of one response to one request of the batch
     LAST      the same; no other follows
-    CONTEXTS  batch, then for each request that is traced its index, and where in its trace it stands: before EXECUTE
+    CONTEXTS  batch, then for each request that is traced its index, and where in its trace it stands: before EXECUTE,
+              once the worker has asked for ``contexts``
     CALL      call, tokens returned, for which batch it is made and how, then the record of a request to another model
     ANSWER    call, tokens returned, then the record of one response to it
     REPORT    how an engine is, and what its last step has brought to which request: see ``engine_reports``

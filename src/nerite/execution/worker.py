@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import RequestHeader
 from nerite.core.response import ResponseHeader
-from nerite.core.trace_context import TraceContext
 from nerite.execution import current_span, guard, messages, records
 from nerite.execution.calls import Calls
 from nerite.execution.inbox import Inbox, Message
@@ -36,6 +36,7 @@ from nerite.execution.resident import Resident
 from nerite.execution.stretch import WorkerStretch
 from nerite.execution.vigil import Vigil
 from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
+from nerite.execution.worker_contexts import WorkerContexts
 from nerite.execution.worker_reporter import WorkerReporter
 from nerite.observability.printed import PrintedLines
 
@@ -71,8 +72,7 @@ class Worker:
         self._residents: dict[int, Resident] = {}
         """By seat."""
         self._stretches: dict[int, WorkerStretch] = {}
-        self._contexts: dict[int, tuple[memoryview, int]] = {}
-        """By batch that comes next, the message that says where its requests stand in their traces."""
+        self._contexts = WorkerContexts(partial(self.calls.ask, "contexts"))
         self._metrics = MetricsReporter(outbox)
         self._running = True
         stand_ins = ThreadPoolExecutor(messages.SEATS, "stand-in")
@@ -131,7 +131,7 @@ class Worker:
             told = messages.read_json(body)
             self._stretches[told["number"]] = WorkerStretch(told["hops"])
         elif kind == messages.CONTEXTS:
-            self._contexts[messages.read_batch(body)[0]] = body, count
+            self._contexts.hear(body, count)
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._loans.returned(token)
@@ -171,10 +171,8 @@ class Worker:
             del data
         assert resident.instance is not None
         marks = batch.marks = Marks()
-        span: TraceContext | None = None
-        if self._contexts:
-            batch.told = self._contexts.pop(number, None)
-            span = current_span.of(requests)
+        batch.contexts = self._contexts
+        span = current_span.of(requests) if self._contexts.may_tell(number) else None
         responses = guard.run(resident.instance, resident.name, requests, marks, span)
         along = None if stretch is None else stretch.follow(batch, responses, resident, self._residents)
 
@@ -188,6 +186,7 @@ class Worker:
     def _forget(self, number: int) -> None:
         """Note that all requests of a batch that has run are answered. On any thread."""
         self._batches.pop(number, None)
+        self._contexts.forget(number)
 
     def _answer(self, resident: Resident, kind: int, question: int, value: dict[str, Any]) -> None:
         try:

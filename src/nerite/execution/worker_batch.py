@@ -10,6 +10,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.trace_context import TraceContext
 from nerite.execution import messages
 from nerite.execution.inbox import Inbox
+from nerite.execution.worker_contexts import WorkerContexts
 
 
 class WorkerRequest(InferenceRequest):
@@ -30,7 +31,7 @@ class WorkerRequest(InferenceRequest):
 class WorkerBatch:
     """The requests of one batch, and the way of their responses where those leave one by one."""
 
-    __slots__ = ("_done", "_inbox", "_open", "_paused", "_send", "_since", "marks", "number", "requests", "told")
+    __slots__ = ("_done", "_inbox", "_open", "_paused", "_send", "_since", "contexts", "marks", "number", "requests")
 
     def __init__(
         self,
@@ -54,8 +55,8 @@ class WorkerBatch:
         self.marks: Marks
         """The times of the execution; set before it begins."""
         self.requests: list[InferenceRequest] = []
-        self.told: tuple[memoryview, int] | None = None
-        """A CONTEXTS message and its count, if there was one. Most models never ask."""
+        self.contexts: WorkerContexts | None = None
+        """Where the requests stand in their traces; None where nobody knows."""
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response, as soon as the server wants it. On any thread.
@@ -87,8 +88,8 @@ class WorkerBatch:
 
     def context_of(self, request: InferenceRequest) -> TraceContext | None:
         """Return the span of the execution of a request, None if it is not traced."""
-        index = self.place(request) if self.told is not None else None
-        return None if index is None or self.told is None else messages.read_contexts(*self.told).get(index)
+        index = self.place(request)
+        return None if index is None or self.contexts is None else self.contexts.of(self.number).get(index)
 
     def look(self) -> None:
         """Take note of what the server has said."""

@@ -174,6 +174,13 @@ class WorkerRunner:
         self._watch.reported(report, self.plan.around.loop.time())
         self.on_report(self, report)
 
+    def batches(self) -> Sequence[tuple[int, Batch]]:
+        """Return the batches that the worker has, with their numbers: what runs is the last."""
+        batches = list(self._open.items())
+        if self._batch is not None:
+            batches.append((self._number, self._batch))
+        return batches
+
     def batch_of(self, number: int) -> Batch | None:
         """Return the requests of a batch that the worker has."""
         return self._batch if number == self._number and self._batch is not None else self._open.get(number)
@@ -255,12 +262,9 @@ class WorkerRunner:
 
     def _place(self, request: InferenceRequest) -> tuple[int, int] | None:
         """Return which batch has a request, and where in it; None if none has."""
-        batches = list(self._open.items())
-        if self._batch is not None:
-            batches.append((self._number, self._batch))
         origin = request.origin
         # From the last: a request that runs again is in several.
-        for number, batch in reversed(batches):
+        for number, batch in reversed(self.batches()):
             for index, each in enumerate(batch):
                 if each.origin is origin:
                     return number, index

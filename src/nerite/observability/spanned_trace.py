@@ -43,8 +43,8 @@ class SpannedTrace(Trace):
         self._trace_id, self.parent_span, self.state = trace_id, span_id, state
 
     def context_of(self, request: InferenceRequest) -> TraceContext:
-        """Return the span of the execution that is under way, or comes next."""
-        return TraceContext(self.trace_id, self.compute_span(len(self.executions)), self.state)
+        """Return the span of the execution that is under way, or comes next; of the last, once that is known."""
+        return TraceContext(self.trace_id, self.compute_span(len(self.executions) - self._ran), self.state)
 
     def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
         """Note the execution, after which there is no other."""
