@@ -20,6 +20,7 @@ ROOMS = (
     "server",
     "regions",
     "testing",
+    "analyze",
     "intake",
     "repository",
     "execution",

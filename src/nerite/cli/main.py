@@ -21,6 +21,7 @@ COMMANDS = {
     "client": "ask a running server: models, inference, load and unload, statistics",
     "top": "show what a running server does, on the whole of a terminal",
     "bench": "measure how fast a model of a running server is, and at what latency",
+    "analyze": "find the configuration with which a model answers most, by measuring",
     "quota": "show what tenants have used of which model, and what they have left",
     "engines": "list the engines for language models, and install them",
     "chat": "talk with a text model of a running server",

@@ -40,7 +40,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", default="", help="ask this version, and not the one that the server chooses")
     _add_load(parser)
     _add_data(parser)
-    _add_measurement(parser)
+    add_measurement(parser).add_argument(
+        "--slo",
+        metavar="MEASURE:MS",
+        type=_objective,
+        action="append",
+        default=[],
+        help="count the answers that are good: latency, ttft (first token) or itl (between tokens) at most so many ms",
+    )
     _add_results(parser)
     add_connection(parser, url="")
     parser.add_argument(
@@ -88,8 +95,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--processes", metavar="N", type=_at_least_one, default=1, help=processes)
 
 
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is sent")
+def add_tensors(group: argparse._ArgumentGroup) -> None:
+    """Add the options that say what inputs are like."""
     group.add_argument("--batch", metavar="N", type=_at_least_one, default=1, help="elements of a request (default: 1)")
     group.add_argument(
         "--shape",
@@ -105,6 +112,11 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         default="random",
         help="random (default), zero, a JSON file in perf_analyzer's form, or a directory with a file for each input",
     )
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is sent")
+    add_tensors(group)
     group.add_argument(
         "--parameter",
         metavar="NAME=VALUE",
@@ -133,7 +145,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--output", metavar="NAME", action="append", default=[], help="ask for this output alone")
 
 
-def _add_measurement(parser: argparse.ArgumentParser) -> None:
+def add_measurement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options that say how long to measure; return their group."""
     group = parser.add_argument_group("the measurement")
     rule = Rule()
     group.add_argument(
@@ -144,15 +157,8 @@ def _add_measurement(parser: argparse.ArgumentParser) -> None:
     stability = f"three windows agree if none is this many percent from their mean (default: {rule.percentage:g})"
     group.add_argument("--stability", metavar="PERCENT", type=float, default=rule.percentage, help=stability)
     most = f"give up waiting for that after so many windows (default: {rule.most})"
-    group.add_argument(
-        "--slo",
-        metavar="MEASURE:MS",
-        type=_objective,
-        action="append",
-        default=[],
-        help="count the answers that are good: latency, ttft (first token) or itl (between tokens) at most so many ms",
-    )
     group.add_argument("--windows", metavar="N", type=_at_least_one, default=rule.most, help=most)
+    return group
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,36 @@
+"""docs/analyze.md is run: each of its commands, briefly."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nerite.analyze.settings import SETTINGS
+from pages import ROOT, Page, rows, run
+
+PAGE = Page("docs/analyze.md")
+BRIEF = "--warm-up 0.1 --window 0.1 --windows 3"
+COMMANDS = [line for language, text in PAGE.blocks if language == "sh" for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands(command: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples" / "sources" / "scaler", tmp_path / "models" / "scaler")
+    printed = run(f"{command} {BRIEF}", cwd=tmp_path)
+    assert "| Settings " in printed
+    assert "as it is now: " in printed
+    assert (tmp_path / "scaler.analysis.jsonl").exists()
+
+
+def test_settings_are_those_there_are() -> None:
+    assert set(rows("docs/analyze.md", "setting")) == set(SETTINGS)
+
+
+def test_options_are_those_of_the_help() -> None:
+    told = set(re.findall(r"--\w[\w-]*", run("nerite analyze --help")))
+    described = set(re.findall(r"--\w[\w-]*", (ROOT / "docs" / "analyze.md").read_text()))
+    assert told - described == {"--help", "--repository"}
+    assert described <= told
