@@ -156,7 +156,6 @@ def test_under_the_clients_span_over_http(server: Serving, collector: Collector)
 def test_a_histogram_names_the_trace(server: Serving, collector: Collector) -> None:
     carrier, trace, _ = headers()
     assert ask(server, "one", **carrier) == 200
-    collector.wait(4)
     wanted = "application/openmetrics-text; version=1.0.0; q=0.9, text/plain; q=0.1"
 
     def named() -> set[str]:
