@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -45,8 +46,13 @@ def analyze(folder: Path, *arguments: str, status: int = 0) -> str:
 def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Path) -> None:
     file = folder / "models" / "sleeps" / "config.pbtxt"
     before = file.read_text()
-    said = analyze(folder, "sleeps", *FEW)
+    said = analyze(folder, "sleeps", *FEW, "--html", "page.html")
     assert "| max_batch=8 " in said
+    page = (folder / "page.html").read_text()
+    assert re.findall("<h2>(.*?)</h2>", page) == ["Latency by throughput", "Memory", "The search", "What changes"]
+    assert page.count("<svg") == 3
+    assert "+max_batch_size: 8" in page
+    assert "<script" not in page and "url(" not in page
     assert "\n-max_batch_size: 1\n+max_batch_size: 8\n" in said
     assert file.read_text() == before
 

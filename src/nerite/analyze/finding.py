@@ -10,6 +10,11 @@ from typing import Any
 from nerite.analyze.settings import Value
 
 
+def named(changes: Mapping[str, Value]) -> str:
+    """Return what people call the configuration with these changes."""
+    return " ".join(f"{name}={value}" for name, value in changes.items()) or "as it is now"
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """What a level of load showed. Times are in milliseconds."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
-from importlib.resources import files
 from typing import NamedTuple
 
+from nerite.bench.report import page
 from nerite.bench.report.plot import Series, figure, lines, stacks
 from nerite.bench.session import Outcome
 
@@ -28,21 +27,14 @@ def render(
     heading: Heading, outcomes: Sequence[Outcome], table: Sequence[Sequence[str]], remarks: Sequence[str]
 ) -> str:
     """Return the page; ``table`` is headings and rows as a terminal shows them."""
-    style = files(__package__).joinpath("page.css").read_text()
-    title = f"{heading.model}: {_span(outcomes)}"
+    about = (heading.server, heading.settings, heading.when)
     body = [
-        f"<h1>{escape(heading.model)}</h1>",
-        f"<p>{escape(heading.server)} · {escape(heading.settings)} · {escape(heading.when)}</p>",
-        *(f'<p class="remark">{escape(remark)}</p>' for remark in remarks),
-        f'<div class="key">{"".join(_key(outcomes))}</div>',
-        f'<div class="plots">{"".join(_plots(outcomes))}</div>',
-        _table(table),
+        *page.opening(heading.model, about, remarks),
+        page.key(_key(outcomes)),
+        page.plots(_plots(outcomes)),
+        page.table(table),
     ]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>\n{style}</style></head><body>\n" + "\n".join(body) + "\n</body></html>\n"
-    )
+    return page.document(f"{heading.model}: {_span(outcomes)}", body)
 
 
 def _span(outcomes: Sequence[Outcome]) -> str:
@@ -51,21 +43,17 @@ def _span(outcomes: Sequence[Outcome]) -> str:
     return f"{kind} {' to '.join(ends)}"
 
 
-def _key(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _key(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str]]:
     best = max(outcomes, key=lambda outcome: outcome.figures.rate)
     swiftest = min(outcomes, key=lambda outcome: outcome.figures.latency["p50"])
-    yield _number(figure(best.figures.rate), f"requests a second at most, at {best.level.kind} {best.level}")
-    yield _number(f"{figure(best.figures.latency['p99'])} ms", "99th percentile of the latency there")
-    yield _number(f"{figure(swiftest.figures.latency['p50'])} ms", f"median at {swiftest.level.kind} {swiftest.level}")
+    yield (figure(best.figures.rate), f"requests a second at most, at {best.level.kind} {best.level}")
+    yield (f"{figure(best.figures.latency['p99'])} ms", "99th percentile of the latency there")
+    yield (f"{figure(swiftest.figures.latency['p50'])} ms", f"median at {swiftest.level.kind} {swiftest.level}")
     if best.figures.tokens is not None:
-        yield _number(figure(best.figures.tokens.rate), "tokens a second there")
+        yield (figure(best.figures.tokens.rate), "tokens a second there")
     if best.figures.goodput is not None:
         good = max(outcomes, key=lambda outcome: outcome.figures.goodput or 0.0)
-        yield _number(figure(good.figures.goodput or 0.0), f"good requests a second, at {good.level.kind} {good.level}")
-
-
-def _number(value: str, meaning: str) -> str:
-    return f"<div><b>{escape(value)}</b><span>{escape(meaning)}</span></div>"
+        yield (figure(good.figures.goodput or 0.0), f"good requests a second, at {good.level.kind} {good.level}")
 
 
 def _plots(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -80,9 +68,9 @@ def _plots(outcomes: Sequence[Outcome]) -> Iterator[str]:
         for outcome in shown
     ]
     plot = lines("percentile", "latency, ms", distribution, dots=False)
-    yield _figure("Distribution of the latency", f"How many per cent took no longer than that, by {kind}.", plot)
+    yield page.figure("Distribution of the latency", f"How many per cent took no longer than that, by {kind}.", plot)
     if all(outcome.server is not None for outcome in outcomes):
-        yield _figure(
+        yield page.figure(
             "Where the time goes",
             "Mean latency: in the server's queue, computed, and the rest, which is the network and both ends of it.",
             stacks(kind, "ms", ("queue", "compute", "rest"), [_shares(outcome) for outcome in outcomes]),
@@ -106,34 +94,23 @@ def _curves(kind: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
     rates = {"answered": [outcome.figures.rate for outcome in outcomes]}
     if outcomes[0].figures.goodput is not None:
         rates["good"] = [outcome.figures.goodput or 0.0 for outcome in outcomes]
-    yield _figure("Throughput", "Requests a second that were answered.", by_level("requests/s", **rates))
+    yield page.figure("Throughput", "Requests a second that were answered.", by_level("requests/s", **rates))
     quantiles = {name: [outcome.figures.latency[name] for outcome in outcomes] for name in ("p50", "p90", "p99")}
-    yield _figure("Latency", "From when a request was due to the end of its answer.", by_level("ms", **quantiles))
+    yield page.figure("Latency", "From when a request was due to the end of its answer.", by_level("ms", **quantiles))
     trade = Series("p99", [(outcome.figures.rate, outcome.figures.latency["p99"]) for outcome in outcomes])
     plot = lines("requests/s", "p99 latency, ms", [trade])
-    yield _figure("Latency by throughput", "Where the curve bends is as much as the server does well.", plot)
+    yield page.figure("Latency by throughput", "Where the curve bends is as much as the server does well.", plot)
     tokens = [outcome.figures.tokens for outcome in outcomes if outcome.figures.tokens is not None]
     if len(tokens) == len(outcomes):
         first = {name: [each.first[name] for each in tokens] for name in ("p50", "p99")}
-        yield _figure("Time to the first token", "From when a request was due.", by_level("ms", **first))
+        yield page.figure("Time to the first token", "From when a request was due.", by_level("ms", **first))
         between = [each.between.mean if each.between else 0.0 for each in tokens]
-        yield _figure("Time between tokens", "On average over an answer.", by_level("ms", mean=between))
+        yield page.figure("Time between tokens", "On average over an answer.", by_level("ms", mean=between))
         speed = by_level("tokens/s", tokens=[each.rate for each in tokens])
-        yield _figure("Tokens", "Of all answers together.", speed)
+        yield page.figure("Tokens", "Of all answers together.", speed)
 
 
 def _shares(outcome: Outcome) -> tuple[str, tuple[float, float, float]]:
     assert outcome.server is not None
     queue, compute = outcome.server.queue.mean_ms, outcome.server.mean_compute_ms
     return str(outcome.level), (queue, compute, max(0.0, outcome.figures.latency.mean - queue - compute))
-
-
-def _figure(title: str, meaning: str, plot: str) -> str:
-    return f"<figure><h2>{escape(title)}</h2><p>{escape(meaning)}</p>{plot}</figure>\n"
-
-
-def _table(table: Sequence[Sequence[str]]) -> str:
-    head, *rows = table
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>\n{body}</tbody></table></div>'

@@ -8,9 +8,10 @@ import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nerite.analyze import report
 from nerite.analyze.analysis import findings
 from nerite.analyze.checkpoint import Checkpoint
-from nerite.analyze.finding import Finding
+from nerite.analyze.finding import Finding, named
 from nerite.analyze.ranking import Limits, best_figure, kept, ranked, score
 from nerite.analyze.search import budget, search
 from nerite.analyze.settings import Value, changed
@@ -32,6 +33,7 @@ from nerite.core.errors import Internal, InvalidArgument
 from nerite.intake.destination import existing_model
 
 _SHOWN = 5
+_HEADINGS = ["Settings", "Requests/s", "p99 ms", "at", "Memory", "Limits"]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -59,7 +61,7 @@ def _analyze(options: argparse.Namespace) -> int:
             config = changed(written, complete.backend, changes)
             finding = checkpoint.get(to_text(config))
             if finding is None:
-                what = f"{len(found) + 1} of {most} at most: {_named(changes)}"
+                what = f"{len(found) + 1} of {most} at most: {named(changes)}"
                 finding = measured(repository, config, changes, load, lambda look: _tell(progress, what, look))
                 if not finding.refused:  # another time it may be none
                     checkpoint.add(to_text(config), finding)
@@ -83,9 +85,19 @@ def _conclude(
     found: Sequence[Finding],
     config: tuple[ModelConfig, str],
 ) -> int:
-    best = ranked(found, limits)[:_SHOWN]
-    show(f"\nThe best of {len(found)} configurations that were measured, of {size} there are:")
-    show_table(["Settings", "Requests/s", "p99 ms", "at", "Memory", "Limits"], [_row(each, limits) for each in best])
+    best = ranked(found, limits)
+    told = f"The best of {len(found)} configurations that were measured, of {size} there are"
+    show(f"\n{told}:")
+    show_table(_HEADINGS, [_row(each, limits) for each in best[:_SHOWN]])
+    path = directory / CONFIG_FILE
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    written, backend = config
+    after = edited(before, written, changed(written, backend, best[0].changes))
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), str(path), str(path), lineterm="")
+    diff = "\n".join(lines)
+    if options.html is not None:
+        table = [_HEADINGS, *(_row(each, limits) for each in best)]
+        _write(options.html, report.render(options.model, told, found, limits, table, diff))
     if not kept(best[0], limits):
         show("No configuration keeps to the limits.")
         return 1
@@ -97,12 +109,7 @@ def _conclude(
         show(f"That is {then.rate / now.rate:.2f} times what the present configuration answers, {now.rate:,.0f}/s.")
     else:
         show("The present configuration does not keep to the limits.")
-    path = directory / CONFIG_FILE
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    written, backend = config
-    after = edited(before, written, changed(written, backend, best[0].changes))
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), str(path), str(path), lineterm="")
-    show("\n" + "\n".join(lines))
+    show(f"\n{diff}")
     if options.apply:
         _write(path, after)
         show(f"\nWrote {path}.")
@@ -120,16 +127,12 @@ def _tell(progress: Progress, what: str, look: Look) -> None:
     progress.part(what, look.part, f"concurrency {look.level}{', warming up' if look.warming_up else ''}")
 
 
-def _named(changes: Mapping[str, Value]) -> str:
-    return " ".join(f"{name}={value}" for name, value in changes.items()) or "as it is now"
-
-
 def _line(finding: Finding, limits: Limits) -> str:
     if finding.refused:
-        return f"{_named(finding.changes)}: refused, {finding.refused.splitlines()[0]}"
+        return f"{named(finding.changes)}: refused, {finding.refused.splitlines()[0]}"
     figure = best_figure(finding, limits)
     return (
-        f"{_named(finding.changes)}: {figure.rate:,.0f}/s, p99 {figure.p99:,.2f} ms at concurrency "
+        f"{named(finding.changes)}: {figure.rate:,.0f}/s, p99 {figure.p99:,.2f} ms at concurrency "
         f"{figure.concurrency}, {megabytes(finding.memory)}"
     )
 
@@ -138,7 +141,7 @@ def _row(finding: Finding, limits: Limits) -> list[str]:
     figure = best_figure(finding, limits)
     within = "kept" if kept(finding, limits) else "exceeded"
     rates = [f"{figure.rate:,.1f}", f"{figure.p99:,.3f}", str(figure.concurrency)]
-    return [_named(finding.changes), *rates, megabytes(finding.memory), within]
+    return [named(finding.changes), *rates, megabytes(finding.memory), within]
 
 
 def _write(path: Path, text: str) -> None:

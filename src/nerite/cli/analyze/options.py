@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--apply", action="store_true", help="write the best configuration into the repository")
     where = "where to keep what was measured (default: MODEL.analysis.jsonl)"
     parser.add_argument("--checkpoint", metavar="FILE", type=Path, help=where)
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, in one file")
     limits = parser.add_argument_group("the limits")
     limits.add_argument("--max-p99", metavar="MS", type=_positive, help="of 100 answers 99 take no longer")
     limits.add_argument("--max-memory", metavar="MB", type=_positive, help="the model takes no more at work")
