@@ -154,6 +154,25 @@ def test_a_port_that_is_taken(repository: Path, tmp_path: Path) -> None:
     assert expected in done.stderr.decode()
 
 
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("192.0.2.1", "the address has to be one of this machine, or 0.0.0.0 for all of them"),
+        ("nowhere.invalid", "the address has to be one of this machine"),
+    ],
+)
+def test_a_port_of_another_machine(repository: Path, address: str, reason: str) -> None:
+    done = subprocess.run(
+        [NERITE, "serve", repository, "--grpc-address", address, "--http-port=0", "--grpc-port=0"],
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    expected = f"failed to start GRPC service: Unavailable - Socket '{address}:0' cannot be opened: {reason}"
+    assert expected in done.stderr.decode()
+
+
 def test_in_process_and_worker_answer_alike(tmp_path: Path) -> None:
     models = tmp_path / "models"
     mode = 'parameters { key: "EXECUTION_MODE" value: { string_value: "in_process" } }'

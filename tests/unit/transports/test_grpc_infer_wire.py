@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerite.transports.grpc import infer_wire
+from nerite.wire.fields import nested, varint
 from nerite.wire.grpc_service import ModelInferRequest, ModelInferResponse
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -50,9 +51,9 @@ def fields_of(data: bytes) -> list[bytes]:
     view = memoryview(data)
     while at < len(data):
         start = at
-        tag, at = infer_wire.varint(view, at)
+        tag, at = infer_wire.read_varint(view, at)
         assert tag & 7 == 2
-        size, at = infer_wire.varint(view, at)
+        size, at = infer_wire.read_varint(view, at)
         at += size
         found.append(data[start:at])
     return found
@@ -99,15 +100,15 @@ def test_raw_contents_are_views_and_not_copies() -> None:
 
 
 def test_of_two_ids_the_last_counts() -> None:
-    data = infer_wire.field(infer_wire.ID, b"one") + infer_wire.field(infer_wire.ID, b"two")
+    data = nested(infer_wire.ID >> 3, b"one") + nested(infer_wire.ID >> 3, b"two")
     assert infer_wire.split(memoryview(data)).id == ModelInferRequest.FromString(data).id == "two"
 
 
 def test_unknown_fields_stay_in_the_header() -> None:
     unknown = b"\xa0\x06\x05" + b"\xa9\x06" + b"x" * 8 + b"\xad\x06" + b"y" * 4 + b"\xb2\x06\x02zz"
-    data = infer_wire.field(infer_wire.MODEL_NAME, b"m") + unknown + infer_wire.field(infer_wire.RAW_INPUT, b"r")
+    data = nested(infer_wire.MODEL_NAME >> 3, b"m") + unknown + nested(infer_wire.RAW_INPUT >> 3, b"r")
     parts = infer_wire.split(memoryview(data))
-    assert parts.header == data[: -len(infer_wire.field(infer_wire.RAW_INPUT, b"r"))]
+    assert parts.header == data[: -len(nested(infer_wire.RAW_INPUT >> 3, b"r"))]
     assert [bytes(each) for each in parts.raw] == [b"r"]
 
 
@@ -154,8 +155,8 @@ def test_any_bytes_are_taken_apart_or_refused(data: bytes, cut: bool) -> None:
 
 @given(st.integers(0, 2**63))
 def test_numbers(value: int) -> None:
-    encoded = infer_wire.encode_varint(value)
-    assert infer_wire.varint(memoryview(b"x" + encoded + b"y"), 1) == (value, 1 + len(encoded))
+    encoded = varint(value)
+    assert infer_wire.read_varint(memoryview(b"x" + encoded + b"y"), 1) == (value, 1 + len(encoded))
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4), TEXTS.filter(bool))

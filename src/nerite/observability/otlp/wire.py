@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+from nerite.wire.fields import nested, varint
+
 SERVER: Final = 2
 INTERNAL: Final = 1
 """Kinds of spans."""
@@ -19,23 +21,6 @@ _ERROR: Final = 2
 _ROOT: Final = struct.Struct("<2s16s2s8scQcQ")
 _CHILD: Final = struct.Struct("<2s16s2s8s2s8scQcQ")
 _LINK: Final = struct.Struct("<2s2s16s2s8s")
-
-
-def varint(value: int) -> bytes:
-    """Return a number of no negative value, seven bits a byte."""
-    if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def nested(field: int, data: bytes) -> bytes:
-    """Return a field that is a message, or a text."""
-    return b"%b%b%b" % (varint(field << 3 | 2), varint(len(data)), data)
 
 
 def attribute(field: int, name: str, value: str | int) -> bytes:

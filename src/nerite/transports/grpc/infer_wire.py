@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nerite.core.tensor import Buffer
+from nerite.wire import fields
 
 MODEL_NAME = 0x0A  # field 1, length-delimited
 MODEL_VERSION = 0x12
 ID = 0x1A
 RAW_INPUT = 0x3A  # field 7
 RAW_OUTPUT = 0x32  # field 6 of the response
-_RESPONSE_ID = 0x1A
+_RESPONSE_ID = 3
 
 
 class Malformed(Exception):
@@ -34,7 +35,7 @@ class Parts(NamedTuple):
     """``header`` is the beginning of the message, and the raw contents, with the shortest lengths, are the rest."""
 
 
-def varint(data: memoryview, at: int) -> tuple[int, int]:
+def read_varint(data: memoryview, at: int) -> tuple[int, int]:
     """Return a number and where it ends. Raises ``Malformed``."""
     value = shift = 0
     while True:
@@ -58,13 +59,13 @@ def split(message: memoryview) -> Parts:
     plain = True
     while at < end:
         start = at
-        tag, at = varint(message, at)
+        tag, at = read_varint(message, at)
         kind = tag & 7
         if kind == 2:
-            size, at = varint(message, at)
+            size, at = read_varint(message, at)
             stop = at + size
         elif kind == 0:
-            _, stop = varint(message, at)
+            _, stop = read_varint(message, at)
         elif kind in (1, 5):
             stop = at + (8 if kind == 1 else 4)
         else:
@@ -97,8 +98,8 @@ def peek(beginning: memoryview) -> tuple[str, str, int]:
     end = len(beginning)
     try:
         while at < end:
-            tag, at = varint(beginning, at)
-            size, at = varint(beginning, at)
+            tag, at = read_varint(beginning, at)
+            size, at = read_varint(beginning, at)
             if tag == RAW_INPUT:
                 return name, version, at
             if tag & 7 != 2 or at + size > end:
@@ -121,31 +122,16 @@ def id_of(message: memoryview) -> str:
         return ""
 
 
-def encode_varint(value: int) -> bytes:
-    """Return the wire form of a number."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def field(tag: int, data: bytes) -> bytes:
-    """Return a length-delimited field."""
-    return bytes((tag,)) + encode_varint(len(data)) + data
-
-
 def response_id(request_id: str) -> bytes:
     """Return the id field of a response."""
-    return field(_RESPONSE_ID, request_id.encode())
+    return fields.nested(_RESPONSE_ID, request_id.encode())
 
 
 def raw_input(size: int) -> bytes:
     """Return what stands before ``size`` bytes of raw contents in a request, as every encoder writes it."""
-    return bytes((RAW_INPUT,)) + encode_varint(size)
+    return bytes((RAW_INPUT,)) + fields.varint(size)
 
 
 def raw_output(size: int) -> bytes:
     """Return what stands before ``size`` bytes of raw contents in a response."""
-    return bytes((RAW_OUTPUT, size)) if size < 0x80 else bytes((RAW_OUTPUT,)) + encode_varint(size)
+    return bytes((RAW_OUTPUT, size)) if size < 0x80 else bytes((RAW_OUTPUT,)) + fields.varint(size)

@@ -6,14 +6,11 @@ import asyncio
 import ssl
 
 from nerite.config.options import KeepaliveOptions
-from nerite.core.errors import Unavailable
 from nerite.http2 import Limits
+from nerite.transports import tcp
 from nerite.transports.grpc.connection import GrpcConnection, Service, Shared
 from nerite.transports.grpc.keepalive import Rules
 from nerite.transports.grpc.logged_connection import LoggedGrpcConnection
-from nerite.transports.tcp import notice_dead_peers
-
-_BACKLOG = 4096
 
 
 class GrpcListener:
@@ -33,22 +30,11 @@ class GrpcListener:
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
     ) -> int:
-        """Listen; return the port, which matters if 0 was asked for. Raises ``Unavailable`` if it is taken."""
+        """Listen; return the port, which matters if 0 was asked for. Raises ``Unavailable`` if it cannot be had."""
         loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: self._connection(self._shared, loop),
-                address,
-                port,
-                reuse_port=reuse_port,
-                backlog=_BACKLOG,
-                ssl=tls,
-            )
-        except OSError as error:
-            raise Unavailable(
-                f"failed to start GRPC service: Unavailable - Socket '{address}:{port}' already in use"
-            ) from error
-        notice_dead_peers(self._server)
+        self._server = await tcp.listen(
+            "GRPC", lambda: self._connection(self._shared, loop), address, port, reuse_port=reuse_port, tls=tls
+        )
         self._look()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound

@@ -16,6 +16,7 @@ from nerite.transports import refusals
 from nerite.transports.grpc import infer_response, infer_wire, status
 from nerite.transports.grpc.infer_request import InferReader
 from nerite.transports.grpc.stream import StreamCall
+from nerite.wire import fields
 from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferResponse
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class StreamInference:
             )
             return self._failed(request, Internal(status.MISTAKE_TEXT), final)
         size = len(_FINAL[final]) + sum(map(len, parts)) - _PREFIX
-        before = b"\x12" + infer_wire.encode_varint(size) + _FINAL[final]
+        before = b"\x12" + fields.varint(size) + _FINAL[final]
         framed = b"\0" + (len(before) + size - len(_FINAL[final])).to_bytes(4) + before + parts[0][_PREFIX:]
         return self._messages.packed([framed, *parts[1:]])
 

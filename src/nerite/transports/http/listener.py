@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from nerite.core.errors import Unavailable
+from nerite.transports import tcp
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import Handler
 from nerite.transports.http.logged_connection import LoggedHttpConnection
 from nerite.transports.http.shared import Shared
-from nerite.transports.tcp import notice_dead_peers
 
-_BACKLOG = 4096
 _LOOKS = 8
 """Within the time that a request may stand still."""
 
@@ -44,17 +42,10 @@ class HttpListener:
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
     ) -> int:
-        """Listen; return the port, which matters if 0 was asked for. Raises ``Unavailable`` if it is taken."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: self._connection(self._shared), address, port, reuse_port=reuse_port, backlog=_BACKLOG, ssl=tls
-            )
-        except OSError as error:
-            raise Unavailable(
-                f"failed to start {self._name} service: Unavailable - Socket '{address}:{port}' already in use"
-            ) from error
-        notice_dead_peers(self._server)
+        """Listen; return the port, which matters if 0 was asked for. Raises ``Unavailable`` if it cannot be had."""
+        self._server = await tcp.listen(
+            self._name, lambda: self._connection(self._shared), address, port, reuse_port=reuse_port, tls=tls
+        )
         if self._upload_seconds:
             self._look()
         bound: int = self._server.sockets[0].getsockname()[1]
