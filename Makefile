@@ -44,6 +44,8 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/overload.py
+	$(BIN)/python benchmarks/counting.py
+	$(BIN)/python benchmarks/scrapes.py
 	$(BIN)/python benchmarks/generators.py
 
 bench-backends: $(VENV)/dev  ## every framework, beside its own loop, MLServer, and Triton around it

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from contestants import Contestant, identity_repository, nerite
 from footprint import processor_seconds, resident
 from loads import Load, h2load, need, write_bodies, wrk
-from onnx import TensorProto, helper
+from onnx_models import many
 from page import command_line, machine, publish
 
 MODELS = (1, 10, 100, 1000)
@@ -65,14 +65,8 @@ def of_models(folder: Path, seconds: float, rounds: int) -> str:
         "| models | ready after | memory | one is asked, requests/s | cost of one | all are asked | cost of one |"
     ]
     lines += ["|---|---|---|---|---|---|---|"]
-    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 16]) for name in ("INPUT0", "OUTPUT0")]
-    graph = helper.make_graph([helper.make_node("Relu", ["INPUT0"], ["OUTPUT0"])], "graph", sides[:1], sides[1:])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
     for count in MODELS:
-        repository = folder / f"models-{count}"
-        for number in range(count):
-            (repository / f"m{number}" / "1").mkdir(parents=True)
-            (repository / f"m{number}" / "1" / "model.onnx").write_bytes(proto)
+        repository = many(folder / f"models-{count}", count)
         turns = f"turns-{count}"
         (folder / f"{turns}.lua").write_text(
             (folder / "small.lua").read_text()

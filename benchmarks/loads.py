@@ -37,7 +37,7 @@ def need(*tools: str) -> None:
     """Exit with what to install if a generator is missing."""
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        packages = {"wrk": "wrk", "h2load": "nghttp2-client", "nginx": "nginx-light"}
+        packages = {"curl": "curl", "wrk": "wrk", "h2load": "nghttp2-client", "nginx": "nginx-light"}
         sys.exit(f"install {', '.join(packages[tool] for tool in missing)} first (apt-get install)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,14 @@ def resnet() -> tuple[onnx.ModelProto, list[int]]:
     weights.append(_weights("w_out", 512, 10))
     nodes.append(node("MatMul", ["flat", "w_out"], ["OUT"]))
     return _model(nodes, [3, 64, 64], weights), [3, 64, 64]
+
+
+def many(repository: Path, count: int) -> Path:
+    """Write a repository of ``count`` models that do next to nothing, named m0, m1, and so on; return it."""
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 16]) for name in ("INPUT0", "OUTPUT0")]
+    graph = helper.make_graph([helper.make_node("Relu", ["INPUT0"], ["OUTPUT0"])], "graph", sides[:1], sides[1:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    for number in range(count):
+        (repository / f"m{number}" / "1").mkdir(parents=True)
+        (repository / f"m{number}" / "1" / "model.onnx").write_bytes(proto)
+    return repository

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +17,7 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.execution import alarm
+from nerite.observability.exposition import Family, Page
 
 
 class Caller:
@@ -193,3 +194,10 @@ class FakeTransport:
         data = bytes(self.written)
         self.written.clear()
         return data
+
+
+def written(families: Iterable[Family], *, openly: bool = False) -> bytes:
+    """Return the page of some metrics."""
+    page = Page(openly=openly)
+    page.add(families)
+    return b"".join(page.pieces())

@@ -6,7 +6,7 @@ is a coroutine. All of it belongs to the loop's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -265,8 +265,8 @@ class InferenceServer:
         """Return the statistics of a model's ready versions; of all models if ``model`` is empty."""
         return self._descriptions.statistics(model, version)
 
-    def metrics(self) -> list[Version]:
-        """Return every running version as the metrics page reads it."""
+    def metrics(self) -> Iterator[Version]:
+        """Yield every version that runs now as the metrics page reads it, when its turn comes."""
         return self._descriptions.metrics()
 
     def custom_metrics(self) -> list[Reading]:

@@ -11,7 +11,7 @@ from nerite.cache import footprint
 from nerite.cache.complaint import Complaint
 from nerite.cache.interface import Found
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.observability.exposition import Family
+from nerite.observability.exposition import UNLABELLED, Family
 from nerite.observability.statistics import Duration
 
 _now = time.monotonic_ns
@@ -91,7 +91,7 @@ class LocalCache:
 
     def families(self) -> list[Family]:
         """Return the cache's own metrics."""
-        return [Family(name, text, "gauge", [({}, read(self))]) for name, text, read in _GAUGES]
+        return [Family(name, text, "gauge", [(UNLABELLED, read(self))]) for name, text, read in _GAUGES]
 
     def close(self) -> None:
         """Give back nothing: all there is is in this process."""

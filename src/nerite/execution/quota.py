@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from nerite.observability.exposition import Family
+from nerite.observability.exposition import Family, Sample, joined, labels
 from nerite.scheduling.tokens.account import Standing
 from nerite.scheduling.tokens.gate import Gate
 from nerite.scheduling.tokens.usage import Usage, Use
@@ -22,7 +22,6 @@ class UsageKey(NamedTuple):
 
 _COUNTS: Final = ("offered", "admitted", "withdrawn", "retries", "joined")
 Usages: TypeAlias = Mapping[UsageKey, Usage]
-Sample: TypeAlias = tuple[Mapping[str, str], float]
 
 
 def document(standings: Iterable[Standing], gates: Iterable[Gate], usages: Usages) -> dict[str, Any]:
@@ -64,35 +63,50 @@ def families(standings: Sequence[Standing], gates: Iterable[Gate], usages: Usage
     """Return everything as metrics."""
     busy = _busy(gates)
     uses = [
-        ({"model": key.model, "tenant": tenant, "class": level}, key, use) for key, tenant, level, use in _uses(usages)
+        (labels({"model": key.model, "tenant": tenant, "class": level}), key, use)
+        for key, tenant, level, use in _uses(usages)
     ]
-    tokens = [(labels, use) for labels, key, use in uses if key.tokens]
-    rates = [({"tenant": each.tenant, "limit": rate.limit}, rate) for each in standings for rate in each.rates]
+    tokens = [(of, use) for of, key, use in uses if key.tokens]
+    rates = [(labels({"tenant": each.tenant, "limit": rate.limit}), rate) for each in standings for rate in each.rates]
     return [
-        *(_counter(name, text, [(labels, read(use)) for labels, _, use in uses]) for name, text, read in _COUNTERS),
-        *(_counter(name, text, [(labels, read(use)) for labels, use in tokens]) for name, text, read in _TOKENS),
+        *(_counter(name, text, [(of, read(use)) for of, _, use in uses]) for name, text, read in _COUNTERS),
+        *(_counter(name, text, [(of, read(use)) for of, use in tokens]) for name, text, read in _TOKENS),
         _counter(
             "input_bytes",
             "Bytes of the requests that were let in",
-            [(labels, use.input_tokens) for labels, key, use in uses if not key.tokens],
+            [(of, use.input_tokens) for of, key, use in uses if not key.tokens],
         ),
         _counter(
             "refused",
             "Requests that were refused, by limit",
-            [({**labels, "reason": limit}, count) for labels, _, use in uses for limit, count in use.refused.items()],
+            [
+                (joined(of, labels({"reason": limit})), count)
+                for of, _, use in uses
+                for limit, count in use.refused.items()
+            ],
         ),
         _counter(
             "finished",
             "Requests that were let in and are over",
-            [({**labels, "reason": why}, count) for labels, _, use in uses for why, count in use.finished.items()],
+            [
+                (joined(of, labels({"reason": why})), count)
+                for of, _, use in uses
+                for why, count in use.finished.items()
+            ],
         ),
-        _gauge("running", "Requests that are let in", [({"model": name}, count) for name, count, _ in busy]),
-        _gauge("waiting", "Requests that wait to be let in", [({"model": name}, count) for name, _, count in busy]),
-        _gauge("under_way", "Requests of a tenant", [({"tenant": each.tenant}, each.under_way) for each in standings]),
+        _gauge("running", "Requests that are let in", [(labels({"model": name}), count) for name, count, _ in busy]),
+        _gauge(
+            "waiting", "Requests that wait to be let in", [(labels({"model": name}), count) for name, _, count in busy]
+        ),
+        _gauge(
+            "under_way",
+            "Requests of a tenant",
+            [(labels({"tenant": each.tenant}), each.under_way) for each in standings],
+        ),
         _gauge(
             "rate_left",
             "What a tenant may use at once now; below 0: what is owed",
-            [(labels, rate.left) for labels, rate in rates],
+            [(of, rate.left) for of, rate in rates],
         ),
     ]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from nerite.observability.distribution import Distribution
-from nerite.observability.exposition import Family, Value
+from nerite.observability.exposition import Family, Sample, labels
 
 Reading: TypeAlias = Sequence[Any]
 """A family as ``triton_python_backend_utils.metric_store.Reading`` has it, perhaps by way of JSON."""
@@ -54,7 +54,8 @@ def families(readings: Iterable[Reading], taken: Iterable[str]) -> list[Family]:
 
     Counters and histograms add up. So do gauges that only go up and down; of one that is set, the last value counts.
     """
-    return [each.family() for each in _merged(readings) if each.name not in set(taken)]
+    own = set(taken)
+    return [each.family() for each in _merged(readings) if each.name not in own]
 
 
 class _Merged:
@@ -67,8 +68,8 @@ class _Merged:
         self.samples: dict[tuple[tuple[str, str], ...], list[Any]] = {}
         """By labels: value, bounds, counts, and when it was set."""
 
-    def add(self, labels: Iterable[Sequence[str]], value: float, bounds: Any, counts: list[int], set_ns: int) -> None:
-        key = tuple((name, text) for name, text in labels)
+    def add(self, pairs: Iterable[Sequence[str]], value: float, bounds: Any, counts: list[int], set_ns: int) -> None:
+        key = tuple((name, text) for name, text in pairs)
         known = self.samples.get(key)
         if known is None:
             self.samples[key] = [value, tuple(bounds), list(counts), set_ns]
@@ -80,9 +81,9 @@ class _Merged:
             known[2] = [one + other for one, other in zip(known[2], counts, strict=True)]
 
     def family(self) -> Family:
-        samples: list[tuple[Mapping[str, str], Value]] = [
-            (dict(labels), Distribution.of(bounds, counts, value) if self.kind == _HISTOGRAM else value)
-            for labels, (value, bounds, counts, _) in self.samples.items()
+        samples: list[Sample] = [
+            (labels(dict(pairs)), Distribution.of(bounds, counts, value) if self.kind == _HISTOGRAM else value)
+            for pairs, (value, bounds, counts, _) in self.samples.items()
         ]
         return Family(self.name, self.description, _TYPES[self.kind], samples)
 

@@ -1,19 +1,33 @@
-"""The Prometheus text format, by hand because Triton's counters lack the ``_total`` that libraries insist on."""
+"""The Prometheus text format, by hand because Triton's counters lack the ``_total`` that libraries insist on.
+
+A page of a thousand models has 160,000 lines, of which only the numbers change. So the labels of a sample are text from
+the beginning, and the lines of a histogram are one form, into which its labels and numbers are put.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final, NamedTuple, NewType, TypeAlias
 
 from nerite.observability.distribution import Distribution
 from nerite.observability.quantiles import Summed
 
+Labels = NewType("Labels", str)
+"""Those of a sample, as they stand between the braces."""
+UNLABELLED: Final = Labels("")
 _WORDS: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+_LABELS: Final = "\0"
+"""Where the labels go in a form."""
+_TOGETHER: Final = 256
+"""Parts of a family in a piece: up to 2 MB, of histograms."""
 
 
 Value: TypeAlias = float | Distribution | Summed
 """That of a histogram is a distribution."""
+Sample: TypeAlias = tuple[Labels, Value]
 
 
 class Family(NamedTuple):
@@ -22,64 +36,104 @@ class Family(NamedTuple):
     name: str
     help: str
     type: str
-    samples: Sequence[tuple[Mapping[str, str], Value]]
+    samples: Sequence[Sample]
 
 
-def render(families: Iterable[Family]) -> bytes:
-    """Return the page as Triton writes it."""
-    return "".join(f"{line}\n" for line in _lines(families, openly=False)).encode()
+def labels(pairs: Mapping[str, str]) -> Labels:
+    """Return the text of some labels."""
+    return Labels(",".join([f'{name}="{_escaped(text)}"' for name, text in pairs.items()]))
 
 
-def render_openly(families: Iterable[Family]) -> bytes:
-    """Return the page as OpenMetrics, with exemplars.
+@lru_cache(1024)
+def label(name: str, text: str) -> Labels:
+    """Return the text of a label that many samples have."""
+    return labels({name: text})
 
-    That knows only counters whose names end with ``_total``. The others keep their names, and are of unknown type.
+
+def joined(one: Labels, other: Labels) -> Labels:
+    """Return the labels of both."""
+    return Labels(f"{one},{other}") if one and other else one or other
+
+
+class Page:
+    """Takes families, each of them whole or in parts, and writes down their values at once.
+
+    Triton's form is that of Prometheus. ``openly`` it is OpenMetrics, with exemplars: that knows only counters whose
+    names end with ``_total``. The others keep their names, and are of unknown type.
     """
-    return "".join(f"{line}\n" for line in (*_lines(families, openly=True), "# EOF")).encode()
+
+    def __init__(self, *, openly: bool = False) -> None:
+        self._openly = openly
+        self._families: dict[str, list[bytes]] = {}
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The families there are."""
+        return self._families.keys()
+
+    def add(self, families: Iterable[Family]) -> None:
+        """Take families, or more samples of those that are there."""
+        for family in families:
+            text = self._families.get(family.name)
+            if text is None:
+                text = self._families[family.name] = [_head(family, openly=self._openly).encode()]
+            if family.samples:
+                text.append("".join(_samples(family, openly=self._openly)).encode())
+
+    def pieces(self) -> Iterator[bytes]:
+        """Return the page, in pieces that can be put together in a moment."""
+        for text in self._families.values():
+            yield from (b"".join(text[at : at + _TOGETHER]) for at in range(0, len(text), _TOGETHER))
+        if self._openly:
+            yield b"# EOF\n"
 
 
-def _lines(families: Iterable[Family], *, openly: bool) -> Iterator[str]:
-    for family in families:
-        name, type_ = family.name, family.type
-        if openly and type_ == "counter":
-            name, type_ = (name.removesuffix("_total"), type_) if name.endswith("_total") else (name, "unknown")
-        yield f"# HELP {name} {family.help}"
-        yield f"# TYPE {name} {type_}"
-        for labels, value in family.samples:
-            inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-            if isinstance(value, Distribution):
-                yield from _distributed(family.name, inner, value, openly=openly)
-            elif isinstance(value, Summed):
-                yield from _summed(family.name, inner, value)
-            else:
-                yield _line(family.name, inner, value)
+def _head(family: Family, *, openly: bool) -> str:
+    name, type_ = family.name, family.type
+    if openly and type_ == "counter":
+        name, type_ = (name.removesuffix("_total"), type_) if name.endswith("_total") else (name, "unknown")
+    return f"# HELP {name} {family.help}\n# TYPE {name} {type_}\n"
 
 
-def _distributed(name: str, labels: str, value: Distribution, *, openly: bool) -> Iterator[str]:
-    before = f"{labels}," if labels else ""
-    count = 0
-    for place, (bound, more) in enumerate(zip((*value.bounds, math.inf), value.counts, strict=True)):
-        count += more
-        le = _number(bound) if not openly or bound == math.inf else repr(float(bound))
-        line = _line(f"{name}_bucket", f'{before}le="{le}"', count)
-        exemplar = value.exemplars.get(place) if openly else None
-        if exemplar is not None:
-            line += f' # {{trace_id="{exemplar.trace_id:032x}"}} {exemplar.value!r} {exemplar.at:.3f}'
-        yield line
-    yield _line(f"{name}_sum", labels, value.total)
-    yield _line(f"{name}_count", labels, count)
+def _samples(family: Family, *, openly: bool) -> Iterator[str]:
+    name = family.name
+    for of, value in family.samples:
+        if isinstance(value, Distribution):
+            yield _distributed(name, of, value, openly=openly)
+        elif isinstance(value, Summed):
+            yield _summed(name, of, value)
+        else:
+            yield _line(name, of, value)
 
 
-def _summed(name: str, labels: str, value: Summed) -> Iterator[str]:
-    before = f"{labels}," if labels else ""
-    yield _line(f"{name}_count", labels, value.events)
-    yield _line(f"{name}_sum", labels, value.total)
-    for quantile, each in value.quantiles:
-        yield _line(name, f'{before}quantile="{_number(quantile)}"', each)
+def _distributed(name: str, of: Labels, value: Distribution, *, openly: bool) -> str:
+    before = of.replace("%", "%%") + "," if of else ""
+    counts = [*accumulate(value.counts)]
+    buckets = _buckets(name, tuple(value.bounds), openly=openly).replace(_LABELS, before) % tuple(counts)
+    if openly and value.exemplars:
+        lines = buckets.split("\n")
+        for place, (trace_id, seen, at) in value.exemplars.items():
+            lines[place] += f' # {{trace_id="{trace_id:032x}"}} {seen!r} {at:.3f}'
+        buckets = "\n".join(lines)
+    return buckets + _line(f"{name}_sum", of, value.total) + _line(f"{name}_count", of, counts[-1])
 
 
-def _line(name: str, labels: str, value: float) -> str:
-    return f"{name}{{{labels}}} {_number(value)}" if labels else f"{name} {_number(value)}"
+@lru_cache(256)
+def _buckets(name: str, bounds: tuple[float, ...], *, openly: bool) -> str:
+    """Return the form of the buckets of a histogram."""
+    texts = (repr(float(bound)) if openly and bound != math.inf else _number(bound) for bound in (*bounds, math.inf))
+    return "".join([f'{name}_bucket{{{_LABELS}le="{text}"}} %d\n' for text in texts])
+
+
+def _summed(name: str, of: Labels, value: Summed) -> str:
+    quantiles = [
+        _line(name, joined(of, label("quantile", _number(quantile))), each) for quantile, each in value.quantiles
+    ]
+    return "".join([_line(f"{name}_count", of, value.events), _line(f"{name}_sum", of, value.total), *quantiles])
+
+
+def _line(name: str, of: Labels, value: float) -> str:
+    return f"{name}{{{of}}} {_number(value)}\n" if of else f"{name} {_number(value)}\n"
 
 
 def _escaped(text: str) -> str:
@@ -87,6 +141,8 @@ def _escaped(text: str) -> str:
 
 
 def _number(value: float) -> str:
+    if type(value) is int:
+        return str(value)
     if not math.isfinite(value):
         return _WORDS[repr(value)]
     return str(int(value)) if value == int(value) else repr(value)

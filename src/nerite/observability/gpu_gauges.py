@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from nerite.config.options import MetricsOptions
-from nerite.observability.exposition import Family
+from nerite.observability.exposition import Family, labels
 from nerite.observability.gpus import Gpu, GpuLibrary, Readings
 
 SHORTEST: Final = 0.1
@@ -51,9 +51,9 @@ class GpuGauges:
 
     def families(self) -> list[Family]:
         """Return the metrics as of the latest look. What a GPU does not tell is left out."""
-        rows = [({"gpu_uuid": gpu.uuid}, now) for gpu, now in zip(self._gpus, self._latest, strict=True)]
+        rows = [(labels({"gpu_uuid": gpu.uuid}), now) for gpu, now in zip(self._gpus, self._latest, strict=True)]
         gauges = [
-            Family(name, text, "gauge", [(labels, value) for labels, now in rows if (value := read(now)) is not None])
+            Family(name, text, "gauge", [(of, value) for of, now in rows if (value := read(now)) is not None])
             for name, text, read in _GAUGES
         ]
         consumed = Family(
@@ -61,8 +61,8 @@ class GpuGauges:
             "GPU energy consumption in joules since the Triton Server started",
             "counter",
             [
-                (labels, max(now.joules - before, 0))
-                for (labels, now), before in zip(rows, self._joules_before, strict=True)
+                (of, max(now.joules - before, 0))
+                for (of, now), before in zip(rows, self._joules_before, strict=True)
                 if now.joules is not None and before is not None
             ],
         )

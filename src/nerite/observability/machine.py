@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nerite.observability.exposition import Family
+from nerite.observability.exposition import UNLABELLED, Family
 
 _STAT = Path("/proc/stat")
 MEMINFO = Path("/proc/meminfo")
@@ -29,11 +29,16 @@ class Machine:
         memory = memory_sizes()
         used = memory["MemTotal"] - memory["MemAvailable"]
         return [
-            Family("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", "gauge", [({}, self._utilization)]),
             Family(
-                "nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", "gauge", [({}, memory["MemTotal"])]
+                "nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", "gauge", [(UNLABELLED, self._utilization)]
             ),
-            Family("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", "gauge", [({}, used)]),
+            Family(
+                "nv_cpu_memory_total_bytes",
+                "CPU total memory (RAM), in bytes",
+                "gauge",
+                [(UNLABELLED, memory["MemTotal"])],
+            ),
+            Family("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", "gauge", [(UNLABELLED, used)]),
         ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from nerite.observability import optional_metrics, own_metrics, token_metrics
-from nerite.observability.exposition import Family
+from nerite.observability.exposition import Family, Labels, joined, label, labels
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.token_statistics import TokenStatistics
 
@@ -100,25 +100,25 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
         "nv_inference_request_success",
         "Number of successful inference requests, all batch sizes",
         "counter",
-        [(labels, item.statistics.success.count) for labels, item in listed],
+        [(of, item.statistics.success.count) for of, item in listed],
     )
     failure = Family(
         "nv_inference_request_failure",
         "Number of failed inference requests, all batch sizes",
         "counter",
         [
-            ({**labels, "reason": reason}, count)
-            for labels, item in listed
+            (joined(of, label("reason", reason)), count)
+            for of, item in listed
             for reason, count in item.statistics.coarse_failures().items()
         ],
     )
     counted = [
-        Family(name, text, "counter", [(labels, read(item.statistics)) for labels, item in listed])
+        Family(name, text, "counter", [(of, read(item.statistics)) for of, item in listed])
         for name, text, read in _COUNTERS
     ]
     if any(item.cached for _, item in listed):
         counted += [
-            Family(name, text, "counter", [(labels, read(item.statistics)) for labels, item in listed if item.cached])
+            Family(name, text, "counter", [(of, read(item.statistics)) for of, item in listed if item.cached])
             for name, text, read in _OF_CACHED
         ]
     if any(item.statistics.optional is not None for _, item in listed):
@@ -127,23 +127,23 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",
         "gauge",
-        [(labels, item.pending) for labels, item in all_versions],
+        [(of, item.pending) for of, item in all_versions],
     )
     load = Family(
         "nv_model_load_duration_secs",
         "Model load time in seconds",
         "gauge",
-        [(labels, item.load_seconds) for labels, item in all_versions],
+        [(of, item.load_seconds) for of, item in all_versions],
     )
     own = own_metrics.families(all_versions, counters=counters)
-    generated = [(labels, item.tokens, item.pending) for labels, item in all_versions if item.tokens is not None]
+    generated = [(of, item.tokens, item.pending) for of, item in all_versions if item.tokens is not None]
     of_tokens = token_metrics.families(generated, counters=counters)
     return [success, failure, *counted, pending, load, *own, *of_tokens]
 
 
-def _labels(version: Version) -> dict[str, str]:
-    labels = {"model": version.model, "version": version.version}
+def _labels(version: Version) -> Labels:
+    pairs = {"model": version.model, "version": version.version}
     if version.namespace:
-        labels["namespace"] = version.namespace
-    labels.update((f"_{name}", value) for name, value in version.tags.items())
-    return labels
+        pairs["namespace"] = version.namespace
+    pairs.update((f"_{name}", value) for name, value in version.tags.items())
+    return labels(pairs)

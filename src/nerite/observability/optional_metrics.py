@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from nerite.observability.exposition import Family, Value
+from nerite.observability.exposition import Family, Labels, Sample
 from nerite.observability.quantiles import Summed
 from nerite.observability.statistics import Duration, VersionStatistics
 
@@ -38,7 +38,7 @@ _SUMMARIES: Final[tuple[tuple[str, str, str, _Read], ...]] = (
 )  # fmt: skip
 
 
-def families(versions: Sequence[tuple[Mapping[str, str], Version]]) -> list[Family]:
+def families(versions: Sequence[tuple[Labels, Version]]) -> list[Family]:
     """Return the histogram and the summaries that are counted."""
     found = [Family(name, text, "summary", _summaries(versions, stage, read)) for name, stage, text, read in _SUMMARIES]
     first = [
@@ -50,11 +50,9 @@ def families(versions: Sequence[tuple[Mapping[str, str], Version]]) -> list[Fami
     return [family for family in found if family.samples]
 
 
-def _summaries(
-    versions: Sequence[tuple[Mapping[str, str], Version]], stage: str, read: _Read
-) -> list[tuple[Mapping[str, str], Value]]:
+def _summaries(versions: Sequence[tuple[Labels, Version]], stage: str, read: _Read) -> list[Sample]:
     """Return those of a stage."""
-    samples: list[tuple[Mapping[str, str], Value]] = []
+    samples: list[Sample] = []
     for labels, item in versions:
         counted = item.statistics
         if counted.optional is None or stage in _OTHERS[item.cached]:

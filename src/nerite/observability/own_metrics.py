@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from nerite.observability.distribution import Distribution
-from nerite.observability.exposition import Family, Value
+from nerite.observability.exposition import UNLABELLED, Family, Labels, Sample, joined, label
 from nerite.observability.stage_times import BOUNDS
 from nerite.observability.statistics import Duration
 
 if TYPE_CHECKING:
     from nerite.observability.metrics import Version
 
-Labelled: TypeAlias = tuple[Mapping[str, str], "Version"]
-_Samples: TypeAlias = Iterable[tuple[Mapping[str, str], Value]]
+Labelled: TypeAlias = tuple[Labels, "Version"]
+_Samples: TypeAlias = Iterable[Sample]
 
 
 class _Metric(NamedTuple):
@@ -35,8 +36,8 @@ def families(versions: Sequence[Labelled], *, counters: bool = True) -> list[Fam
             metric.help,
             metric.type,
             [
-                ({**labels, **more}, value)
-                for labels, version in (versions if counters or metric in _ALWAYS else ())
+                (joined(of, more), value)
+                for of, version in (versions if counters or metric in _ALWAYS else ())
                 for more, value in metric.read(version)
             ],
         )
@@ -49,7 +50,7 @@ def _whole(version: Version) -> _Samples:
     of = version.statistics
     if of.stages is None or not of.success.count:
         return ()
-    return [({}, Distribution.of(BOUNDS, of.stages.whole, of.success.ns / 1e9, of.stages.exemplars))]
+    return [(UNLABELLED, Distribution.of(BOUNDS, of.stages.whole, of.success.ns / 1e9, of.stages.exemplars))]
 
 
 def _stages(version: Version) -> _Samples:
@@ -57,10 +58,10 @@ def _stages(version: Version) -> _Samples:
     if of.stages is None or not of.success.count:
         return ()
     return [
-        ({"stage": "queue"}, _times(of.stages.queue, of.queue)),
-        ({"stage": "input"}, _times(of.stages.compute_input, of.compute_input)),
-        ({"stage": "compute"}, _times(of.stages.compute_infer, of.compute_infer)),
-        ({"stage": "output"}, _times(of.stages.compute_output, of.compute_output)),
+        (label("stage", "queue"), _times(of.stages.queue, of.queue)),
+        (label("stage", "input"), _times(of.stages.compute_input, of.compute_input)),
+        (label("stage", "compute"), _times(of.stages.compute_infer, of.compute_infer)),
+        (label("stage", "output"), _times(of.stages.compute_output, of.compute_output)),
     ]
 
 
@@ -70,11 +71,18 @@ def _times(counts: list[int], duration: Duration) -> Distribution:
 
 def _batch_sizes(version: Version) -> _Samples:
     """Return how many rows executions had. Each size is counted by itself; the bounds are powers of two."""
-    bounds = [2**power for power in range(max(version.most_rows - 1, 0).bit_length())] + [version.most_rows]
-    sizes = Distribution(bounds)
-    for rows, of in sorted(version.statistics.batches.items()):
+    batches = version.statistics.batches
+    if not batches:
+        return ()
+    sizes = Distribution(_powers_up_to(version.most_rows))
+    for rows, of in batches.items():
         sizes.note(rows, of.compute_infer.count)
-    return [({}, sizes)] if version.statistics.batches else ()
+    return [(UNLABELLED, sizes)]
+
+
+@lru_cache
+def _powers_up_to(most: int) -> tuple[int, ...]:
+    return (*(2**power for power in range(max(most - 1, 0).bit_length())), most)
 
 
 _COUNTED: Final = (
@@ -86,20 +94,20 @@ _COUNTED: Final = (
             "Rows that ran together, of each execution", _batch_sizes),
     _Metric("nerite_batch_releases_total", "counter",
             "Batches by why they began when they did",
-            lambda v: [({"reason": why}, count) for why, count in v.releases.items()]),
+            lambda v: [(label("reason", why), count) for why, count in v.releases.items()]),
     _Metric("nerite_request_failures_total", "counter",
             "Requests that failed, by what went wrong",
-            lambda v: [({"reason": what.value}, count) for what, count in v.statistics.failures.items()]),
+            lambda v: [(label("reason", what.value), count) for what, count in v.statistics.failures.items()]),
     _Metric("nerite_requests_given_up_total", "counter",
             "Requests that nobody waited for any more, by why, whatever became of them",
-            lambda v: [({"reason": why.value}, count) for why, count in v.statistics.given_up.items()]),
+            lambda v: [(label("reason", why.value), count) for why, count in v.statistics.given_up.items()]),
 )  # fmt: skip
 _ALWAYS: Final = (
     _Metric("nerite_queue_requests", "gauge",
             "Requests that wait for an instance, by priority",
-            lambda v: [({"priority": str(number)}, count) for number, count in v.waiting.items()]),
+            lambda v: [(label("priority", str(number)), count) for number, count in v.waiting.items()]),
     _Metric("nerite_worker_restarts_total", "counter",
-            "Workers started in the place of workers that died", lambda v: [({}, v.restarts)]),
+            "Workers started in the place of workers that died", lambda v: [(UNLABELLED, v.restarts)]),
     _Metric("nerite_model_memory_bytes", "gauge",
-            "Memory that the workers of a model have for themselves", lambda v: [({}, v.memory)]),
+            "Memory that the workers of a model have for themselves", lambda v: [(UNLABELLED, v.memory)]),
 )  # fmt: skip

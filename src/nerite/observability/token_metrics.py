@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from nerite.core.engine_report import Ended, EngineReport
-from nerite.observability.exposition import Family, Value
+from nerite.observability.exposition import Family, Labels, Sample, Value, joined, label
 from nerite.observability.token_statistics import BETWEEN, TokenStatistics
 
-Labelled: TypeAlias = tuple[Mapping[str, str], TokenStatistics, int]
+Labelled: TypeAlias = tuple[Labels, TokenStatistics, int]
 """The labels of a model version, what was counted there, and how many requests wait before its engines."""
 
 
@@ -114,7 +114,7 @@ def families(versions: Iterable[Labelled], *, counters: bool = True) -> list[Fam
 
     Without ``counters`` nothing that counts requests has values.
     """
-    read = [(labels, _Version(counted, counted.latest, pending)) for labels, counted, pending in versions]
+    read = [(of, _Version(counted, counted.latest, pending)) for of, counted, pending in versions]
     if not read:
         return []
     return [
@@ -128,15 +128,13 @@ def families(versions: Iterable[Labelled], *, counters: bool = True) -> list[Fam
     ]
 
 
-def _samples(
-    metric: _Metric, versions: Iterable[tuple[Mapping[str, str], _Version]]
-) -> Iterator[tuple[Mapping[str, str], Value]]:
-    for labels, version in versions:
+def _samples(metric: _Metric, versions: Iterable[tuple[Labels, _Version]]) -> Iterator[Sample]:
+    for of, version in versions:
         value = metric.read(version)
         if isinstance(value, Mapping):
-            yield from (({**labels, metric.label: of}, each) for of, each in value.items())
+            yield from ((joined(of, label(metric.label, which)), each) for which, each in value.items())
         elif value is not None:
-            yield labels, value
+            yield of, value
 
 
 def _by_ending(counts: Mapping[Ended, int]) -> dict[str, Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from nerite.core.engine_report import EngineReport
@@ -76,13 +77,14 @@ class Descriptions:
             for item in running
         ]
 
-    def metrics(self) -> list[Version]:
-        """Return every running version as the metrics page reads it."""
-        return [
-            Version(
+    def metrics(self) -> Iterator[Version]:
+        """Yield every version that runs now as the metrics page reads it, when its turn comes."""
+        versions = [(record.namespace, running) for record in self._manager.records for running in _ascending(record)]
+        for namespace, running in versions:
+            yield Version(
                 running.name,
                 running.label,
-                record.namespace,
+                namespace,
                 running.config.metric_tags,
                 running.statistics,
                 running.pending,
@@ -95,9 +97,6 @@ class Descriptions:
                 running.cached,
                 running.tokens,
             )
-            for record in self._manager.records
-            for running in _ascending(record)
-        ]
 
     def custom_metrics(self) -> list[Reading]:
         """Return what models count themselves, by process: some are in one."""

@@ -307,5 +307,5 @@ def test_what_an_ensemble_asks_is_charged_to_whoever_asks_the_ensemble(strict: H
 def test_metrics_are_there_without_a_policy(house: House) -> None:
     house.ask()
     names = {family.name: family.samples for family in house.reception.families()}
-    assert names["nerite_admission_running"] == [({"model": "llm"}, 1)]
+    assert names["nerite_admission_running"] == [('model="llm"', 1)]
     assert names["nerite_admission_rate_left"] == []

@@ -311,12 +311,12 @@ def test_metrics(house: House) -> None:
     house.ask("b"), house.ask("b"), house.ask("b")
     house.queue.answer()
     found = {family.name.removeprefix("nerite_admission_"): family.samples for family in house.reception.families()}
-    labels = {"model": "m", "tenant": "b", "class": "low"}
-    assert found["offered"] == [(labels, 3)]
-    assert found["refused"] == [({**labels, "reason": "requests_per_minute"}, 1)]
-    assert found["finished"] == [({**labels, "reason": "complete"}, 1)]
-    assert found["waiting"] == [({"model": "m"}, 1)]
-    assert ({"tenant": "b", "limit": "requests_per_minute"}, 0) in found["rate_left"]
+    use = 'model="m",tenant="b",class="low"'
+    assert found["offered"] == [(use, 3)]
+    assert found["refused"] == [(f'{use},reason="requests_per_minute"', 1)]
+    assert found["finished"] == [(f'{use},reason="complete"', 1)]
+    assert found["waiting"] == [('model="m"', 1)]
+    assert ('tenant="b",limit="requests_per_minute"', 0) in found["rate_left"]
     assert found["output_tokens"] == []
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from doubles import written
 from nerite.observability.custom_metrics import ReportedMetrics, families
-from nerite.observability.exposition import render
 from triton_python_backend_utils.metric_store import MetricKind, MetricStore
 
 
@@ -28,7 +28,7 @@ class Process:
 
 def page(*processes: Process, taken: tuple[str, ...] = ()) -> list[str]:
     readings = [reading for process in processes for reading in process.sent]
-    return render(families(readings, taken)).decode().splitlines()
+    return written(families(readings, taken)).decode().splitlines()
 
 
 def test_counters_and_histograms_add_up() -> None:
@@ -77,7 +77,7 @@ def test_what_was_counted_outlives_the_process() -> None:
         process.store.set(*process.metric("level", MetricKind.GAUGE), 1)
         of.reported(process.sent)
         of.process_ended()
-    assert render(families(of.readings, ())).decode().splitlines()[2:] == ["rows 6"]
+    assert written(families(of.readings, ())).decode().splitlines()[2:] == ["rows 6"]
     assert len(of.readings) == 1
 
 

@@ -9,25 +9,26 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from doubles import request
+from doubles import request, written
 from nerite.core.request import GaveUp
-from nerite.observability.exposition import Family, render, render_openly
+from nerite.observability.distribution import Distribution, Exemplar
+from nerite.observability.exposition import UNLABELLED, Family, Page, labels
 from nerite.observability.metrics import Version, families
 from nerite.observability.stage_times import StageTimes
 from nerite.observability.statistics import Outcome, VersionStatistics
 
 
 def test_a_page() -> None:
-    page = render(
+    page = written(
         [
-            Family("one_count", "How many", "counter", [({"model": "m", "version": "1"}, 7), ({}, 0.25)]),
+            Family("one_count", "How many", "counter", [(labels(dict(LABELLED)), 7), (UNLABELLED, 0.25)]),
             Family("other", "How much", "gauge", []),
         ]
     )
     assert page == (
         b"# HELP one_count How many\n"
         b"# TYPE one_count counter\n"
-        b'one_count{model="m",version="1"} 7\n'
+        b'one_count{model="m",version="3"} 7\n'
         b"one_count 0.25\n"
         b"# HELP other How much\n"
         b"# TYPE other gauge\n"
@@ -44,17 +45,19 @@ LABELS = st.dictionaries(
 
 @given(st.lists(st.tuples(LABELS, NUMBERS), max_size=5))
 def test_a_parser_reads_what_was_written(samples: list[tuple[dict[str, str], float]]) -> None:
-    page = render([Family("measure", "What it is", "gauge", [*samples])]).decode()
-    (family,) = text_string_to_metric_families(page)
-    assert (family.name, family.documentation, family.type) == ("measure", "What it is", "gauge")
-    assert [(sample.labels, float(sample.value)) for sample in family.samples] == [
+    page = written(
+        [Family("measure", "What it is", "gauge", [(labels(pairs), value) for pairs, value in samples])]
+    ).decode()
+    (read,) = text_string_to_metric_families(page)
+    assert (read.name, read.documentation, read.type) == ("measure", "What it is", "gauge")
+    assert [(sample.labels, float(sample.value)) for sample in read.samples] == [
         (labels, float(value)) for labels, value in samples
     ]
 
 
 @pytest.mark.parametrize(("value", "text"), [(math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN"), (2.0, "2")])
 def test_numbers_at_the_edge(value: float, text: str) -> None:
-    assert render([Family("m", "x", "gauge", [({}, value)])]).endswith(f"\nm {text}\n".encode())
+    assert written([Family("m", "x", "gauge", [(UNLABELLED, value)])]).endswith(f"\nm {text}\n".encode())
 
 
 def version(statistics: VersionStatistics, tags: dict[str, str] | None = None, namespace: str = "") -> Version:
@@ -85,7 +88,7 @@ def test_the_metrics_of_a_version() -> None:
     statistics.failures[Outcome.REJECTED] = 2
     statistics.failures[Outcome.TIMED_OUT] = 1
     statistics.given_up[GaveUp.DISCONNECTED] = 4
-    found = sample_of(render(families([version(statistics)])))
+    found = sample_of(written(families([version(statistics)])))
     expected = {
         "nv_inference_request_success": 20,
         "nv_inference_count": 40,
@@ -120,32 +123,60 @@ def test_the_metrics_of_a_version() -> None:
 
 
 def test_counters_are_called_as_triton_calls_them() -> None:
-    page = render(families([version(VersionStatistics())]))
+    page = written(families([version(VersionStatistics())]))
     assert b'\nnv_inference_count{model="m",version="3"} 0\n' in page
     assert b"nv_" in page
     assert not re.search(rb"\bnv_\w+_total", page)
 
 
 def test_tags_of_the_configuration_are_labels_with_an_underscore() -> None:
-    found = sample_of(render(families([version(VersionStatistics(), {"team": 'a "b" \\ c\nd'})])))
+    found = sample_of(written(families([version(VersionStatistics(), {"team": 'a "b" \\ c\nd'})])))
     labels = {name for _, pairs in found for name, _ in pairs}
     assert labels == {"model", "version", "reason", "priority", "_team"}
     assert all(dict(pairs)["_team"] == 'a "b" \\ c\nd' for _, pairs in found)
 
 
 def test_a_namespace_is_a_label() -> None:
-    found = sample_of(render(families([version(VersionStatistics(), namespace="/models")])))
+    found = sample_of(written(families([version(VersionStatistics(), namespace="/models")])))
     assert all(dict(pairs)["namespace"] == "/models" for _, pairs in found)
 
 
+def test_a_family_may_come_in_parts() -> None:
+    first, second = (version(VersionStatistics())._replace(model=name) for name in ("a", "b"))
+    page = Page()
+    for part in ([], [first], [second]):
+        page.add(families(part))
+    assert b"".join(page.pieces()) == written(families([first, second]))
+    assert "nv_inference_count" in page.names
+
+
+@pytest.mark.parametrize("openly", [False, True])
+@pytest.mark.parametrize("text", ["50 %", "%d %s", "\x85\u2028\0", ""])
+def test_labels_of_a_histogram_may_be_any_text(text: str, openly: bool) -> None:
+    sizes = Distribution((1, 10))
+    sizes.note(5)
+    sizes.exemplars = {1: Exemplar(7, 5, 1.5)}
+    page = written([Family("m", "x", "histogram", [(labels({"of": text}), sizes)])], openly=openly).decode()
+    lines = [line for line in page.split("\n") if line and line[0] != "#"]
+    one, ten = ("1.0", "10.0") if openly else ("1", "10")
+    more = f' # {{trace_id="{7:032x}"}} 5 1.500' if openly else ""
+    assert lines == [
+        f'm_bucket{{of="{text}",le="{one}"}} 0',
+        f'm_bucket{{of="{text}",le="{ten}"}} 1{more}',
+        f'm_bucket{{of="{text}",le="+Inf"}} 1',
+        f'm_sum{{of="{text}"}} 5',
+        f'm_count{{of="{text}"}} 1',
+    ]
+
+
 def test_without_models_every_family_is_there_and_empty() -> None:
-    page = render(families([])).decode()
+    page = written(families([])).decode()
     assert len(list(text_string_to_metric_families(page))) == 20
     assert not sample_of(page.encode())
 
 
 def test_without_counters_nothing_that_counts_requests_has_values() -> None:
-    found = sample_of(render(families([version(VersionStatistics())], counters=False)))
+    found = sample_of(written(families([version(VersionStatistics())], counters=False)))
     names = {
         "nv_inference_pending_request_count",
         "nv_model_load_duration_secs",
@@ -158,9 +189,9 @@ def test_without_counters_nothing_that_counts_requests_has_values() -> None:
 
 def test_histograms_of_a_version_that_has_answered() -> None:
     statistics = VersionStatistics(StageTimes())
-    assert not [name for name, _ in sample_of(render(families([version(statistics)]))) if "duration_seconds" in name]
+    assert not [name for name, _ in sample_of(written(families([version(statistics)]))) if "duration_seconds" in name]
     statistics.composed(request(3, arrived_ns=0), 20_000, 0, 1_000_000, 60_000, 2_000_000)
-    page = render(families([version(statistics)])).decode()
+    page = written(families([version(statistics)])).decode()
     assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.001"} 0\n' in page
     assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.0025"} 1\n' in page
     assert 'nerite_request_duration_seconds_sum{model="m",version="3"} 0.002\n' in page
@@ -175,7 +206,7 @@ def test_open_metrics_with_exemplars() -> None:
     statistics = VersionStatistics(stages)
     statistics.composed(request(3, arrived_ns=0), 0, 0, 0, 0, 1_000_000_000)
     stages.traced(999_000_000, 0xABC)
-    page = render_openly(families([version(statistics)])).decode()
+    page = written(families([version(statistics)]), openly=True).decode()
     read = {family.name: family for family in openmetrics.text_string_to_metric_families(page)}
     assert {name: read[name].type for name in ("nv_inference_count", "nerite_batch_releases")} == {
         "nv_inference_count": "unknown",
@@ -189,4 +220,4 @@ def test_open_metrics_with_exemplars() -> None:
     }
     assert set(exemplars) == {"1.0"}
     assert (exemplars["1.0"].labels, exemplars["1.0"].value) == ({"trace_id": f"{0xABC:032x}"}, 0.999)
-    assert b"trace_id" not in render(families([version(statistics)]))
+    assert b"trace_id" not in written(families([version(statistics)]))

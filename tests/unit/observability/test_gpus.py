@@ -132,7 +132,9 @@ def test_a_driver_that_cannot_be_asked(
 
 def samples(gauges: GpuGauges) -> dict[tuple[str, str], float]:
     return {
-        (family.name, labels["gpu_uuid"]): value for family in gauges.families() for labels, value in family.samples
+        (family.name, of.removeprefix('gpu_uuid="').removesuffix('"')): value
+        for family in gauges.families()
+        for of, value in family.samples
     }
 
 

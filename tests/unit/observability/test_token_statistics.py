@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from doubles import request
+from doubles import request, written
 from nerite.core.engine_report import Begun, Ended, EngineReport, Progress
 from nerite.core.request import InferenceRequest
 from nerite.observability.distribution import Distribution, one_two_five
-from nerite.observability.exposition import render
+from nerite.observability.exposition import labels
 from nerite.observability.token_metrics import families
 from nerite.observability.token_statistics import TokenStatistics
 
@@ -44,7 +44,7 @@ class Bench:
 
     def samples(self, *, counters: bool = True) -> dict[str, float]:
         """Return the page by name and what is not a label of every sample."""
-        page = render(families([(LABELS, self.statistics, 2)], counters=counters)).decode()
+        page = written(families([(labels(LABELS), self.statistics, 2)], counters=counters)).decode()
         found = {}
         for family in text_string_to_metric_families(page):
             for sample in family.samples:

@@ -16,7 +16,7 @@ from nerite.cache.redis.entry import BadEntry, EntryForm
 from nerite.cache.redis.settings import RedisSettings
 from nerite.core.errors import Internal
 from nerite.core.response import InferenceResponse
-from nerite.observability.exposition import Family
+from nerite.observability.exposition import UNLABELLED, Family
 from nerite.scheduling.backoff import Backoff
 
 LARGEST: Final = 512 * 1024 * 1024
@@ -112,7 +112,7 @@ class RedisCache:
     def families(self) -> list[Family]:
         """Return how often Redis was of no use."""
         text = "Lookups and insertions that Redis did not answer, or not as it should"
-        return [Family("nerite_cache_failures", text, "counter", [({}, self._failures)])]
+        return [Family("nerite_cache_failures", text, "counter", [(UNLABELLED, self._failures)])]
 
     def close(self) -> None:
         """Leave Redis."""

@@ -67,7 +67,7 @@ class VertexRouter:
             metrics = self._metrics
             return Target(
                 refusal=self._router.locked(METRICS_CATEGORY, head),
-                call=lambda connection, _head, _body: connection.send([metrics.page(reply.PLAIN).encode()]),
+                call=lambda connection, head, _body: metrics.send_page(connection, head, reply.PLAIN),
             )
         route = routes.find(path)
         if route is not None and route.endpoint.name in _OPEN:

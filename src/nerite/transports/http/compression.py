@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.tensor import Buffer
@@ -64,13 +64,23 @@ def accepted(header: str) -> str:
     return best if best_weight > 0 and best_weight >= identity else ""
 
 
+def compress(encoding: str, pieces: Iterable[Buffer]) -> bytes:
+    """Return what the pieces are together, compressed."""
+    encoder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
+    return b"".join([*map(encoder.compress, pieces), encoder.flush()])
+
+
+def coding_line(encoding: str) -> bytes:
+    """Return the header line that says how a body is compressed."""
+    return b"Content-Encoding: %b\r\n" % encoding.encode()
+
+
 def compress_reply(encoding: str, parts: Sequence[Buffer]) -> list[Buffer]:
     """Return an encoded reply with its body compressed."""
     whole = b"".join(parts)
     head, _, body = whole.partition(b"\r\n\r\n")
-    encoder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
-    packed = encoder.compress(body) + encoder.flush()
+    packed = compress(encoding, [body])
     lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length:")]
-    lines.append(b"Content-Encoding: " + encoding.encode())
+    lines.append(coding_line(encoding)[:-2])
     lines.append(b"Content-Length: %d" % len(packed))
     return [b"\r\n".join(lines) + b"\r\n\r\n" + packed]

@@ -32,9 +32,9 @@ class Errands:
             except NeriteError as error:
                 answer = self._refusal_of(error)
             except Exception:  # a mistake of ours must not cost the client its answer
-                _log.exception("a call of the model repository failed")
+                _log.exception("a call that takes its time failed")
                 answer = reply.error_reply(Internal("internal error, see the server's log"))
-            connection.send([answer.encode()])
+            connection.send([answer.encode(), *answer.rest])
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)

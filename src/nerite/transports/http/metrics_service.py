@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from nerite.config.options import METRICS_CATEGORY, MetricsOptions
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.observability import custom_metrics, exposition, metrics
+from nerite.observability import custom_metrics, metrics
+from nerite.observability.exposition import Page
 from nerite.observability.gpu_gauges import GpuGauges
 from nerite.observability.machine import Machine
-from nerite.transports.http import access, reply
+from nerite.transports.http import access, compression, reply
 from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.errands import Errands
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
@@ -24,6 +28,21 @@ if TYPE_CHECKING:
 _TYPE: Final = "text/plain; charset=utf-8"
 _OPEN: Final = "application/openmetrics-text"
 _OPEN_TYPE: Final = f"{_OPEN}; version=1.0.0; charset=utf-8"
+_TURN: Final = 0.0005
+"""Seconds of the loop that a page takes at once: requests wait no longer for it, however many models there are."""
+
+
+class _Turns:
+    """Those of a long piece of work, between which the loop does what else there is."""
+
+    def __init__(self) -> None:
+        self._over = time.monotonic() + _TURN
+
+    async def go_on(self) -> None:
+        """Return when there is time."""
+        if time.monotonic() >= self._over:
+            await asyncio.sleep(0)
+            self._over = time.monotonic() + _TURN
 
 
 class MetricsService:
@@ -38,6 +57,7 @@ class MetricsService:
         self._locks = locks
         self._machine = Machine()
         self._gpus = gpus
+        self._errands = Errands()
 
     def begin(self, head: RequestHead) -> Reply | None:
         """Refuse who lacks the key, if there is one."""
@@ -48,29 +68,57 @@ class MetricsService:
         return None
 
     def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
-        """Answer at once."""
-        if head.method != "GET":
-            answer = reply.NOT_ALLOWED
-        elif head.path != "/metrics":
-            answer = Reply(200, b"", _TYPE)
+        """Answer, the page as soon as it is made."""
+        if head.path == "/metrics" and head.method == "GET":
+            self.send_page(connection, head, _TYPE, openly=_OPEN in head.headers.get("accept", ""))
         else:
-            answer = self.page(_TYPE, openly=_OPEN in head.headers.get("accept", ""))
-        connection.send([answer.encode()])
+            answer = Reply(200, b"", _TYPE) if head.method == "GET" else reply.NOT_ALLOWED
+            connection.send([answer.encode()])
         return None
 
-    def page(self, content_type: str, *, openly: bool = False) -> Reply:
-        """Return the page. ``openly``: with exemplars, if there are some, which only OpenMetrics can have."""
-        families = metrics.families(self._server.metrics(), counters=self._options.counter_latencies)
-        families += self._server.cache_metrics()
-        families += self._server.admission_metrics()
+    def send_page(
+        self,
+        connection: HttpConnection,
+        head: RequestHead,
+        content_type: str,
+        headers: bytes = b"",
+        *,
+        openly: bool = False,
+    ) -> None:
+        """Send the page. ``openly``: with exemplars, if there are some, which only OpenMetrics can have."""
+        openly = openly and self._server.tracing.exports
+        answer = Reply(200, b"", _OPEN_TYPE if openly else content_type, headers)
+        coding = compression.accepted(head.headers.get("accept-encoding", ""))
+        self._errands.start(connection, self._filled(answer, coding, openly=openly))
+
+    async def _filled(self, answer: Reply, coding: str, *, openly: bool) -> Reply:
+        """Return an answer with the page as its body."""
+        pieces = await self._pieces(openly=openly)
+        if coding:
+            answer = answer._replace(headers=answer.headers + compression.coding_line(coding))
+            pieces = [await asyncio.to_thread(compression.compress, coding, pieces)]
+        return answer._replace(rest=pieces)
+
+    async def _pieces(self, *, openly: bool) -> list[bytes]:
+        """Make the page. Other work of the loop goes on meanwhile, but not between two lines of a model version."""
+        page = Page(openly=openly)
+        page.add(metrics.families([]))
+        turns = _Turns()
+        for version in self._server.metrics():
+            page.add(metrics.families([version], counters=self._options.counter_latencies))
+            await turns.go_on()
+        page.add(self._server.cache_metrics())
+        page.add(self._server.admission_metrics())
         if self._gpus is not None:
-            families += self._gpus.families()
+            page.add(self._gpus.families())
         if self._options.cpu:
-            families += self._machine.families()
-        families += custom_metrics.families(self._server.custom_metrics(), [family.name for family in families])
-        if openly and self._server.tracing.exports:
-            return Reply(200, exposition.render_openly(families), _OPEN_TYPE)
-        return Reply(200, exposition.render(families), content_type)
+            page.add(self._machine.families())
+        page.add(custom_metrics.families(self._server.custom_metrics(), page.names))
+        pieces = []
+        for piece in page.pieces():
+            pieces.append(piece)
+            await turns.go_on()
+        return pieces
 
     def handle_again(self, connection: HttpConnection, meaning: object, data: bytearray) -> None:
         """Answer nothing: no request on this port has data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -41,12 +42,15 @@ class Reply(NamedTuple):
     body: bytes = b""
     content_type: str = "application/json"
     headers: bytes = b""
+    rest: Sequence[bytes] = ()
+    """What follows in the body, of one that is so long that it is not put together only to be sent."""
 
     def encode(self) -> bytes:
-        """Return the reply as bytes."""
+        """Return the reply as bytes, without the rest."""
         if self.status in (204, 304):  # which have no body, and may not say so
             return status_line(self.status) + self.headers + b"\r\n"
-        return head(self.status, self.content_type, len(self.body), self.headers) + self.body
+        length = len(self.body) + sum(map(len, self.rest))
+        return head(self.status, self.content_type, length, self.headers) + self.body
 
 
 def status_line(status: int) -> bytes:

@@ -66,5 +66,4 @@ class Console:
 
     def _send_numbers(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
         assert self._metrics is not None
-        page = self._metrics.page("text/plain; charset=utf-8")
-        connection.send([page._replace(headers=b"Cache-Control: no-store\r\n").encode()])
+        self._metrics.send_page(connection, head, "text/plain; charset=utf-8", b"Cache-Control: no-store\r\n")

@@ -1,0 +1,94 @@
+"""The metrics page is made in turns: requests are answered in between, and each model's lines are of one moment."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from doubles import FakeTransport, request
+from nerite.config.options import MetricsOptions
+from nerite.observability.metrics import Version
+from nerite.observability.stage_times import StageTimes
+from nerite.observability.statistics import VersionStatistics
+from nerite.transports.http import metrics_service
+from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.metrics_service import MetricsService
+from nerite.transports.http.shared import Shared
+
+MODELS = ("a", "b", "c")
+
+
+class Busy:
+    """A server whose models answer a request in each turn of the loop that the page leaves them."""
+
+    def __init__(self) -> None:
+        self.counted = {model: VersionStatistics(StageTimes()) for model in MODELS}
+        self.turns = 0
+        self.tracing = SimpleNamespace(exports=False)
+        self.over = False
+
+    def metrics(self) -> Iterator[Version]:
+        for model, counted in self.counted.items():
+            yield Version(model, "1", "", {}, counted, 0, 0.5, 0, 0, {0: 0}, {}, 1, False)
+
+    def cache_metrics(self) -> list[Any]:
+        return []
+
+    admission_metrics = custom_metrics = cache_metrics
+
+    def work(self) -> None:
+        self.turns += 1
+        for counted in self.counted.values():
+            counted.composed(request(), 1, 1, 1, 1, 4)
+        if not self.over:
+            asyncio.get_running_loop().call_soon(self.work)
+
+
+async def scraped(server: Any, head: bytes) -> tuple[bytes, bytes]:
+    """Return head and body of the answer."""
+    connection = HttpConnection(Shared(MetricsService(server, MetricsOptions(cpu=False), {}, None), 0))
+    transport = FakeTransport()
+    connection.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is needed
+    raw = b"GET /metrics HTTP/1.1\r\n" + head + b"\r\n"
+    connection.get_buffer(-1)[: len(raw)] = raw
+    connection.buffer_updated(len(raw))
+    (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+    await task
+    server.over = True
+    first, _, body = bytes(transport.written).partition(b"\r\n\r\n")
+    return first, body
+
+
+def test_models_answer_in_between_and_the_lines_of_each_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_service, "_TURN", 0.0)
+    server = Busy()
+
+    async def run() -> bytes:
+        server.work()
+        return (await scraped(server, b""))[1]
+
+    page = asyncio.run(run()).decode()
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.labels.keys() == {"model", "version"}:
+                found.setdefault(sample.name, {})[sample.labels["model"]] = sample.value
+    answered = found["nv_inference_request_success_total"]
+    assert answered == found["nerite_request_duration_seconds_count"] == found["nv_inference_count_total"]
+    assert 1 <= answered["a"] < answered["b"] < answered["c"] < server.turns
+
+
+@pytest.mark.parametrize(("wanted", "bits"), [(b"gzip", 31), (b"deflate;q=0.5", 15)])
+def test_who_wants_it_compressed(wanted: bytes, bits: int) -> None:
+    _, plain = asyncio.run(scraped(Busy(), b""))
+    first, packed = asyncio.run(scraped(Busy(), b"Accept-Encoding: " + wanted + b"\r\n"))
+    assert b"Content-Encoding: " + wanted.partition(b";")[0] in first.split(b"\r\n")
+    assert b"Content-Length: %d" % len(packed) in first.split(b"\r\n")
+    assert zlib.decompress(packed, bits) == plain
+    assert len(packed) < len(plain) / 5
