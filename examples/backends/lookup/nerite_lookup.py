@@ -14,37 +14,35 @@ class LookupBackend:
     interface = 1
     isolated = False  # in threads of the server: there is nothing here that can crash, or be waited for
 
-    def complete(self, context):
-        """The header of the table tells the tensors."""
-        table = read(context)
-        key, *columns = table.columns
-        described = {
-            "max_batch_size": context.config["max_batch_size"] or 1024,
-            "input": [{"name": key, "data_type": "TYPE_STRING", "dims": [1]}],
-            "output": [
-                {"name": name, "data_type": "TYPE_FP32" if name in table.numbers else "TYPE_STRING", "dims": [1]}
-                for name in columns
-            ],
+    def complete(self, context):  # the header of the table tells the tensors
+        table = Table(context)
+        types = {
+            name: "TYPE_STRING" if values.dtype == object else "TYPE_FP32" for name, values in table.values.items()
         }
-        return {**context.config, **described}
+        outputs = [{"name": name, "data_type": datatype, "dims": [1]} for name, datatype in types.items()]
+        inputs = [{"name": table.key, "data_type": "TYPE_STRING", "dims": [1]}]
+        largest = context.config["max_batch_size"] or 1024
+        return {**context.config, "max_batch_size": largest, "input": inputs, "output": outputs}
 
     def open(self, context):
-        return read(context)
+        return Table(context)
 
 
 class Table:
     """An open model. It has no state, so it can be all of its instances as well."""
 
-    def __init__(self, model, version, columns, rows):
-        self.model, self.version, self.columns = model, version, columns
-        self.rows = {row[0].encode(): number for number, row in enumerate(rows)}
-        self.values, self.numbers = {}, set()
-        for name, texts in zip(columns[1:], list(zip(*rows, strict=True))[1:], strict=True):
-            try:
-                self.values[name] = np.array(texts, np.float32)
-                self.numbers.add(name)
-            except ValueError:
-                self.values[name] = np.array([text.encode() for text in texts], object)
+    def __init__(self, context):
+        self.model, self.version = context.name, str(context.version)
+        path = context.version_directory / "table.csv"
+        try:
+            (self.key, *names), *rows = csv.reader(path.read_text().splitlines())
+            keys, *columns = zip(*rows, strict=True)
+            self.values = {name: numbers_or_texts(column) for name, column in zip(names, columns, strict=True)}
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(
+                f"'{path}' is no table: {error}. Its lines need as many values as the first."
+            ) from error
+        self.rows = {key.encode(): number for number, key in enumerate(keys)}
 
     def instance(self, context):
         return self
@@ -60,7 +58,7 @@ class Table:
             return InferenceResponse.failed(NotFound(f"the table of '{self.model}' has no row {unknown}"))
         names = [name for name in self.values if not request.header.wanted or name in request.header.wanted]
         outputs = [from_array(name, self.values[name][found]) for name in names]
-        header = ResponseHeader(self.model, str(self.version), [spec for spec, _ in outputs])
+        header = ResponseHeader(self.model, self.version, [spec for spec, _ in outputs])
         return InferenceResponse(header, [data for _, data in outputs])
 
     def is_ready(self):
@@ -70,10 +68,8 @@ class Table:
         pass
 
 
-def read(context):
-    path = context.version_directory / "table.csv"
+def numbers_or_texts(column):
     try:
-        columns, *rows = csv.reader(path.read_text().splitlines())
-        return Table(context.name, context.version, columns, rows)
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"'{path}' is no table: {error}. Its lines need as many values as the first.") from error
+        return np.array(column, np.float32)
+    except ValueError:
+        return np.array([text.encode() for text in column], object)
