@@ -110,6 +110,10 @@ def test_saved_models(tensorflow_artifacts: Path, tmp_path: Path) -> None:
     shutil.copyfile(tensorflow_artifacts / "scaled" / "saved_model.pb", folder / "saved_model.pb")
     next(folder.glob("variables/variables.data-*")).unlink()
     assert "this is a SavedModel with weights missing" in refusal(folder)
+    assert "variables.data-?????-of-????? | Copy the whole directory" in refusal(folder)
+    kept = shutil.move(folder / "variables", tmp_path / "kept")
+    assert "this is a SavedModel with weights missing" in refusal(folder)
+    shutil.move(kept, folder / "variables")
     (folder / "saved_model.pb").unlink()
     assert "without its graph: saved_model.pb is missing" in refusal(folder)
 
@@ -165,6 +169,15 @@ def test_pickles_are_not_read_without_trust(tmp_path: Path) -> None:
     assert "sklearn.linear_model._base.LinearRegression" in said
     assert "--trust" in said
     assert not (tmp_path / "sprung").exists()
+
+
+def test_pickles_of_others_that_have_parts_of_scikit_learn(tmp_path: Path) -> None:
+    from lightgbm import LGBMClassifier
+
+    rows = np.arange(40, dtype=np.float64).reshape(20, 2)
+    model = LGBMClassifier(n_estimators=2, min_child_samples=1, verbose=-1).fit(rows, rows[:, 0] > 9)
+    said = refusal(written(tmp_path / "model.pkl", pickle.dumps(model)), trusted=True)
+    assert said.startswith("this is a pickle of lightgbm.sklearn.LGBMClassifier | Save the model as LightGBM does")
 
 
 def test_directories(tmp_path: Path) -> None:

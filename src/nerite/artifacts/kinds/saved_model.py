@@ -6,12 +6,13 @@ import re
 
 from nerite.artifacts.artifact import Artifact, Unusable
 from nerite.artifacts.candidate import Candidate, cut_off
-from nerite.artifacts.protobuf_fields import CutOff, NoMessage, fields
+from nerite.artifacts.protobuf_fields import CutOff, NoMessage, fields, messages, text
 from nerite.config.model_config import ModelConfig
 
 _GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _SHARD = re.compile(r"variables\.data-(\d{5})-of-(\d{5})")
 _AGAIN = "Export it again: model.export('directory') of Keras, or tf.saved_model.save(module, 'directory')"
+_META_GRAPHS, _SAVER, _RESTORE_OPERATION = 2, 3, 3
 _GRAPH_DEF_FIELDS = frozenset((1, 2, 3, 4, 5))
 
 
@@ -31,12 +32,12 @@ def _saved_model(candidate: Candidate) -> Artifact | None:
         if (path / "variables" / "variables.index").is_file():
             raise Unusable(path, "this is a SavedModel without its graph: saved_model.pb is missing", _AGAIN)
         return None
-    if graph.suffix == ".pb":
-        _check_graph(candidate.at(graph))
+    restores = graph.suffix == ".pb" and _restores(candidate.at(graph))
     variables = path / "variables"
     shards = {int(found[1]): int(found[2]) for child in variables.glob("*") if (found := _SHARD.fullmatch(child.name))}
     count = max(shards.values(), default=0)
-    if (variables / "variables.index").is_file() != bool(shards) or len(shards) < count:
+    index = (variables / "variables.index").is_file()
+    if index != bool(shards) or len(shards) < count or (restores and not index):
         what = "variables.index" if shards and len(shards) == count else "variables.data-?????-of-?????"
         remedy = f"Copy the whole directory, or export it again. {_AGAIN}"
         raise Unusable(path, f"this is a SavedModel with weights missing: {variables / what}", remedy)
@@ -44,11 +45,13 @@ def _saved_model(candidate: Candidate) -> Artifact | None:
     return Artifact("TensorFlow SavedModel", path, candidate.name, config, {"model.savedmodel": path})
 
 
-def _check_graph(graph: Candidate) -> None:
+def _restores(graph: Candidate) -> bool:
+    """Return whether a graph reads variables when it is loaded. Raises ``Unusable`` for one that is not whole."""
     graph.check()
     try:
-        for _ in fields(graph.path.read_bytes()):
-            pass
+        content = graph.path.read_bytes()
+        savers = [saver for part in messages(content, _META_GRAPHS) for saver in messages(part, _SAVER)]
+        return any(text(saver, _RESTORE_OPERATION) for saver in savers)
     except CutOff as error:
         raise cut_off(graph.path, str(error)) from None
     except NoMessage as error:

@@ -24,6 +24,17 @@ _SAVE: Final = {
     "keras.": "Export the model: model.export('directory')",
 }
 _CONVERTER: Final = "nerite.artifacts.conversion.scikit_learn"
+_FAILURES: Final = {
+    1: (
+        "the model could not be converted to ONNX",
+        "Convert it yourself with skl2onnx, which takes more options, or serve it from a model.py.",
+    ),
+    2: (
+        "the pickle could not be read",
+        "If it is cut off, copy it again. Otherwise install what it was made with, in the same version.",
+    ),
+}
+"""By the exit status of the converter: what failed, and what to do."""
 _NEEDED: Final = ("sklearn", "skl2onnx")
 
 
@@ -36,9 +47,10 @@ def recognise(candidate: Candidate) -> Artifact | None:
     names = pickles.names(head)
     for name in names:
         for package, remedy in _SAVE.items():
-            if name.startswith(package) and not any(other.startswith("sklearn.") for other in names):
+            # What is pickled is named first; parts of scikit-learn may be in it, as it may be in theirs.
+            if name.startswith(package) and (name == names[0] or not any(map(_is_ours, names))):
                 raise Unusable(path, f"this is a pickle of {name}", remedy)
-    estimator = next((name for name in names if name.startswith("sklearn.")), "")
+    estimator = next(filter(_is_ours, names), "")
     if not estimator:
         what = f"a pickle of {names[0]}" if names else "a pickle"
         remedy = (
@@ -61,6 +73,10 @@ def recognise(candidate: Candidate) -> Artifact | None:
     )
 
 
+def _is_ours(name: str) -> bool:
+    return name.startswith("sklearn.")
+
+
 def _convert(source: Path, directory: Path) -> None:
     """Convert in a process of its own: what the pickle does there, it does not do here."""
     missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
@@ -73,7 +89,5 @@ def _convert(source: Path, directory: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-        raise Internal(
-            f"{source}: the model could not be converted to ONNX: {reason}\n"
-            "    Convert it yourself with skl2onnx, which takes more options, or serve it from a model.py."
-        )
+        failed, remedy = _FAILURES.get(done.returncode, _FAILURES[1])
+        raise Internal(f"{source}: {failed}: {reason}\n    {remedy}")
