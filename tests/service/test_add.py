@@ -70,7 +70,7 @@ def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, S
 
 def test_added_while_a_server_looks(watching: tuple[Path, Serving], tmp_path: Path) -> None:
     repository, server = watching
-    flags = ("--repository", repository, "--json", "--yes", "--max-batch", "8")
+    flags = ("--repository", repository, "--json", "--yes", "--max-batch", "8", "--backend", "onnxruntime")
     report = json.loads(nerite("add", scaling(tmp_path / "my net.onnx"), *flags))
     assert (report["model"], report["versions"], report["kind"]) == ("my_net", [1], "ONNX model")
     assert report["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
@@ -121,6 +121,42 @@ def test_added_while_a_server_looks(watching: tuple[Path, Serving], tmp_path: Pa
     assert list(repository.iterdir()) == []
 
 
+def test_backends_that_have_the_same_file(tmp_path: Path) -> None:
+    """They are measured beside each other, and the one that is proposed serves."""
+    net, repository = scaling(tmp_path / "net.onnx"), tmp_path / "models"
+    report = json.loads(nerite("add", net, "--repository", repository, "--json", "--yes", "--max-batch", "4"))
+    (rival,) = report["rivals"]
+    assert (rival["backend"], [each["batch"] for each in rival["latencies"]]) == ("openvino", [1, 2, 4])
+    advice = report["proposal"][0]
+    assert advice["setting"] == "backend"
+    assert "onnxruntime has " in advice["reason"]
+    assert "openvino has " in advice["reason"]
+    assert f'"{report["config"]["backend"]}"' == advice["value"]
+    assert f"backend: {advice['value']}" in (repository / "net" / "config.pbtxt").read_text()
+
+    flags = ("--name", "named", "--backend", "openvino", "--repository", repository)
+    report = json.loads(nerite("add", net, *flags, "--json", "--max-batch", "4"))
+    assert (report["config"]["backend"], report["rivals"]) == ("openvino", [])
+    with serving(repository, tmp_path / "log") as server, Client(server.http) as client:
+        assert client.config("named")["backend"] == "openvino"
+        for name in ("net", "named"):
+            assert client.infer(name, {"x": [1, 2, 3, 4]})["y"].tolist() == [[2, 4, 6, 8]]
+    said = nerite("add", net, *flags, "--version", "2", status=1)
+    assert "the backend of 'named' is what its config.pbtxt says.\n    Leave out --backend." in said
+
+
+def test_sizes_that_are_free(tmp_path: Path) -> None:
+    """They are measured with 1, which is said, unless somebody knows better."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "M"]) for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), tmp_path / "free.onnx")
+    flags = ("--repository", tmp_path / "models", "--backend", "onnxruntime", "--max-batch", "2", "--dry-run")
+    said = "Free sizes of x were 1 in this; --shape x=128, say, measures others."
+    assert said in nerite("add", tmp_path / "free.onnx", *flags)
+    assert said not in nerite("add", tmp_path / "free.onnx", *flags, "--shape", "x=3")
+
+
 def test_a_pickle_that_is_trusted(tmp_path: Path) -> None:
     features, classes = load_iris(return_X_y=True)
     model = LogisticRegression(max_iter=500).fit(features, classes)
@@ -128,6 +164,10 @@ def test_a_pickle_that_is_trusted(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     assert "--trust" in nerite("add", tmp_path / "iris.pkl", "--repository", repository, status=1)
     assert not repository.exists()
+    (tmp_path / "cut.pkl").write_bytes((tmp_path / "iris.pkl").read_bytes()[:-9])
+    said = nerite("add", tmp_path / "cut.pkl", "--repository", repository, "--trust", status=1)
+    assert "the pickle could not be read: " in said
+    assert "If it is cut off, copy it again." in said
     nerite("add", tmp_path / "iris.pkl", "--repository", repository, "--trust", "--no-measure")
     with serving(repository, tmp_path / "log") as server, Client(server.http) as client:
         answer = client.infer("iris", {"features": features[::50].astype(np.float32)})
@@ -198,6 +238,6 @@ def test_at_a_terminal(tmp_path: Path) -> None:
     os.close(ours)
     assert process.returncode == 0
     assert b"copying [" in said
-    assert b"measuring batches of 8 ..." in said
+    assert b"measuring batches of 8 by openvino ..." in said
     assert b"| max_batch_size" in said
     assert "Measured" not in (tmp_path / "models" / "net" / "config.pbtxt").read_text()

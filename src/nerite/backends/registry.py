@@ -83,6 +83,11 @@ def backend(name: str) -> Backend:
     return cast(Backend, getattr(importlib.import_module(entry.module), entry.name)())
 
 
+def is_installed(name: str) -> bool:
+    """Return whether the framework of the backend of ours called ``name`` is there."""
+    return not _lacks_framework(ENTRIES[name])
+
+
 def _lacks_framework(entry: Entry) -> bool:
     return bool(entry.package) and importlib.util.find_spec(entry.package) is None
 

@@ -62,6 +62,12 @@ PLATFORMS: Final[Mapping[str, str]] = {
 """The backend of each platform."""
 
 
+def others_with_the_file(config: ModelConfig) -> list[str]:
+    """Return the other backends that read the file of a complete configuration, where they are named in it."""
+    filename = config.default_model_filename
+    return [each.backend for each in FRAMEWORKS if each.filename == filename and each.backend != config.backend]
+
+
 def choose_backend(config: ModelConfig, name: str, files: Mapping[str, bool] | None) -> ModelConfig:
     """Return ``config`` with name, backend, platform and file name filled in, as far as they follow from each other.
 

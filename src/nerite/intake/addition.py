@@ -9,6 +9,7 @@ from nerite.artifacts.artifact import Artifact
 from nerite.artifacts.candidate import Candidate
 from nerite.artifacts.recognition import recognise
 from nerite.config.loading import CONFIG_FILE
+from nerite.config.model_config import ModelConfig
 from nerite.core.errors import InvalidArgument, NotFound
 from nerite.intake.declared import declared
 from nerite.intake.destination import Destination, check_name, destination, fit_name
@@ -72,6 +73,8 @@ def _configured(artifact: Artifact, order: Order, target: Destination) -> Artifa
     if order.inputs or order.outputs:
         config = declared(artifact.config, order.inputs, order.outputs)
         artifact = dataclasses.replace(artifact, config=config)
+    if order.backend:
+        artifact = dataclasses.replace(artifact, config=_run_by(artifact, order, target))
     if order.config is None:
         return artifact
     if target.joins:
@@ -82,3 +85,14 @@ def _configured(artifact: Artifact, order: Order, target: Destination) -> Artifa
     if not order.config.is_file():
         raise NotFound(f"there is no file {order.config}.\n    Name the {CONFIG_FILE} to take.")
     return dataclasses.replace(artifact, beside={**artifact.beside, CONFIG_FILE: order.config}, finished=True)
+
+
+def _run_by(artifact: Artifact, order: Order, target: Destination) -> ModelConfig:
+    """Return an artifact's configuration with the backend that is wanted."""
+    if artifact.finished or target.joins or order.config is not None:
+        raise InvalidArgument(
+            f"the backend of '{target.name}' is what its {CONFIG_FILE} says.\n    Leave out --backend."
+        )
+    config = artifact.config
+    platform = config.platform if order.backend == config.backend else ""
+    return dataclasses.replace(config, backend=order.backend, platform=platform)

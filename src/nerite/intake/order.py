@@ -39,6 +39,8 @@ class Order:
     trusted: bool = False
     config: Path | None = None
     """A config.pbtxt to take, instead of one that is made."""
+    backend: str = ""
+    """What is to run it; empty: what its kind of file is for, or another that is faster."""
     inputs: tuple[TensorDescription, ...] = ()
     """What it takes, and below what it gives, where the model does not tell; of any size first where it can batch."""
     outputs: tuple[TensorDescription, ...] = ()

@@ -8,12 +8,13 @@ from typing import Final
 from nerite.artifacts.artifact import Artifact
 from nerite.client import Model
 from nerite.config.model_config import ModelConfig
+from nerite.intake.contest import Contestant
 from nerite.intake.destination import Destination
 from nerite.intake.measurement import Latency, Throughput
 from nerite.intake.proposal import Proposal
 from nerite.intake.written_config import written
 
-_WITH_FIGURES: Final = ("max_batch_size", "instance_group")
+_WITH_FIGURES: Final = ("backend", "max_batch_size", "instance_group")
 
 
 @dataclass
@@ -30,6 +31,8 @@ class Outcome:
     memory_at_work: int = 0
     """Bytes more after the largest batch."""
     latencies: list[Latency] = field(default_factory=list)
+    rivals: list[Contestant] = field(default_factory=list)
+    """The other backends that were measured: ``latencies`` are those of the file's own."""
     throughputs: list[Throughput] = field(default_factory=list)
     proposal: Proposal | None = None
     accepted: bool = False

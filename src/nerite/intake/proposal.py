@@ -9,6 +9,7 @@ from typing import Final
 
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
 from nerite.config.scheduling_choice import ModelDynamicBatching
+from nerite.intake.contest import Verdict
 from nerite.intake.measurement import Latency, Throughput
 
 _NEARLY_BEST: Final = 0.9
@@ -38,10 +39,15 @@ class Proposal:
     instances: int
     """0: nothing is said about them."""
     advice: tuple[Advice, ...]
+    backend: str = ""
+    """Empty: nothing is said about it."""
 
     def applied(self, config: ModelConfig) -> ModelConfig:
         """Return ``config`` with these settings."""
         groups = (ModelInstanceGroup(count=self.instances),) if self.instances > 1 else config.instance_group
+        if self.backend and self.backend != config.backend:
+            # A platform is another name for the backend that it was.
+            config = dataclasses.replace(config, backend=self.backend, platform="")
         return dataclasses.replace(
             config,
             max_batch_size=self.max_batch_size,
@@ -50,14 +56,22 @@ class Proposal:
         )
 
 
-def propose(config: ModelConfig, measured: Sequence[Latency], instances: Sequence[Throughput]) -> Proposal:
-    """Return the settings that follow from latencies by batch and rates by number of instances."""
+def propose(
+    config: ModelConfig, measured: Sequence[Latency], instances: Sequence[Throughput], contest: Verdict | None = None
+) -> Proposal:
+    """Return the settings that follow from latencies by batch and rates by number of instances.
+
+    With a ``contest`` both are those of the backend that won it.
+    """
     advice: list[Advice] = []
+    if contest is not None:
+        advice.append(Advice("backend", f'"{contest.winner.backend}"', contest.reason))
     largest, batching = config.max_batch_size, config.dynamic_batching
     if largest > 0 and len(measured) > 1:
         largest, batching = _batches(config, measured, advice)
     count = _instances(instances, advice) if len(instances) > 1 else 0
-    return Proposal(largest, batching, count, tuple(advice))
+    backend = contest.winner.backend if contest is not None else ""
+    return Proposal(largest, batching, count, tuple(advice), backend)
 
 
 def _batches(

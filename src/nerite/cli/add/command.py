@@ -104,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
             default=[],
             help=f"what it {verb}, where the model does not tell, as in x:FP32:-1,4; a first size of -1 is the batch",
         )
+    backend = "what is to run it (default: what its kind of file is for, or another that is faster)"
+    what.add_argument("--backend", metavar="NAME", default="", help=backend)
     what.add_argument("--config", metavar="FILE", type=Path, help="take this config.pbtxt instead of making one")
     how = parser.add_argument_group("how it is tried")
     how.add_argument("--no-measure", action="store_true", help="load it, and do not measure it")
@@ -137,6 +139,7 @@ def _order(options: argparse.Namespace) -> Order:
         flavor=options.flavor,
         trusted=options.trust,
         config=options.config,
+        backend=options.backend,
         inputs=tuple(options.input),
         outputs=tuple(options.output),
         force=options.force,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from nerite.cli.progress import megabytes
 from nerite.config.json_form import to_json
 from nerite.config.loading import CONFIG_FILE
+from nerite.intake.measurement import Latency
 from nerite.intake.outcome import Outcome
 from nerite.observability.table import render, terminal_width
 
@@ -65,10 +67,8 @@ def as_json(outcome: Outcome, *, placed: bool) -> dict[str, Any]:
         "load_seconds": round(outcome.load_seconds, 3),
         "memory_bytes": outcome.memory,
         "memory_at_work_bytes": outcome.memory_at_work,
-        "latencies": [
-            {"batch": each.batch, "ms": round(each.ms, 3), "compute_ms": round(each.compute_ms, 3)}
-            for each in outcome.latencies
-        ],
+        "latencies": _latencies(outcome.latencies),
+        "rivals": [{"backend": rival.backend, "latencies": _latencies(rival.latencies)} for rival in outcome.rivals],
         "instances": [
             {"count": each.instances, "per_second": round(each.per_second, 1)} for each in outcome.throughputs
         ],
@@ -91,12 +91,25 @@ def _loaded(outcome: Outcome) -> str:
     return f"{said}."
 
 
-def _measured(outcome: Outcome) -> str:
-    rows = [
-        (str(each.batch), f"{each.ms:.2f}", f"{each.compute_ms:.2f}", f"{each.per_second:,.0f}")
-        for each in outcome.latencies
+def _latencies(measured: Sequence[Latency]) -> list[dict[str, Any]]:
+    return [
+        {"batch": each.batch, "ms": round(each.ms, 3), "compute_ms": round(each.compute_ms, 3)} for each in measured
     ]
-    return render(("Batch", "Latency ms", "Of that computing", "Inferences/s"), rows, terminal_width())
+
+
+def _measured(outcome: Outcome) -> str:
+    header = ("Batch", "Latency ms", "Of that computing", "Inferences/s")
+    own = [_row(each) for each in outcome.latencies]
+    if not outcome.rivals:
+        return render(header, own, terminal_width())
+    rows = [(outcome.artifact.config.backend, *row) for row in own]
+    for rival in outcome.rivals:
+        rows += [(rival.backend, *_row(each)) for each in rival.latencies]
+    return render(("Backend", *header), rows, terminal_width())
+
+
+def _row(each: Latency) -> tuple[str, ...]:
+    return str(each.batch), f"{each.ms:.2f}", f"{each.compute_ms:.2f}", f"{each.per_second:,.0f}"
 
 
 def _written(outcome: Outcome) -> str:
