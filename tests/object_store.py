@@ -88,6 +88,15 @@ class ObjectStore:
         """Remove all objects below ``key``."""
         obstore.delete(self.client, [meta["path"] for meta in obstore.list(self.client, key).collect()])
 
+    def contents(self, key: str) -> dict[str, bytes]:
+        """The objects below ``key``, by their own."""
+        found = obstore.list(self.client, key).collect()
+        return {meta["path"]: bytes(obstore.get(self.client, meta["path"]).bytes()) for meta in found}
+
+    def keys(self, key: str) -> set[str]:
+        """The keys of the objects below ``key``."""
+        return {meta["path"] for meta in obstore.list(self.client, key).collect()}
+
     @property
     def downloads(self) -> list[str]:
         """The keys of the objects that were read, in alphabetical order, each as often as it was."""

@@ -17,6 +17,7 @@ from mlflow.models import Model
 from onnx import TensorProto, helper, numpy_helper
 
 import nerite.mlflow_plugin
+from object_store import KEYS, object_store, refusing
 from serving import IDENTITY, Serving, pbtxt, python_model, serving
 
 
@@ -112,6 +113,51 @@ def test_a_model_of_the_flavour_triton(repository: Path, tmp_path: Path) -> None
     shutil.rmtree(folder)
     with pytest.raises(MlflowException, match="is missing, which MLmodel names"):
         client.create_deployment("identity", str(tmp_path / "logged"), flavor="triton")
+
+
+def test_a_repository_in_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is deployed is written there, and what could not be loaded is as if it had never been."""
+    kept = f"--repository-cache-directory={tmp_path / 'cache'}"
+    with object_store() as store:
+        store.put("models/other/config.pbtxt", 'backend: "python"')
+        with serving(
+            store.location, tmp_path / "log", "--model-control-mode=explicit", kept, environment=KEYS
+        ) as server:
+            for name, value in {**KEYS, "TRITON_URL": server.http, "TRITON_MODEL_REPO": store.location}.items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+            client = get_deploy_client("triton")
+            first = str(logged(tmp_path / "first", 2))
+            client.create_deployment("net", first, flavor="onnx")
+            assert answer(client, "net") == [[2, 4]]
+            with pytest.raises(MlflowException, match=f"the model 'net' is in {store.location} already"):
+                client.create_deployment("net", first)
+
+            written = store.keys("models/net")
+            client.update_deployment("net", str(logged(tmp_path / "second", 3)), config={"version": 2})
+            assert answer(client, "net") == [[3, 6]]
+            assert store.keys("models/net") - written == {"models/net/2/model.onnx"}
+            before = store.contents("models/net")
+            bad = logged(tmp_path / "bad", 2)
+            (bad / "config.pbtxt").write_text('backend: "nobody"')
+            for deploy, name in ((client.update_deployment, "net"), (client.create_deployment, "never")):
+                with pytest.raises(MlflowException, match=f"load failed for model '{name}'"):
+                    deploy(name, str(bad))
+            assert store.contents("models/net") == before
+            assert answer(client, "net") == [[3, 6]]
+            assert store.keys("models/never") == set()
+
+            deployed = client.get_deployment("net")
+            assert [deployed[key] for key in ("name", "version", "state", "flavor")] == ["net", "2", "READY", "onnx"]
+            client.update_deployment("net", first)
+            assert answer(client, "net") == [[2, 4]]
+            assert store.keys("models/net") == written
+            client.delete_deployment("net")
+            client.delete_deployment("net")
+            assert store.keys("models") == {"models/other/config.pbtxt"}
+            store.door = refusing("403 Forbidden", "AccessDenied")
+            with pytest.raises(MlflowException, match="access was denied with the credentials of AWS_ACCESS_KEY_ID"):
+                client.create_deployment("net", first)
 
 
 class Frame:

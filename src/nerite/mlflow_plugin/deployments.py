@@ -14,10 +14,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREA
 
 from nerite.client import Client, ClientError
 from nerite.core.errors import AlreadyExists, NeriteError
-from nerite.intake.addition import add
 from nerite.intake.order import Order
-from nerite.intake.outcome import Outcome
-from nerite.intake.removal import remove
 from nerite.mlflow_plugin.predictions import Predictions, arrays_of
 from nerite.mlflow_plugin.target import Place
 
@@ -33,7 +30,9 @@ class NeriteDeployments(BaseDeploymentClient):
 
     def __init__(self, target_uri: str) -> None:
         super().__init__(target_uri)  # type: ignore[no-untyped-call]  # it has no annotations
-        self._place = Place.of(target_uri, os.environ)
+        place = Place.of(target_uri, os.environ)
+        self._url = place.url
+        self._depot = place.depot
 
     def create_deployment(
         self,
@@ -67,9 +66,10 @@ class NeriteDeployments(BaseDeploymentClient):
             except ClientError as error:
                 if error.status != 400 and error.status != 404:
                     raise MlflowException(str(error)) from None
-        directory = self._place.repository / name
-        if directory.is_dir():
-            self._remove(directory)
+        try:
+            self._depot.remove(name)
+        except NeriteError as error:
+            raise MlflowException(error.message) from None
 
     def list_deployments(self, endpoint: str | None = None) -> list[dict[str, Any]]:
         """Return every version of every model that MLflow has deployed, with its state in the server."""
@@ -112,25 +112,27 @@ class NeriteDeployments(BaseDeploymentClient):
     def _deploy(
         self, name: str, model_uri: str, flavor: str | None, config: dict[str, Any], *, replace: bool
     ) -> dict[str, Any]:
-        place = self._place
         version = int(config["version"]) if "version" in config else None
         folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
         # A model of the flavour triton, or one that was logged without MLmodel, has none to choose from.
         wanted = flavor if flavor and (folder / "MLmodel").is_file() else ""
-        order = Order(
-            folder,
-            place.repository,
-            name=name,
-            version=version,
-            flavor=wanted or "",
-            trusted=str(config.get("trust", "")).lower() == "true",
-            force=replace,
-            # The server it is for tries it.
-            load=False,
-            notes={_NOTE: json.dumps({"name": name, "mlflow_model_uri": model_uri, "flavor": flavor or ""})},
-        )
+
+        def order(repository: Path) -> Order:
+            return Order(
+                folder,
+                repository,
+                name=name,
+                version=version,
+                flavor=wanted or "",
+                trusted=str(config.get("trust", "")).lower() == "true",
+                force=replace,
+                # The server it is for tries it.
+                load=False,
+                notes={_NOTE: json.dumps({"name": name, "mlflow_model_uri": model_uri, "flavor": flavor or ""})},
+            )
+
         try:
-            outcome = add(order, _Silent(), lambda: self._load(name))
+            outcome = self._depot.add(order, lambda: self._load(name))
         except AlreadyExists as error:
             raise MlflowException(error.message, error_code=RESOURCE_ALREADY_EXISTS) from None
         except NeriteError as error:
@@ -147,33 +149,15 @@ class NeriteDeployments(BaseDeploymentClient):
 
     def _client(self) -> Client:
         try:
-            return Client(self._place.url)
+            return Client(self._url)
         except ClientError as error:
             raise MlflowException(str(error)) from None
 
-    def _remove(self, directory: Path) -> None:
-        try:
-            remove(self._place.repository, directory)
-        except NeriteError as error:
-            raise MlflowException(error.message) from None
-
     def _note(self, name: str) -> dict[str, Any]:
         try:
-            note: dict[str, Any] = json.loads((self._place.repository / name / _NOTE).read_bytes())
-        except (OSError, ValueError):
+            note: dict[str, Any] = json.loads(self._depot.note(name, _NOTE) or b"{}")
+        except ValueError:
             return {}
+        except NeriteError as error:
+            raise MlflowException(error.message) from None
         return note
-
-
-class _Silent:
-    """Looks on, says nothing, and takes no settings but those of the model."""
-
-    def copied(self, done: int, total: int) -> None:
-        """Say nothing."""
-
-    def doing(self, what: str) -> None:
-        """Say nothing."""
-
-    def accepts(self, outcome: Outcome) -> bool:
-        """Leave the settings as they are."""
-        return False

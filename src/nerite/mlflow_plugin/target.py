@@ -9,14 +9,18 @@ from typing import Any, NamedTuple, NoReturn
 
 from mlflow.exceptions import MlflowException
 
+from nerite.core.errors import NeriteError
+from nerite.mlflow_plugin.depots import Bucket, Depot, Folder
+from nerite.repository.remote import is_remote, repository_at
+
 _HELP = """\
-Deploys models of MLflow to a running server (Nerite or Triton), by way of the folder that is its model repository.
+Deploys models of MLflow to a running server (Nerite or Triton), by way of its model repository.
 
 The server has to be in the control mode 'explicit':
     nerite serve models --model-control-mode=explicit
 and is found by these variables, or by the target's name:
     NERITE_URL, or TRITON_URL                          HOST:PORT of its HTTP port (default: localhost:8000)
-    NERITE_MODEL_REPOSITORY, or TRITON_MODEL_REPO      the folder (default: models)
+    NERITE_MODEL_REPOSITORY, or TRITON_MODEL_REPO      the repository: a folder (default: models), or s3://…, gs://…, as://…
     nerite:http://HOST:PORT                            as the target, for the server
 
 Flavours: triton, onnx, xgboost, lightgbm, catboost, tensorflow, transformers, pytorch, sklearn; without --flavor the
@@ -32,7 +36,7 @@ class Place(NamedTuple):
     """Where deployments go."""
 
     url: str
-    repository: Path
+    depot: Depot
 
     @classmethod
     def of(cls, target_uri: str, environment: Mapping[str, str]) -> Place:
@@ -40,12 +44,16 @@ class Place(NamedTuple):
         _, _, suffix = target_uri.partition(":")
         url = suffix.strip("/") or environment.get("NERITE_URL") or environment.get("TRITON_URL") or "localhost:8000"
         repository = environment.get("NERITE_MODEL_REPOSITORY") or environment.get("TRITON_MODEL_REPO") or "models"
-        if "://" in repository:
-            raise MlflowException(
-                f"The model repository {repository} is in an object store, which deployments do not reach. "
-                "Name a folder in NERITE_MODEL_REPOSITORY."
-            )
-        return cls(url, Path(repository))
+        return cls(url, _depot(repository, environment))
+
+
+def _depot(repository: str, environment: Mapping[str, str]) -> Depot:
+    if not is_remote(repository):
+        return Folder(Path(repository))
+    try:
+        return Bucket(repository_at(repository, environment))
+    except NeriteError as error:
+        raise MlflowException(error.message) from None
 
 
 def target_help() -> str:

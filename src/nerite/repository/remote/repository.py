@@ -15,6 +15,7 @@ from nerite.repository.remote.credentials import Opened
 from nerite.repository.remote.download import download
 from nerite.repository.remote.listing import Listing, RemoteFile
 from nerite.repository.remote.progress import Progress
+from nerite.repository.remote.retries import retried
 from nerite.repository.remote.store import ObjectChangedError, Store
 
 _log = logging.getLogger("nerite.repository")
@@ -81,6 +82,36 @@ class RemoteRepository:
         ):
             shelf.tidy(self._current.get(directory.name, _NOTHING))
 
+    def content(self, name: str, path: str) -> bytes | None:
+        """Return one file of a model, which is not kept; None: there is no such. Raises ``NeriteError``."""
+        found = next((file for file in self._store.listing(name).files if file.path == path), None)
+        if found is None:
+            return None
+
+        def read() -> bytes:
+            _, pieces = self._store.read(found, 0)
+            return b"".join(pieces)
+
+        try:
+            return retried(f"reading '{found.key}'", read, self._stopped)
+        except ObjectChangedError:
+            return None
+
+    def publish(self, name: str, directory: Path) -> None:
+        """Make a model what a directory has: what is new is written first, then what is gone is removed.
+
+        Files with the time of those that ``fetch`` has brought are taken to be the same. Raises ``NeriteError``.
+        """
+        there = {file.path: file for file in self._store.listing(name).files}
+        paths = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
+        changed = [path for path, place in paths.items() if path not in there or not _is_same(place, there[path])]
+        list(self._threads.map(lambda path: self._store.write(name, path, paths[path]), changed))
+        self._store.remove([file for path, file in there.items() if path not in paths])
+
+    def remove(self, name: str) -> None:
+        """Remove a model. Raises ``NeriteError``."""
+        self._store.remove(self._store.listing(name).files)
+
     def close(self) -> None:
         """Give up what is under way, for the server ends. Does not block."""
         self._stopped.set()
@@ -124,3 +155,8 @@ class RemoteRepository:
         if failures or self._stopped.is_set():
             raise failures[0] if failures else Unavailable(f"the download of model '{name}' was given up")
         _log.info("%s", progress.end(time.monotonic()))
+
+
+def _is_same(place: Path, file: RemoteFile) -> bool:
+    found = place.stat()
+    return (found.st_size, found.st_mtime_ns) == (file.size, file.modified_ns)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +26,7 @@ _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _WRONG_REGION = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+_REFUSED = {"reading": "failed to read", "writing": "failed to write"}
 _PASSING = (408, 425, 429)
 """Refusals that may be none the next time; so may everything from 500."""
 
@@ -34,7 +36,7 @@ class ObjectChangedError(Exception):
 
 
 class Store:
-    """The objects of one repository. Its methods block, and raise ``Internal`` when the store cannot be read."""
+    """The objects of one repository. Its methods block, and raise ``Internal`` when the store refuses."""
 
     def __init__(self, opened: Opened, stopped: Event) -> None:
         """``stopped``: set when nothing is to be waited for any more."""
@@ -79,6 +81,18 @@ class Store:
             raise ObjectChangedError(file.key)
         return result.range[0], self._pieces(result)
 
+    def write(self, name: str, path: str, source: Path) -> None:
+        """Make a file the content of ``path`` of a model, whatever was there."""
+        key = self._location.below(f"{name}/{path}")
+        self._asked(lambda: obstore.put(self._opened.client, key, source), "writing")
+
+    def remove(self, files: Sequence[RemoteFile]) -> None:
+        """Remove files; those that are gone already are no mistake."""
+        keys = [file.key for file in files]
+        if keys:
+            with suppress(ObjectChangedError):
+                self._asked(lambda: obstore.delete(self._opened.client, keys), "writing")
+
     def _pieces(self, result: obstore.GetResult) -> Iterator[bytes]:
         pieces = iter(result.stream(_CHUNK))
         while True:
@@ -88,21 +102,21 @@ class Store:
                 return
             yield piece
 
-    def _asked(self, question: Callable[[], _T]) -> _T:
+    def _asked(self, question: Callable[[], _T], doing: str = "reading") -> _T:
         def attempt() -> _T:
-            with self._translated():
+            with self._translated(doing):
                 return question()
 
-        return retried(f"reading model repository '{self._location.text}'", attempt, self._stopped)
+        return retried(f"{doing} model repository '{self._location.text}'", attempt, self._stopped)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, doing: str = "reading") -> Iterator[None]:
         try:
             yield
         except (BaseError, OSError) as error:
-            raise self._trouble(error) from None
+            raise self._trouble(error, _REFUSED[doing]) from None
 
-    def _trouble(self, error: Exception) -> Exception:
+    def _trouble(self, error: Exception, refused: str) -> Exception:
         """Return what an error of the library means to us."""
         text = str(error).partition("\n\nDebug source")[0]
         if isinstance(error, FileNotFoundError | PreconditionError) and "NoSuchBucket" not in text:
@@ -111,20 +125,21 @@ class Store:
         code = found[1] if (found := _CODE.search(text)) else ""
         message = found[1].strip() if (found := _MESSAGE.search(text)) else ""
         reason = ": ".join(filter(None, (code, message))) or text
+
+        def refusal(said: str) -> Internal:
+            return Internal(f"{refused} model repository '{self._location.text}': {said}")
+
         if code in _WRONG_REGION or "redirect without LOCATION" in text:
-            return self._refused(f"{reason}. Set AWS_DEFAULT_REGION to the region of the bucket.")
+            return refusal(f"{reason}. Set AWS_DEFAULT_REGION to the region of the bucket.")
         if status in (401, 403) or (not status and isinstance(error, PermissionDeniedError | UnauthenticatedError)):
             signed = f"with the credentials of {self._opened.signed}" if self._opened.signed else "without credentials"
-            return self._refused(f"access was denied {signed}: {reason}. {self._opened.remedy}.")
+            return refusal(f"access was denied {signed}: {reason}. {self._opened.remedy}.")
         if status == 404:
             what = "container" if self._location.kind == "as" else "bucket"
-            return self._refused(f"there is no {what} '{self._location.bucket}': {reason}. Check the name.")
+            return refusal(f"there is no {what} '{self._location.bucket}': {reason}. Check the name.")
         if 400 <= status < 500 and status not in _PASSING:
-            return self._refused(f"{reason} (HTTP status {status})")
+            return refusal(f"{reason} (HTTP status {status})")
         return PassingFailure(reason)
-
-    def _refused(self, text: str) -> Internal:
-        return Internal(f"failed to read model repository '{self._location.text}': {text}")
 
 
 def _file(prefix: str, meta: ObjectMeta) -> RemoteFile:
