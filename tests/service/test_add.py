@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
+from foreign_models import paddle
 from nerite.client import Client
 from serving import NERITE, PATIENCE, Serving, eventually, serving
 
@@ -143,6 +144,14 @@ def test_backends_that_have_the_same_file(tmp_path: Path) -> None:
             assert client.infer(name, {"x": [1, 2, 3, 4]})["y"].tolist() == [[2, 4, 6, 8]]
     said = nerite("add", net, *flags, "--version", "2", status=1)
     assert "the backend of 'named' is what its config.pbtxt says.\n    Leave out --backend." in said
+
+
+def test_paddle(tmp_path: Path) -> None:
+    (tmp_path / "relu.pdmodel").write_bytes(paddle())
+    nerite("add", tmp_path / "relu.pdmodel", "--repository", tmp_path / "models", "--no-measure")
+    with serving(tmp_path / "models", tmp_path / "log") as server, Client(server.http) as client:
+        (answer,) = client.infer("relu", {"X": [[-1, 2, -3, 4]]}).values()
+    assert answer.tolist() == [[0, 2, 0, 4]]
 
 
 def test_sizes_that_are_free(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from nerite.artifacts.kinds import (
     nemo,
     onnx,
     openvino,
+    paddle,
     python_model,
     safetensors,
     saved_model,
@@ -46,14 +47,15 @@ _KINDS: Final = (
     lightgbm,
     litert,
     openvino,
+    paddle,
     safetensors,
     treelite,
     onnx,
 )
 """Those whose signs are plain come first: an ONNX file has no magic word, and is asked about last."""
 _KNOWN: Final = (
-    "ONNX, TorchScript and torch.export, safetensors, OpenVINO, SavedModel, LiteRT, XGBoost, LightGBM, treelite, "
-    "scikit-learn, Hugging Face, TensorRT, MLflow, model.py, a directory of a Triton repository"
+    "ONNX, TorchScript and torch.export, safetensors, OpenVINO, PaddlePaddle, SavedModel, LiteRT, XGBoost, LightGBM, "
+    "treelite, scikit-learn, Hugging Face, TensorRT, MLflow, model.py, a directory of a Triton repository"
 )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tree_models
+from foreign_models import paddle
 from nerite.artifacts.artifact import Unusable
 from nerite.artifacts.candidate import Candidate
 from nerite.artifacts.recognition import recognise
@@ -123,6 +124,13 @@ def test_forests(tmp_path: Path) -> None:
     tree_models.lightgbm("regression", "value").save(tmp_path / "a.txt")
     for name in ("a.ubj", "a.txt"):
         assert "the file is cut off" in refusal(half(half(tmp_path / name)))
+
+
+def test_paddle(tmp_path: Path) -> None:
+    path = written(tmp_path / "net.pdmodel", paddle(weights=True))
+    assert "its weights are missing" in refusal(path)
+    assert "the file is cut off" in refusal(half(path))
+    assert "this is no program of PaddlePaddle" in refusal(written(path, b"\xff" * 40))
 
 
 def test_torch_without_a_program(tmp_path: Path) -> None:

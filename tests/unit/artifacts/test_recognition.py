@@ -13,6 +13,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 import tree_models
+from foreign_models import paddle
 from nerite.artifacts.artifact import Artifact
 from nerite.artifacts.candidate import Candidate
 from nerite.artifacts.recognition import recognise
@@ -34,6 +35,15 @@ def what(path: Path, **said: object) -> tuple[str, str, list[str]]:
 
 def artifact(path: Path, **said: object) -> Artifact:
     return recognise(Candidate(path, **said))  # type: ignore[arg-type]
+
+
+def test_paddle(tmp_path: Path) -> None:
+    (tmp_path / "net.pdmodel").write_bytes(paddle())
+    assert what(tmp_path / "net.pdmodel") == ("PaddlePaddle model", "openvino", ["model.pdmodel"])
+    (tmp_path / "net.pdmodel").write_bytes(paddle(weights=True))
+    (tmp_path / "net.pdiparams").write_bytes(bytes(16))
+    for path in (tmp_path / "net.pdmodel", tmp_path / "net.pdiparams", tmp_path):
+        assert what(path)[2] == ["model.pdiparams", "model.pdmodel"]
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net", "net.model"])

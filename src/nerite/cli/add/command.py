@@ -31,8 +31,8 @@ from nerite.intake.outcome import Outcome
 _PROGRAM = "nerite add"
 _EPILOG = """\
 What it is, is seen from its content: ONNX, TorchScript, torch.export and AOTInductor, safetensors (with --class),
-OpenVINO, SavedModel, LiteRT, XGBoost, LightGBM, treelite, scikit-learn (with --trust), Hugging Face, TensorRT, MLflow,
-a model.py, or a model's directory from another repository.
+OpenVINO, PaddlePaddle, SavedModel, LiteRT, XGBoost, LightGBM, treelite, scikit-learn (with --trust), Hugging Face,
+TensorRT, MLflow, a model.py, or a model's directory from another repository.
 
 It is loaded in a server of its own and measured there with random data, and put into the repository at the end, at
 once: a server that looks at the repository never sees half of it. If anything fails, nothing has changed.

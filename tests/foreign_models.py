@@ -62,8 +62,11 @@ def _numbers(builder: flatbuffers.Builder, numbers: list[int]) -> int:
 FP32, LOD_TENSOR, FEED_MINIBATCH, FETCH_LIST = 5, 7, 9, 10
 
 
-def paddle(columns: int = 4) -> bytes:
+def paddle(columns: int = 4, *, weights: bool = False) -> bytes:
+    """``weights``: one more variable stands in it that is kept beside it, and that nothing takes."""
     variables = [_variable(name, [-1, columns]) for name in ("X", "Y")]
+    if weights:
+        variables.append(_variable("W", [columns]) + _number(3, 1))
     variables += [_holder("feed", FEED_MINIBATCH), _holder("fetch", FETCH_LIST)]
     operators = [
         _operator("feed", {"X": "feed"}, {"Out": "X"}, column=True),
