@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,24 @@ def test_explanations_of_lightgbm(tmp_path: Path) -> None:
 
 
 # ---- Instances ----
+
+
+def test_single_rows_for_several_threads_at_once(tmp_path: Path) -> None:
+    """LightGBM computes one row in memory of its own, which no other call may write into meanwhile."""
+    opened = Opened(tmp_path, lightgbm("binary", "two"))
+    engine = opened.instance._compute._engine  # type: ignore[attr-defined]
+    assert engine.name == "lightgbm"
+    expected = engine.predict(ROWS)
+
+    def ask(first: int) -> None:
+        for step in range(10 * len(ROWS)):
+            number = (first + step) % len(ROWS)
+            for dtype in (np.float64, np.float32):
+                row = np.ascontiguousarray(ROWS[number : number + 1], dtype)
+                np.testing.assert_allclose(engine.predict(row), expected[number : number + 1], rtol=1e-6)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(ask, range(4)))
 
 
 def test_instances_share_an_engine(tmp_path: Path) -> None:
