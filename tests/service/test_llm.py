@@ -242,6 +242,7 @@ def test_those_that_wait_for_room_are_served_in_turn(server: Serving) -> None:
     ("said", "text"),
     [
         ({"sampling_parameters": "{"}, "'sampling_parameters' is no JSON"),
+        ({"sampling_parameters": "[" * 100_000}, "'sampling_parameters' is no JSON"),
         ({"sampling_parameters": '{"max_token": 3}'}, "Did you mean max_tokens?"),
         ({"sampling_parameters": '{"top_p": 3}'}, "'top_p' has to be above 0"),
         ({"sampling_parameters": '{"logit_bias": {"1": 2}}'}, "'logit_bias' is not offered"),

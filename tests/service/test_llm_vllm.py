@@ -191,6 +191,16 @@ def test_a_prompt_is_cut(server: Serving) -> None:
     assert answer["num_input_tokens"] == 2
 
 
+@pytest.mark.feature("vllm", "tokens that are wanted or not (`logit_bias`, `bad_words`, `allowed_token_ids`)")
+def test_tokens_that_are_wanted_or_not(server: Serving) -> None:
+    letters = {letter: ord(letter) - ord("!") + 2 for letter in "aeiou"}
+    assert text(server, logit_bias={str(letters["e"]): 100}) == "e" * FEW["max_tokens"]
+    assert set(text(server, allowed_token_ids=list(letters.values()), temperature=2, seed=1)) <= set(letters)
+    allowed = {"allowed_token_ids": list(letters.values())}
+    likeliest = text(server, **allowed, max_tokens=1)
+    assert text(server, **allowed, max_tokens=1, bad_words=[likeliest]) != likeliest
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"colour": {"enum": ["red", "green"]}},
@@ -255,6 +265,8 @@ def test_adapters_by_request_also_in_one_batch(server: Serving) -> None:
         ({"sampling_parameters": '{"logprobs": 500}'}, "'logprobs' is 500"),
         ({"text_input": "x" * (CONTEXT - 1)}, f"the prompt has {CONTEXT} tokens, and the model a context of {CONTEXT}"),
         ({"text_input": "", "add_special_tokens": False}, "the prompt is empty"),
+        ({"sampling_parameters": '{"logit_bias": {"5": 1e30}}'}, "'logit_bias' has to be -100 to 100"),
+        ({"sampling_parameters": '{"logit_bias": {"99999": 1}}'}, "vllm error in beginning a request"),
         ({"stream": True, "exclude_input_in_output": False}, "When streaming, `exclude_input_in_output` = False"),
         ({"sampling_parameters": '{"stop_token_ids": [9999999]}'}, "vllm error in beginning a request"),
         (

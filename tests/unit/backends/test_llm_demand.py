@@ -39,6 +39,7 @@ def request(sampling: Any = None, prompt: bytes = b"one two", **parameters: Any)
         (request(b"{"), 16, 1),
         (request(b"[1]"), 16, 1),
         (request(b"\xff"), 16, 1),
+        (request(b"[" * 100_000), 16, 1),
     ],
 )
 def test_demand(asked: InferenceRequest, most: int, sequences: int) -> None:

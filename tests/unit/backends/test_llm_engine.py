@@ -259,6 +259,9 @@ def test_the_cache_is_the_context_where_it_is_smaller(directory: Path) -> None:
         ({"prompt": []}, InvalidArgument, "the prompt is empty"),
         ({"lora": "a"}, Unsupported, "LoRA feature is not enabled"),
         ({"sampling": replace(FEW, logprobs=1)}, Unsupported, "'logprobs' is 1"),
+        ({"sampling": replace(FEW, logit_bias=((5, 1.0),))}, Unsupported, "'logit_bias' is not offered by the engine"),
+        ({"sampling": replace(FEW, bad_words=("x",))}, Unsupported, "'bad_words' is not offered by the engine"),
+        ({"sampling": replace(FEW, allowed_token_ids=(5,))}, Unsupported, "'allowed_token_ids' is not offered by the"),
     ],
 )
 def test_what_is_refused(engine: OpenVinoGenAiEngine, said: dict[str, Any], kind: type, text: str) -> None:
@@ -350,6 +353,13 @@ def context(directory: Path, **parameters: str) -> ModelContext:
 def test_parameters_that_are_wrong(directory: Path, parameters: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         options.read(context(directory, **parameters), InstanceContext("m_0"))
+
+
+def test_a_parameter_of_another_engine_is_refused_and_not_left_out(directory: Path) -> None:
+    with pytest.raises(Unsupported, match="'TENSOR_PARALLEL_SIZE', which the engine openvino_genai does not have"):
+        options.read(context(directory, TENSOR_PARALLEL_SIZE="2"), InstanceContext("m_0"))
+    with pytest.raises(Unsupported, match="'NORMALIZE', which the engine openvino_genai does not have"):
+        options.read(context(directory, NORMALIZE="true"), InstanceContext("m_0"))
 
 
 def test_parameters(directory: Path) -> None:

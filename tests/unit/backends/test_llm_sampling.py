@@ -32,6 +32,11 @@ def test_nothing_said_is_vllms_defaults() -> None:
         ({"stop_token_ids": [7]}, "stop_token_ids", (7,)),
         ({"ignore_eos": "True"}, "ignore_eos", True),
         ({"logprobs": 0}, "logprobs", 0),
+        ({"logit_bias": {"3": 1, "4": -100}}, "logit_bias", ((3, 1.0), (4, -100.0))),
+        ({"logit_bias": None}, "logit_bias", ()),
+        ({"allowed_token_ids": [7, 8]}, "allowed_token_ids", (7, 8)),
+        ({"allowed_token_ids": None}, "allowed_token_ids", None),
+        ({"bad_words": ["x"]}, "bad_words", ("x",)),
     ],
 )
 def test_what_is_read(said: dict[str, Any], field: str, value: Any) -> None:
@@ -62,8 +67,14 @@ def test_what_is_read(said: dict[str, Any], field: str, value: Any) -> None:
         ({"ignore_eos": 1}, "'ignore_eos' has to be true or false"),
         ({"logprobs": -1}, "'logprobs' has to be 0 or more"),
         ({"truncate_prompt_tokens": 0}, "'truncate_prompt_tokens' has to be above 0, or -1 for what has room"),
+        ({"logit_bias": {"3": 1e30}}, "'logit_bias' has to be -100 to 100, got ((3, 1e+30),)"),
+        ({"logit_bias": {"a": 1}}, "'logit_bias' has to be an object such as"),
+        ({"logit_bias": {"3": "nan"}}, "'logit_bias' has to be a number, got 'nan'"),
+        ({"logit_bias": [3]}, "'logit_bias' has to be an object such as"),
+        ({"allowed_token_ids": []}, "'allowed_token_ids' has to be at least one token, or left out"),
+        ({"bad_words": [""]}, "'bad_words' has to be text, and not empty"),
         ({"max_token": 4}, "'max_token' is no sampling parameter. Did you mean max_tokens?"),
-        ({"zebra": 4}, "'zebra' is no sampling parameter. There are: frequency_penalty, "),
+        ({"zebra": 4}, "'zebra' is no sampling parameter. There are: allowed_token_ids, "),
     ],
 )
 def test_what_is_wrong(said: dict[str, Any], text: str) -> None:
@@ -75,8 +86,8 @@ def test_what_is_wrong(said: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"logit_bias": {"3": 1}}, "the sampling parameter 'logit_bias' is not offered"),
-        ({"bad_words": ["x"]}, "the sampling parameter 'bad_words' is not offered"),
+        ({"prompt_logprobs": 1}, "the sampling parameter 'prompt_logprobs' is not offered"),
+        ({"best_of": 2}, "the sampling parameter 'best_of' is not offered"),
     ],
 )
 def test_what_is_lacking(said: dict[str, Any], text: str) -> None:
@@ -85,7 +96,7 @@ def test_what_is_lacking(said: dict[str, Any], text: str) -> None:
     assert refused.value.message.startswith(text)
 
 
-@pytest.mark.parametrize("said", [{"logit_bias": None}, {"bad_words": []}, {"detokenize": True}, {"best_of": 1}])
+@pytest.mark.parametrize("said", [{"prompt_logprobs": None}, {"bad_words": []}, {"detokenize": True}, {"best_of": 1}])
 def test_what_is_lacking_and_asks_for_nothing(said: dict[str, Any]) -> None:
     assert sampling.from_mapping(said) == SamplingParameters()
 

@@ -9,7 +9,7 @@ import pytest
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.llm.tensorrt_llm import TensorRtLlmEngine, arguments
-from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.core.errors import NeriteError, Unsupported
 
 
 def model(folder: Path, **parameters: str) -> ModelContext:
@@ -30,10 +30,14 @@ def test_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("said", "text"),
-    [({"MAX_NUM_SEQ": "8"}, "Did you mean MAX_NUM_SEQS"), ({"MAX_NUM_SEQS": "-1"}, "it has to be above 0")],
+    [
+        ({"MAX_NUM_SEQ": "8"}, "Did you mean MAX_NUM_SEQS"),
+        ({"MAX_NUM_SEQS": "-1"}, "it has to be above 0"),
+        ({"PROMPT_LOOKUP_MAX": "3"}, "'PROMPT_LOOKUP_MAX', which the engine tensorrt_llm does not have"),
+    ],
 )
 def test_parameters_that_are_wrong(tmp_path: Path, said: dict[str, str], text: str) -> None:
-    with pytest.raises(InvalidArgument, match=text):
+    with pytest.raises(NeriteError, match=text):
         arguments.read(model(tmp_path, **said))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.llm.vllm import arguments
-from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 
 
 def model(folder: Path, files: dict[str, Any] | None = None, kind: str = "", **parameters: str) -> ModelContext:
@@ -59,6 +59,24 @@ def test_a_checkpoint_with_parameters(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"PROMPT_LOOKUP_MAX": "3"}, {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}),
+        ({"SPECULATIVE_MODEL": "some/where"}, {"method": "draft_model", "model": "some/where"}),
+    ],
+)
+def test_speculation(said: dict[str, str], expected: dict[str, Any], tmp_path: Path) -> None:
+    read = arguments.read(model(tmp_path, CHECKPOINT, **said, NUM_SPECULATIVE_TOKENS="4"))
+    assert read.engine["speculative_config"] == {**expected, "num_speculative_tokens": 4}
+
+
+def test_a_smaller_model_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    read = arguments.read(model(tmp_path, CHECKPOINT, SPECULATIVE_MODEL="../small"))
+    assert Path(read.engine["speculative_config"]["model"]).samefile(tmp_path / "small")
+
+
 def test_arguments_beside_a_checkpoint(tmp_path: Path) -> None:
     context = model(tmp_path, {**CHECKPOINT, "model.json": {"dtype": "float16", "scheduling_policy": "fcfs"}})
     assert arguments.read(context).engine == {
@@ -104,6 +122,8 @@ def test_what_an_instance_is_given(tmp_path: Path) -> None:
         ({"model.json": "[]"}, {}, InvalidArgument, "model.json' has to be a JSON object"),
         ({}, {}, Unavailable, "has no model.json"),
         (CHECKPOINT, {"MAX_NUM_SEQ": "4"}, InvalidArgument, "Did you mean MAX_NUM_SEQS"),
+        (CHECKPOINT, {"WEIGHT_FORMAT": "int8"}, Unsupported, "'WEIGHT_FORMAT', which the engine vllm does not have"),
+        (CHECKPOINT, {"NUM_SPECULATIVE_TOKENS": "2"}, InvalidArgument, "nothing that guesses tokens"),
         (CHECKPOINT, {"MAX_NUM_SEQS": "0"}, InvalidArgument, "'MAX_NUM_SEQS' of model 'm' is 0; it has to be above 0"),
         (
             {"model.json": {"enable_lora": True}, "multi_lora.json": {"a": 1}},

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from nerite.backends import values
 from nerite.backends.interface import Instance, InstanceContext, Marks, ModelContext
-from nerite.backends.llm import call, ports, selection, tasks
+from nerite.backends.llm import call, parameters, ports, selection, tasks
 from nerite.backends.llm.answer import WRONG, Answer
 from nerite.backends.llm.choice import VLLM
 from nerite.backends.llm.embedding import EmbeddingInstance
@@ -22,7 +22,6 @@ from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 
-STEP_TIMEOUT: Final = "STEP_TIMEOUT_SECONDS"
 _STEP_SECONDS: Final = "120"
 
 
@@ -162,9 +161,11 @@ class LlmInstance:
 
 def _patience(model: ModelContext) -> int:
     """Return how many seconds a step may take before the engine counts as hanging; 0: any time."""
-    seconds = values.parameter(model, STEP_TIMEOUT, _STEP_SECONDS, values.integer, "seconds, or 0 for any time")
+    seconds = values.parameter(
+        model, parameters.STEP_TIMEOUT, _STEP_SECONDS, values.integer, "seconds, or 0 for any time"
+    )
     if seconds < 0:
         raise InvalidArgument(
-            f"parameter '{STEP_TIMEOUT}' of model '{model.name}' is {seconds}; it has to be 0 or more"
+            f"parameter '{parameters.STEP_TIMEOUT}' of model '{model.name}' is {seconds}; it has to be 0 or more"
         )
     return seconds

@@ -77,7 +77,7 @@ def _said(request: InferenceRequest, places: Mapping[str, int]) -> Mapping[str, 
         return request.header.parameters
     try:
         said = json.loads(bytes(request.data[places[_SAMPLING]])[_LENGTH:])
-    except ValueError:
+    except (ValueError, RecursionError):
         return _UNREADABLE
     return said if isinstance(said, dict) else _UNREADABLE
 

@@ -21,6 +21,8 @@ _Number = TypeVar("_Number", int, float)
 
 _CLOSE: Final = 0.8
 """A custom parameter of a request that is as close to one of ours was meant to be that."""
+_MOST_BIAS: Final = 100
+"""That is certain already: engines count with numbers in which much more is no number any more."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,13 @@ class SamplingParameters:
     logprobs: int | None = None
     """How many alternatives to tell of, beside the chosen token; None: not even that one's."""
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, and what is added to how likely each is."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """None: all of them."""
+    bad_words: tuple[str, ...] = ()
+    """What the text must not have."""
     truncate_prompt_tokens: int | None = None
     """Of a longer prompt the last so many; -1: as many as there is room for."""
     lora_name: str = ""
@@ -61,16 +70,12 @@ class SamplingParameters:
 
 
 _LACKING: Final[Mapping[str, Any]] = {
-    "allowed_token_ids": None,
-    "bad_words": [],
     "best_of": 1,
     "detokenize": True,
     "extra_args": None,
-    "logit_bias": None,
     "logits_processors": None,
     "output_kind": None,
     "prompt_logprobs": None,
-    "spaces_between_special_tokens": True,
 }
 """What vLLM knows and we do not, and the value that asks for nothing."""
 
@@ -140,6 +145,9 @@ def _check(made: SamplingParameters) -> None:
         ("truncate_prompt_tokens", cut is None or cut == -1 or cut > 0, "above 0, or -1 for what has room"),
         ("stop", all(made.stop), "text, and not empty"),
         ("stop_token_ids", all(token >= 0 for token in made.stop_token_ids), "numbers of tokens"),
+        ("logit_bias", all(abs(bias) <= _MOST_BIAS for _, bias in made.logit_bias), f"-{_MOST_BIAS} to {_MOST_BIAS}"),
+        ("allowed_token_ids", made.allowed_token_ids != (), "at least one token, or left out"),
+        ("bad_words", all(made.bad_words), "text, and not empty"),
     ):
         if not holds:
             raise InvalidArgument(f"'{name}' has to be {wanted}, got {getattr(made, name)!r}")
@@ -223,6 +231,13 @@ def _integers(name: str, value: Any) -> tuple[int, ...]:
     return tuple(_integer(name, each) for each in value)
 
 
+def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Read an object whose keys are tokens: in JSON they are text."""
+    if not isinstance(value, dict) or not all(token.isdecimal() for token in value):
+        raise _wrong(name, value, 'an object such as {"1234": -100}, whose keys are numbers of tokens')
+    return tuple((_integer(name, token), _float(name, bias)) for token, bias in value.items())
+
+
 _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
     Mapping[str, Callable[[str, Any], Any]],
     {
@@ -243,6 +258,10 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
         "ignore_eos": _boolean,
         "logprobs": _optional,
         "skip_special_tokens": _boolean,
+        "spaces_between_special_tokens": _boolean,
+        "logit_bias": _biases,
+        "allowed_token_ids": _integers,
+        "bad_words": _texts,
         "truncate_prompt_tokens": _optional,
         "lora_name": _text,
         "priority": _integer,

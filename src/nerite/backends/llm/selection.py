@@ -20,6 +20,7 @@ from nerite.backends.llm.checkpoint import Content
 from nerite.backends.llm.choice import Choice
 from nerite.backends.llm.embedding import Embedder
 from nerite.backends.llm.engine import Engine
+from nerite.backends.llm.parameters import ENGINE
 from nerite.backends.llm.reranking import Reranker
 from nerite.backends.python import environment_store
 from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
@@ -27,7 +28,6 @@ from nerite.observability.gpus import driver_is_loaded
 
 _log = logging.getLogger("nerite.backends.llm")
 
-PARAMETER: Final = "ENGINE"
 _GENERAL: Final = "llm"
 """The backend whose name is not that of an engine."""
 
@@ -103,10 +103,10 @@ def _module(engine: str) -> EngineModule:
 
 
 def _choice(context: ModelContext, backend: str, installed: Container[str]) -> Choice:
-    named, wanted = "" if backend == _GENERAL else backend, context.parameter(PARAMETER)
+    named, wanted = "" if backend == _GENERAL else backend, context.parameter(ENGINE)
     if named and wanted not in ("", named):
         raise InvalidArgument(
-            f"model '{context.name}' has backend '{named}' and the parameter {PARAMETER} '{wanted}': leave one out"
+            f"model '{context.name}' has backend '{named}' and the parameter {ENGINE} '{wanted}': leave one out"
         )
     directory = context.version_directory
     content = checkpoint.content(directory)

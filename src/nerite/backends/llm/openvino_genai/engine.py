@@ -24,6 +24,7 @@ from nerite.backends.llm.engine import (
     Listener,
     Stepped,
     refuse_what_is_lacking,
+    refuse_what_is_unknown,
 )
 from nerite.backends.llm.openvino_genai import framework, lora, ordering, vocabulary
 from nerite.backends.llm.openvino_genai.grammars import Grammars
@@ -122,6 +123,7 @@ class OpenVinoGenAiEngine:
         if not self.is_healthy():
             raise Unavailable("the engine does not run")
         refuse_what_is_lacking(request, self._able)
+        refuse_what_is_unknown(request.sampling, framework.SAMPLING, NAME)
         numbers = [next(self._sequences) for _ in range(request.sampling.n)]
         length, order = ordering.ordered(request, numbers, self._tokenizer, self._options, self._able, self._ends)
         running = Running(request, listener, length, order, self._image_tokens)

@@ -17,6 +17,15 @@ from nerite.core.errors import Unsupported
 
 _VERBATIM: Final = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
 """For prompts that the framework tokenizes: to those to which it applies a template it adds no special tokens."""
+SAMPLING: Final = frozenset(
+    {
+        *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
+        *("logprobs", "truncate_prompt_tokens", "lora_name", "grammar", "priority"),
+    }
+)
+"""Sampling parameters that the framework is told of, or that are seen to here."""
 
 
 def genai() -> ModuleType:

@@ -11,12 +11,11 @@ from typing import Final
 from nerite.backends import values
 from nerite.backends.cores import usable_cores
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.llm import checkpoint, tasks
+from nerite.backends.llm import checkpoint, parameters, tasks
 from nerite.backends.llm.checkpoint import Content
 from nerite.backends.llm.conversion import converted
 from nerite.backends.llm.openvino_genai import lora
 from nerite.backends.llm.openvino_genai.lora import LoraAdapter
-from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, Unavailable
 
 _log = logging.getLogger("nerite.backends.llm")
@@ -32,36 +31,19 @@ _SEEING_FILES: Final = (
     *_FILES[1:],
 )
 
-_COMMON: Final = (
-    "ENGINE",
-    "INFERENCE_NUM_THREADS",
-    "MAX_MODEL_LEN",
-    "TARGET_DEVICE",
-    "WEIGHT_FORMAT",
-    tasks.PARAMETER,
+_COMMON: Final = frozenset(
+    {"INFERENCE_NUM_THREADS", "MAX_MODEL_LEN", "TARGET_DEVICE", "WEIGHT_FORMAT", *parameters.OF_OPENVINO}
 )
-_OWN: Final = (
-    "ENABLE_PREFIX_CACHING",
-    "KV_CACHE_GB",
-    "MAX_NUM_BATCHED_TOKENS",
-    "MAX_NUM_SEQS",
-    "NUM_KV_BLOCKS",
-    "NUM_SPECULATIVE_TOKENS",
-    "PROMPT_LOOKUP_MAX",
-    "SPECULATIVE_MODEL",
+KNOWN: Final = frozenset(
+    {
+        *_COMMON,
+        *("MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS", "NUM_KV_BLOCKS"),
+        *(parameters.CACHE, parameters.PREFIX_CACHING),
+        *parameters.SPECULATION,
+    }
 )
-_EMBEDDING: Final = ("NORMALIZE", "POOLING_TYPE")
-_PROPERTIES: Final = (
-    "CACHE_DIR",
-    "DYNAMIC_QUANTIZATION_GROUP_SIZE",
-    "ENABLE_CPU_PINNING",
-    "EXECUTION_MODE_HINT",
-    "INFERENCE_PRECISION_HINT",
-    "KV_CACHE_PRECISION",
-)
-"""Parameters that are handed on to OpenVINO as they are."""
-_ELSEWHERE: Final = ("EXECUTION_MODE", "EXECUTION_ENV_PATH", "STEP_TIMEOUT_SECONDS", "WORKER")
-_CLOSE: Final = 0.8
+_EMBEDDING: Final = frozenset({"NORMALIZE", "POOLING_TYPE"})
+_ENGINE: Final = "the engine openvino_genai"
 
 _POOLINGS: Final = {"CLS": "CLS", "MEAN": "MEAN", "LAST": "LAST_TOKEN"}
 """vLLM's names, and the framework's."""
@@ -153,38 +135,31 @@ def check_files(context: ModelContext, task: str) -> None:
 def read(context: ModelContext, instance: InstanceContext) -> Options:
     """Return what configuration and files say; convert a checkpoint, if that was not done. Raises ``NeriteError``."""
     check_files(context, tasks.GENERATE)
-    _check_names(context, (*_COMMON, *_OWN))
+    parameters.check(context, KNOWN, _ENGINE)
     standard = Options(instance.name, converted(context))
     device, properties = _device(context, instance)
+    speculation = parameters.speculation(context)
     return Options(
         instance.name,
         standard.directory,
         device,
         properties,
-        _count(context, "MAX_NUM_SEQS", standard.most_sequences),
-        _count(context, "MAX_NUM_BATCHED_TOKENS", standard.batched_tokens),
-        _count(context, "KV_CACHE_GB", standard.cache_gb),
-        _count(context, "NUM_KV_BLOCKS", standard.cache_blocks),
-        values.flag(context, "ENABLE_PREFIX_CACHING", default=standard.prefix_caching),
+        parameters.count(context, "MAX_NUM_SEQS", standard.most_sequences),
+        parameters.count(context, "MAX_NUM_BATCHED_TOKENS", standard.batched_tokens),
+        parameters.count(context, parameters.CACHE, standard.cache_gb),
+        parameters.count(context, "NUM_KV_BLOCKS", standard.cache_blocks),
+        values.flag(context, parameters.PREFIX_CACHING, default=standard.prefix_caching),
         _context_length(context),
         lora.find(context),
-        _draft(context),
-        _count(context, "PROMPT_LOOKUP_MAX", standard.lookup),
-        _count(context, "NUM_SPECULATIVE_TOKENS", standard.guesses),
+        _draft(context, speculation.draft),
+        speculation.lookup,
+        speculation.guesses,
     )
 
 
-def _draft(context: ModelContext) -> Path | None:
-    said = context.parameter("SPECULATIVE_MODEL")
+def _draft(context: ModelContext, said: str) -> Path | None:
     if not said:
-        if context.parameter("NUM_SPECULATIVE_TOKENS") and not context.parameter("PROMPT_LOOKUP_MAX"):
-            raise InvalidArgument(
-                f"model '{context.name}' has NUM_SPECULATIVE_TOKENS and nothing that guesses tokens: say "
-                "SPECULATIVE_MODEL, or PROMPT_LOOKUP_MAX"
-            )
         return None
-    if context.parameter("PROMPT_LOOKUP_MAX"):
-        raise InvalidArgument(f"model '{context.name}' has SPECULATIVE_MODEL and PROMPT_LOOKUP_MAX: choose one")
     directory = context.version_directory / said
     missing = [file for file in _FILES if not (directory / file).is_file()]
     if missing:
@@ -198,7 +173,8 @@ def _draft(context: ModelContext) -> Path | None:
 def read_encoder(context: ModelContext, instance: InstanceContext, task: str) -> EncoderOptions:
     """Return what configuration and files say of a model that embeds or reranks. Raises ``NeriteError``."""
     check_files(context, task)
-    _check_names(context, (*_COMMON, *(_EMBEDDING if task == tasks.EMBED else ())))
+    own = _COMMON | _EMBEDDING if task == tasks.EMBED else _COMMON
+    parameters.check(context, own, f"{_ENGINE}, of a model that is to {task},")
     device, properties = _device(context, instance)
     made = EncoderOptions(converted(context), device, properties, _context_length(context))
     if task != tasks.EMBED:
@@ -237,26 +213,12 @@ def _device(context: ModelContext, instance: InstanceContext) -> tuple[str, Mapp
             "INFERENCE_NUM_THREADS": threads or len(instance.cores) or usable_cores(),
             "ENABLE_CPU_PINNING": "NO",
         }
-    properties |= {name: context.parameter(name) for name in _PROPERTIES if context.parameter(name)}
+    properties |= {name: context.parameter(name) for name in sorted(parameters.OF_OPENVINO) if context.parameter(name)}
     return device, properties
 
 
-def _check_names(context: ModelContext, own: Sequence[str]) -> None:
-    known = (*own, *_PROPERTIES, *_ELSEWHERE)
-    for key in context.config.get("parameters", {}):
-        if key not in known and (meant := nearest(key.upper(), known, _CLOSE)):
-            raise InvalidArgument(f"model '{context.name}' has the parameter '{key}'. Did you mean {meant}?")
-
-
-def _count(context: ModelContext, key: str, default: int) -> int:
-    number = values.parameter(context, key, str(default), values.integer, "a number above 0")
-    if number < 1 and context.parameter(key):
-        raise InvalidArgument(f"parameter '{key}' of model '{context.name}' is {number}; it has to be above 0")
-    return number
-
-
 def _context_length(context: ModelContext) -> int:
-    wanted, own = _count(context, "MAX_MODEL_LEN", 0), _positions(context.version_directory)
+    wanted, own = parameters.count(context, "MAX_MODEL_LEN"), _positions(context.version_directory)
     if own and wanted > own:
         raise InvalidArgument(
             f"parameter 'MAX_MODEL_LEN' of model '{context.name}' is {wanted}, and the model has {own} positions"

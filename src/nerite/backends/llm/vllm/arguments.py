@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from nerite.backends import values
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.llm import checkpoint
-from nerite.config.near import nearest
+from nerite.backends.llm import checkpoint, parameters
+from nerite.backends.llm.parameters import Speculation
 from nerite.core.errors import InvalidArgument, Unavailable
 
 _ADAPTERS: Final = "multi_lora.json"
@@ -27,18 +27,9 @@ _NUMBERS: Final = {
     "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
 }
 """Parameters of the configuration, and what vLLM calls them."""
-_CACHE: Final = "KV_CACHE_GB"
-_PREFIXES: Final = "ENABLE_PREFIX_CACHING"
-_ELSEWHERE: Final = (
-    "ENABLE_VLLM_HEALTH_CHECK",
-    "ENGINE",
-    "EXECUTION_ENV_PATH",
-    "EXECUTION_MODE",
-    "REPORT_CUSTOM_METRICS",
-    "STEP_TIMEOUT_SECONDS",
-    "WORKER",
-)
-_CLOSE: Final = 0.8
+KNOWN: Final = frozenset({*_NUMBERS, parameters.CACHE, parameters.PREFIX_CACHING, *parameters.SPECULATION})
+_OF_TRITONS: Final = frozenset({"ENABLE_VLLM_HEALTH_CHECK", "REPORT_CUSTOM_METRICS"})
+"""Of Triton's vLLM backend: what they ask for is always so here."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ def read(context: ModelContext, instance: InstanceContext | None = None) -> Argu
     given = _file(context)
     if "model" not in given:
         given["model"] = str(context.version_directory.absolute())
-    _check_names(context)
+    parameters.check(context, KNOWN | _OF_TRITONS, "the engine vllm")
     given |= _of_parameters(context)
     # vLLM has gone from a switch that is off to one that is on.
     if "disable_log_requests" in given:
@@ -88,15 +79,27 @@ def _file(context: ModelContext) -> dict[str, Any]:
 
 
 def _of_parameters(context: ModelContext) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for parameter, name in _NUMBERS.items():
-        if context.parameter(parameter):
-            given[name] = _count(context, parameter)
-    if context.parameter(_PREFIXES):
-        given["enable_prefix_caching"] = values.flag(context, _PREFIXES, default=True)
-    if context.parameter(_CACHE):
-        given["kv_cache_memory_bytes"] = _count(context, _CACHE) << 30
+    given: dict[str, Any] = {
+        name: parameters.count(context, key) for key, name in _NUMBERS.items() if context.parameter(key)
+    }
+    if context.parameter(parameters.PREFIX_CACHING):
+        given["enable_prefix_caching"] = values.flag(context, parameters.PREFIX_CACHING, default=True)
+    if context.parameter(parameters.CACHE):
+        given["kv_cache_memory_bytes"] = parameters.count(context, parameters.CACHE) << 30
+    if guessing := _speculation(context, parameters.speculation(context)):
+        given["speculative_config"] = guessing
     return given
+
+
+def _speculation(context: ModelContext, wanted: Speculation) -> dict[str, Any]:
+    if wanted.draft:
+        beside = context.version_directory / wanted.draft
+        place = str(beside) if beside.is_dir() else wanted.draft
+        return {"method": "draft_model", "model": place, "num_speculative_tokens": wanted.guesses}
+    if wanted.lookup:
+        looked = {"prompt_lookup_max": wanted.lookup, "prompt_lookup_min": 1}
+        return {"method": "ngram", **looked, "num_speculative_tokens": wanted.guesses}
+    return {}
 
 
 def _with_adapters(context: ModelContext, given: dict[str, Any]) -> dict[str, str]:
@@ -136,20 +139,6 @@ def _variables(context: ModelContext, instance: InstanceContext) -> dict[str, st
     if instance.cores:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, instance.cores))
     return variables
-
-
-def _count(context: ModelContext, key: str) -> int:
-    number = values.parameter(context, key, "", values.integer, "a number above 0")
-    if number < 1:
-        raise InvalidArgument(f"parameter '{key}' of model '{context.name}' is {number}; it has to be above 0")
-    return number
-
-
-def _check_names(context: ModelContext) -> None:
-    known = (*_NUMBERS, _CACHE, _PREFIXES, *_ELSEWHERE)
-    for key in context.config.get("parameters", {}):
-        if key not in known and (meant := nearest(key.upper(), known, _CLOSE)):
-            raise InvalidArgument(f"model '{context.name}' has the parameter '{key}'. Did you mean {meant}?")
 
 
 def _object(file: Path) -> dict[str, Any]:

@@ -25,11 +25,15 @@ GRAMMARS: Final = frozenset(_FORMS)
 _SAME: Final = (
     *("n", "max_tokens", "min_tokens", "ignore_eos", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("include_stop_str_in_output", "skip_special_tokens"),
+    *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
 )
 """Sampling parameters that are vLLM's as they are."""
 SAMPLING: Final = frozenset(
-    {*_SAME, "stop", "stop_token_ids", "lora_name", "grammar", "priority", "truncate_prompt_tokens"}
+    {
+        *_SAME,
+        *("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias"),
+        *("lora_name", "grammar", "priority", "truncate_prompt_tokens"),
+    }
 )
 """All that we hand on, in one way or the other."""
 
@@ -109,8 +113,16 @@ def sampling(request: GenerationRequest) -> Any:
     if request.grammar is not None:
         form = StructuredOutputsParams(**{_FORMS[request.grammar.kind]: request.grammar.source})
     given = {name: getattr(said, name) for name in _SAME}
-    lists = {"stop": list(said.stop), "stop_token_ids": list(said.stop_token_ids)}
-    return SamplingParams(**given, **lists, structured_outputs=form, output_kind=RequestOutputKind.DELTA)
+    return SamplingParams(
+        **given,
+        stop=list(said.stop),
+        stop_token_ids=list(said.stop_token_ids),
+        bad_words=list(said.bad_words),
+        allowed_token_ids=None if said.allowed_token_ids is None else list(said.allowed_token_ids),
+        logit_bias=dict(said.logit_bias) or None,
+        structured_outputs=form,
+        output_kind=RequestOutputKind.DELTA,
+    )
 
 
 def translated(error: Exception, doing: str) -> NeriteError:
