@@ -68,7 +68,7 @@ class Trace(Relay):
         """Since when the request waited for each of them, and its times."""
         self.sends: list[int] = []
         """When the writing of each response began and ended."""
-        if "TENSORS" in sampler.values.levels:
+        if sampler.tensors:
             self.tensors = []
             self._note_tensors("TENSOR_QUEUE_INPUT", request.header.inputs, request.data)
 
@@ -88,7 +88,7 @@ class Trace(Relay):
             self._note_tensors("TENSOR_BACKEND_OUTPUT", response.header.outputs, response.data)
             now = _now()
         self._sink.respond(request, response, final)
-        if self.protocol and not response.empty:
+        if self.protocol and (response.header is not None or response.error is not None):
             self.sends += (now, _now())
         if final:
             self.final_ns = now

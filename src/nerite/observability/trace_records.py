@@ -19,6 +19,9 @@ RECEIVED: Final = {
 }
 SENT: Final = {"HTTP": ("HTTP_SEND_START", "HTTP_SEND_END"), "GRPC": ("GRPC_SEND_START", "GRPC_SEND_END")}
 _COMPUTED: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+_NUMBER: Final = b"\0"
+"""Where the number of a trace goes. No JSON has such a byte."""
+_REQUEST_ID: Final = b"\1"
 _when = itemgetter(0)
 
 
@@ -99,27 +102,21 @@ def _usual(trace: Trace) -> tuple[int, ...] | None:
 
 def _cast(trace: Trace, times: tuple[int, ...]) -> bytes:
     """Return the text of a usual trace."""
-    number = b"%d" % trace.number
-    pieces = _mould(trace.header.model_name, trace.version, trace.protocol).copy()
-    pieces[1] = number
+    text = _mould(trace.header.model_name, trace.version, trace.protocol, trace.id != "") % times
     if trace.id:
-        pieces[3] = b',"request_id":' + orjson.dumps(trace.id)
-    pieces[5::4] = [number] * len(times)
-    pieces[7::4] = orjson.dumps(times)[1:-1].split(b",")
-    return b"".join(pieces)
+        text = text.replace(_REQUEST_ID, orjson.dumps(trace.id))
+    return text.replace(_NUMBER, b"%d" % trace.number)
 
 
 @lru_cache(256)
-def _mould(model: str, version: int, protocol: str) -> list[bytes]:
-    """Return the text of usual traces in pieces.
-
-    What differs is left out: the number, the request's id, and of each stamp the number and the time.
-    """
+def _mould(model: str, version: int, protocol: str, named: bool) -> bytes:
+    """Return the text of usual traces, with ``%d`` for each time; ``named``: of requests with an id."""
+    request_id = b',"request_id":' + _REQUEST_ID if named else b""
+    first = b'{"id":%b,"model_name":%b,"model_version":%d%b}' % (_NUMBER, orjson.dumps(model), version, request_id)
     before = (*RECEIVED[protocol], "REQUEST_START", "QUEUE_START")
     after = ("REQUEST_END", "INFER_RESPONSE_COMPLETE", *SENT[protocol])
-    pieces = [b'{"id":', b"", b',"model_name":%b,"model_version":%d' % (orjson.dumps(model), version), b""]
-    opened = b'},{"id":'
-    for name in (*before, *_COMPUTED, *after):
-        pieces += (opened, b"", b',"timestamps":[{"name":"%b","ns":' % name.encode(), b"")
-        opened = b'}]},{"id":'
-    return [*pieces, b"}]}"]
+    stamps = (
+        b'{"id":%b,"timestamps":[{"name":"%b","ns":%%d}]}' % (_NUMBER, name.encode())
+        for name in (*before, *_COMPUTED, *after)
+    )
+    return b",".join((first.replace(b"%", b"%%"), *stamps))

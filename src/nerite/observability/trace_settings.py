@@ -35,11 +35,13 @@ class TraceValues:
 class Sampler:
     """Chooses which requests of a layer are traced."""
 
-    __slots__ = ("_seen", "open", "values")
+    __slots__ = ("_seen", "open", "tensors", "values")
 
     def __init__(self, values: TraceValues) -> None:
         self.values = values
         """With what is left of ``count``."""
+        self.tensors = "TENSORS" in values.levels
+        """Whether traces have tensors."""
         self.open = 0
         """Traces that are not complete yet. The business of whoever makes them."""
         self._seen = 0
