@@ -99,7 +99,7 @@ def started(tmp_path: Path, models: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 2 }"])
 def test_each_sequence_stays_with_its_instance(started: Any, strategy: str) -> None:
-    _, client = started(config(strategy, instances=2))
+    server, client = started(config(strategy, instances=2))
     first = [client.ask(1, 1, **START), client.ask(1, 2)]
     second = [client.ask(2, 10, **START), client.ask(2, 20)]
     first.append(client.ask(1, 4, **END))
@@ -108,6 +108,8 @@ def test_each_sequence_stays_with_its_instance(started: Any, strategy: str) -> N
     assert [total for total, _ in second] == [10, 30, 70]
     assert len({pid for _, pid in first}) == len({pid for _, pid in second}) == 1
     assert first[0][1] != second[0][1]
+    released = 'nerite_batch_releases_total{model="total",version="1",reason="instance_free"}'
+    eventually(lambda: server.metrics()[released] == 6)
 
 
 def test_what_waits_too_long_for_a_slot_is_refused(started: Any) -> None:

@@ -59,8 +59,8 @@ class SequenceRoster:
 
     @property
     def releases(self) -> Mapping[Release, int]:
-        """Return nothing: requests wait for their sequences."""
-        return {}
+        """Why batches began."""
+        return self._batcher.releases
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait for its turn in its sequence, or return why it is refused."""

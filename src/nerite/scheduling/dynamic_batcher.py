@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.scheduling.policy import BatchingRules
-from nerite.scheduling.release import Release
+from nerite.scheduling.release import DYNAMIC, Release
 from nerite.scheduling.request_queue import RequestQueue
 
 
@@ -44,7 +44,8 @@ class DynamicBatcher:
         "timed",
     )
 
-    def __init__(self, rules: BatchingRules) -> None:
+    def __init__(self, rules: BatchingRules, releases: dict[Release, int] | None = None) -> None:
+        """``releases``: where to count why batches begin, if others count there, too."""
         self.timed = any(policy.timeout_us for policy in (rules.default_policy, *rules.policies.values()))
         self._queue = RequestQueue(rules)
         self._limit = max(rules.max_batch_size, 1)
@@ -52,7 +53,7 @@ class DynamicBatcher:
         self._largest = max(rules.preferred_sizes, default=self._limit)
         self._delay = rules.max_delay_us * 1000
         self._hold = rules.hold_until
-        self.releases = dict.fromkeys(Release, 0)
+        self.releases = dict.fromkeys(DYNAMIC, 0) if releases is None else releases
         self._forget()
 
     @property

@@ -22,6 +22,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.scheduling.ended_sequences import EndedSequences
+from nerite.scheduling.release import DIRECT, DYNAMIC
 from nerite.scheduling.sequence import Sequence, SequenceRequest
 from nerite.scheduling.sequence_backlog import Backlog
 from nerite.scheduling.sequence_rules import SequenceRules
@@ -51,6 +52,7 @@ class SequenceBatcher(Generic[Instance]):
         "_slots",
         "_stopping",
         "idle",
+        "releases",
         "size",
     )
 
@@ -80,6 +82,8 @@ class SequenceBatcher(Generic[Instance]):
         """Idle instances that had to let their requests wait."""
         self.size = 0
         """Requests that wait."""
+        self.releases = dict.fromkeys(DIRECT if rules.batching is None else DYNAMIC, 0)
+        """Why batches began, on all instances."""
 
     def lives(self, sequence_id: int | str) -> bool:
         """Return whether there is a sequence with this id."""
@@ -160,9 +164,9 @@ class SequenceBatcher(Generic[Instance]):
         rules = self._rules
         order = next(self._number)
         slots: Slots = (
-            DirectSlots(order, rules.slots, rules.max_delay_us, rules.min_utilization)
+            DirectSlots(order, rules.slots, rules.max_delay_us, rules.min_utilization, self.releases)
             if rules.batching is None
-            else OldestSlots(order, rules.slots, rules.batching)
+            else OldestSlots(order, rules.slots, rules.batching, self.releases)
         )
         self._slots[instance] = self.idle[instance] = slots
         for slot in range(rules.slots):

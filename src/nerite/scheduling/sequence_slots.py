@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.policy import BatchingRules
+from nerite.scheduling.release import Release
 from nerite.scheduling.sequence import Sequence, SequenceRequest
 
 SlotBatch: TypeAlias = list["SequenceRequest | None"]
@@ -44,15 +45,19 @@ class DirectSlots:
     A batch reaches to the highest slot that has a request. It waits, for a limited time, until enough slots have one.
     """
 
-    __slots__ = ("_delay", "_due", "_enough", "open", "order", "seats")
+    __slots__ = ("_delay", "_due", "_enough", "_releases", "open", "order", "seats")
 
-    def __init__(self, order: int, count: int, max_delay_us: int, min_utilization: float) -> None:
+    def __init__(
+        self, order: int, count: int, max_delay_us: int, min_utilization: float, releases: dict[Release, int]
+    ) -> None:
+        """``releases``: where to count why batches begin."""
         self.order = order
         self.seats: list[Sequence | None] = [None] * count
         self.open = True
         self._delay = max_delay_us * 1000
         self._enough = min_utilization * count
         self._due: int | None = None
+        self._releases = releases
 
     def due(self, now: int) -> bool:
         """Return whether enough sequences have a request, or one has waited enough."""
@@ -82,6 +87,7 @@ class DirectSlots:
         batch = [None if request is None or request.header.batch_key != key else request for request in first]
         while batch[-1] is None:
             batch.pop()
+        self._releases[self._why(len(ready))] += 1
         return batch
 
     def wake_at(self) -> int | None:
@@ -91,17 +97,24 @@ class DirectSlots:
     def _waits(self, count: int, since: int, now: int) -> bool:
         return count < self._enough and now - since < self._delay
 
+    def _why(self, count: int) -> Release:
+        """Return why a batch begins that need not wait."""
+        if not self._delay or not self._enough:
+            return Release.FREE
+        return Release.SLOTS if count >= self._enough else Release.DELAY
+
 
 class OldestSlots:
     """Strategy ``oldest``: the first request of each sequence goes to a dynamic batcher, where the oldest go first."""
 
     __slots__ = ("_batcher", "open", "order", "seats")
 
-    def __init__(self, order: int, count: int, rules: BatchingRules) -> None:
+    def __init__(self, order: int, count: int, rules: BatchingRules, releases: dict[Release, int]) -> None:
+        """``releases``: where to count why batches begin."""
         self.order = order
         self.seats: list[Sequence | None] = [None] * count
         self.open = True
-        self._batcher = DynamicBatcher(rules)
+        self._batcher = DynamicBatcher(rules, releases)
 
     def due(self, now: int) -> bool:
         """Return whether the rules of dynamic batching make a batch of the first requests of all sequences now."""

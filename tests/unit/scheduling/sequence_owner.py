@@ -54,6 +54,7 @@ class Owner:
         self.of: dict[SequenceRequest, Conversation] = {}
         self.accepted: list[SequenceRequest] = []
         self.outcomes: Counter[SequenceRequest] = Counter()
+        self.batches = 0
         for number in range(instances):
             self.come(f"model_{number}")
 
@@ -93,6 +94,8 @@ class Owner:
             assert instance not in self.running, "one batch at a time"
             self._started(instance, batch)
             started[instance] = batch
+            self.batches += 1
+        assert sum(self.batcher.releases.values()) == self.batches, "each began for a reason"
         self._nothing_forgotten()
         return started
 
