@@ -326,7 +326,7 @@ class InferenceServer:
 
     async def add_repository(self, repository: RegisteredRepository, model: str) -> None:
         """Serve a model of one more repository, from now until ``remove_repository``."""
-        if self._options.repository.control_mode != "explicit":
+        if not self.is_controlled_by_hand:
             raise Unsupported("repository registration is not allowed if model control mode is not EXPLICIT")
         await self._manager.register(repository, model)
 
@@ -334,8 +334,13 @@ class InferenceServer:
         """Unload what a repository has, and forget it. Returns when the models are gone."""
         await self._manager.unregister(repository)
 
+    @property
+    def is_controlled_by_hand(self) -> bool:
+        """Whether models are loaded and unloaded when somebody says so."""
+        return self._options.repository.control_mode == "explicit"
+
     def _require_explicit(self) -> None:
-        if self._options.repository.control_mode != "explicit":
+        if not self.is_controlled_by_hand:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     # Stopping

@@ -381,6 +381,46 @@ def test_embeddings(client: openai.OpenAI) -> None:
         client.embeddings.create(model="words", input="x")
 
 
+def test_models_that_come_and_go(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    engine(models, "words")
+    python_model(models, "broken", "def execute(:", SIMPLE)
+
+    def ask(server: Serving, name: str, what: str) -> tuple[int, Any]:
+        status, _, body = server.ask("POST", f"/v1/models/{name}/{what}")
+        return status, json.loads(body)
+
+    def refusal(server: Serving, name: str, what: str) -> tuple[int, str, str]:
+        status, told = ask(server, name, what)
+        return status, told["error"]["message"], told["error"]["code"]
+
+    with serving(models, tmp_path / "log", "--model-control-mode=explicit") as server:
+        assert server.json("GET", "/v1/models")["data"] == []
+        status, told = ask(server, "words", "load")
+        assert (status, told["id"], told["object"]) == (200, "words", "model")
+        assert server.json("GET", "/v1/models")["data"] == [told]
+        taken = (400, "Model 'words' is already loaded", "model_already_loaded")
+        assert refusal(server, "words", "load") == taken
+        unknown = (400, "Unknown model: wods. Did you mean 'words'?", "model_not_found")
+        assert refusal(server, "wods", "load") == refusal(server, "wods", "unload") == unknown
+        status, message, _ = refusal(server, "broken", "load")
+        assert (status, message.startswith("Failed to load model 'broken': load failed for model 'broken'")) == (
+            400,
+            True,
+        )
+        assert ask(server, "words", "unload") == (200, told)
+        assert server.json("GET", "/v1/models")["data"] == []
+        assert refusal(server, "words", "unload") == (400, "Unknown model: words", "model_not_found")
+        assert ask(server, "words", "load")[0] == 200
+
+
+def test_models_that_are_there_to_stay(server: Serving) -> None:
+    for what in ("load", "unload"):
+        status, _, body = server.ask("POST", f"/v1/models/words/{what}")
+        told = json.loads(body)["error"]["message"]
+        assert (status, told) == (400, "Model load/unload requires --model-control-mode=explicit")
+
+
 def test_keys(tmp_path: Path) -> None:
     engine(tmp_path / "models", "words")
     flag = "--http-restricted-api=inference:authorization=Bearer secret"

@@ -79,6 +79,8 @@ ENDPOINTS: Final = (
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/{model}/unload"),
     _endpoint("openai_models", "GET", "metadata", "/v1/models"),
     _endpoint("openai_model", "GET", "metadata", "/v1/models/{model}"),
+    _endpoint("openai_load", "POST", "model-repository", "/v1/models/{model}/load"),
+    _endpoint("openai_unload", "POST", "model-repository", "/v1/models/{model}/unload"),
     _endpoint("completions", "POST", "inference", "/v1/completions"),
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),

@@ -21,6 +21,7 @@ from nerite.transports.openai.completion_request import Wanted
 from nerite.transports.openai.errors import MISTAKE, ApiError, reply_of
 from nerite.transports.openai.exchange import Exchange, Stream
 from nerite.transports.openai.joint_work import JointWork
+from nerite.transports.openai.model_control import ModelControl
 from nerite.transports.openai.shapes import ChatShape, CompletionShape
 from nerite.transports.openai.text_model import SPECIAL, Asked, TextModel
 from nerite.transports.openai.text_models import TextModels
@@ -52,6 +53,7 @@ class OpenAi:
         self._max_input_size = max_input_size
         self._sender_of = sender_of
         self._models = TextModels(server)
+        self._control = ModelControl(server, self._models)
         self._chats = ChatModels(server)
 
     def target(self, head: RequestHead) -> Target:
@@ -102,6 +104,14 @@ class OpenAi:
     def openai_model(self, connection: HttpConnection, body: memoryview, sender: Sender, model: str) -> None:
         """Tell of a model."""
         connection.send([reply.json_reply(self._models.told(model)).encode()])
+
+    def openai_load(self, connection: HttpConnection, body: memoryview, sender: Sender, model: str) -> None:
+        """Load a model."""
+        self._control.load(connection, model)
+
+    def openai_unload(self, connection: HttpConnection, body: memoryview, sender: Sender, model: str) -> None:
+        """Unload a model."""
+        self._control.unload(connection, model)
 
     def completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Go on with a text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.config.near import nearest
@@ -37,7 +37,7 @@ class TextModels:
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
-        self._began = int(time.time())
+        self.began = int(time.time())
         """What is said of when models were made: nobody knows, and clients expect a time."""
 
     def find(self, name: str, purpose: str = TEXT) -> RunningVersion:
@@ -73,7 +73,7 @@ class TextModels:
             raise self._unknown(name) from None
         if not _answers(signature):
             raise self._unknown(name)
-        return {"id": name, "object": "model", "created": self._began, "owned_by": _OWNER}
+        return described(name, self.began)
 
     def _unknown(self, name: str) -> ApiError:
         names = [
@@ -81,9 +81,19 @@ class TextModels:
             for record in self._server.manager.records
             if any(_answers(running.signature) for running in record.running.values())
         ]
-        meant = nearest(name, names)
-        hint = f". Did you mean '{meant}'?" if meant and meant != name else ""
-        return ApiError(f"Unknown model: {name}{hint}", "model", "model_not_found", 404)
+        return unknown(name, names)
+
+
+def unknown(name: str, names: Collection[str], status: int = 404) -> ApiError:
+    """Return the refusal of a model that is none of ``names``."""
+    meant = nearest(name, names)
+    hint = f". Did you mean '{meant}'?" if meant and meant != name else ""
+    return ApiError(f"Unknown model: {name}{hint}", "model", "model_not_found", status)
+
+
+def described(name: str, made: int) -> dict[str, Any]:
+    """Return what is told of a model. ``made``: when, in seconds."""
+    return {"id": name, "object": "model", "created": made, "owned_by": _OWNER}
 
 
 def _answers(signature: Signature) -> bool:

@@ -57,6 +57,8 @@ ENDPOINTS: Final[Mapping[str, Told]] = {
     "unregister_cuda": Told("Forget a region of CUDA memory, or all"),
     "openai_models": Told("List the models that OpenAI's API can ask", gives="OpenAiModels"),
     "openai_model": Told("Describe a model as OpenAI does", gives="OpenAiModel"),
+    "openai_load": Told("Load a model, and describe it as OpenAI does", gives="OpenAiModel"),
+    "openai_unload": Told("Unload a model", gives="OpenAiModel"),
     "completions": Told("Go on with a text, as in OpenAI's API", "CompletionRequest", "Completion", (_JSON, _EVENTS)),
     "chat_completions": Told(
         "Go on with a conversation, as in OpenAI's API", "ChatRequest", "Completion", (_JSON, _EVENTS)
