@@ -244,6 +244,8 @@ def test_the_command(house: House, of: str) -> None:
     (row,) = csv.DictReader(io.StringIO(run(f"nerite quota {of} --csv --url {house.server.http}")))
     assert (row["model"], row["tenant"], row["admitted"], row["refused"]) == ("identity", of, "1", "1")
     assert (row["input_bytes"], row["output_tokens"]) == ("4", "")
+    endings = ("complete", "cancelled", "deadline", "failed", "refused_after_all")
+    assert [row[ending] for ending in endings] == ["1", "0", "0", "0", "0"]
     told = json.loads(run(f"nerite quota --json --url {house.server.http}"))
     assert {each["tenant"] for each in told["tenants"]} == {of, "steady", "default"}
 

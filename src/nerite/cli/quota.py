@@ -25,7 +25,14 @@ _STANDING: Final = ("Tenant", "Under way", "Retries left", "Limit", "A minute", 
 _USE: Final = ("Model", "Tenant", "Class", "Offered", "Admitted", "Refused", "Input", "Output", "Wasted")
 _COUNTS: Final = ("offered", "admitted", "withdrawn", "retries", "joined")
 _SIZES: Final = ("input_tokens", "output_tokens", "wasted_tokens", "input_bytes")
-_ENDINGS: Final = ("complete", "cancelled", "deadline", "failed")
+_ENDINGS: Final = {
+    "complete": "complete",
+    "cancelled": "cancelled",
+    "deadline": "deadline",
+    "failed": "failed",
+    "refused": "refused_after_all",
+}
+"""How admitted requests ended, and the columns for it: together they are as many, but for those under way."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -99,7 +106,7 @@ def _csv(uses: Sequence[Mapping[str, Any]]) -> str:
     """Return a line for each model, tenant and class. What does not apply to a model is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("model", "tenant", "class", *_COUNTS, "refused", *_ENDINGS, *_SIZES))
+    writer.writerow(("model", "tenant", "class", *_COUNTS, "refused", *_ENDINGS.values(), *_SIZES))
     for use in uses:
         counts = [use[name] for name in _COUNTS]
         endings = [use["finished"].get(name, 0) for name in _ENDINGS]
