@@ -23,6 +23,8 @@ from conformance.triton_installation import TritonUnavailable, installation
 pytestmark = pytest.mark.timeout(120)
 
 FLAGS = (
+    # A server that has to hurry at its end sends no spans.
+    "--exit-timeout-secs=30",
     "--trace-config=mode=opentelemetry",
     "--trace-config=level=TIMESTAMPS",
     "--trace-config=opentelemetry,bsp_schedule_delay=50",
