@@ -30,7 +30,9 @@ from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.host_policy import HostPolicies
 from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
+from nerite.execution.overseer import Overseer
 from nerite.execution.reception import Reception
+from nerite.execution.runner import Runner
 from nerite.execution.standing_policy import StandingPolicy, open_policy
 from nerite.execution.surroundings import Surroundings
 from nerite.execution.vigil import limit_of
@@ -238,7 +240,9 @@ class ServerProcess:
                 log.info(line)
 
     def _watching(self, server: InferenceServer) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what goes on beside the serving: looking at files that may change."""
+        """Yield what goes on beside the serving: looking at workers, and at files that may change."""
+        if self._options.stall_seconds:
+            yield Overseer(lambda: _runners(server), self._options.stall_seconds).run()
         if self._options.repository.control_mode == "poll":
             yield Poller(server.manager, self._options.repository.poll_secs).run()
         for file in self._key_files.values():
@@ -296,3 +300,10 @@ def _model_table(index: list[dict[str, str]]) -> Table:
         reason = entry.get("reason", "")
         rows.append((entry["name"], entry.get("version", "-"), f"{state}: {reason}" if reason else state))
     return Table(("Model", "Version", "Status"), rows)
+
+
+def _runners(server: InferenceServer) -> Iterator[Runner]:
+    """Yield the instances of all models that run."""
+    for record in server.manager.records:
+        for running in record.running.values():
+            yield from running.runners

@@ -283,7 +283,8 @@ FLAGS: tuple[Flag, ...] = (
          "0 is never. Being woken takes longer than a small model, but who stays awake uses a core.",
          "stay_awake_microseconds", default_text="400; 0 on one core, or under a limit of processor time"),
     Flag("stall-seconds", "Nerite", _SECONDS,
-         "Log the stacks of all threads when the event loop stands still for so long; 0 is never.", "stall_seconds"),
+         "Log the stacks of all threads when the event loop stands still for so long, or a worker is at one batch for "
+         "60 times as long; 0 is never.", "stall_seconds"),
     Flag("max-queued-requests", "Nerite", COUNT,
          "Requests that may wait for a model; more are refused with status 503. A model's max_queue_size, if it has "
          "one, holds instead; 0 is no limit, as with Triton.", "queue.max_requests"),

@@ -177,6 +177,11 @@ class Household:
         if self._process is not None:
             self._process.kill(reason)
 
+    def write_stacks(self) -> None:
+        """Have the process write the stacks of its threads to its standard error, whatever it is at."""
+        if self._process is not None:
+            self._process.write_stacks()
+
     def evict(self, seat: int) -> None:
         """Have an instance live here no more, at once. Nobody waits until its model is finalized, or is told of it."""
         member = self._members.pop(seat)

@@ -25,6 +25,7 @@ Nothing is unpickled: a worker gone mad can send nonsense, but cannot make the s
 from __future__ import annotations
 
 import json
+import signal
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -70,6 +71,9 @@ SEGMENT: Final = 33  # JSON: memory to map; its descriptor comes by the second s
 RETURN: Final = 34  # tokens of borrowed views that are done with
 FORGET: Final = 35  # JSON: the number of a segment that no later message will name
 
+STACKS_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
+"""No message, as it gets through to a worker that reads none: it writes down where its threads are. The last of the
+real-time signals is one that hardly anybody uses, and macOS has none of those."""
 FRAME: Final = struct.Struct("<IHH")
 _BATCH: Final = struct.Struct("<II")
 _MARKS: Final = struct.Struct("<QQQQQ")

@@ -22,6 +22,7 @@ from typing import Any
 from nerite.backends.interface import InstanceContext
 from nerite.core import process_memory
 from nerite.core.errors import Internal
+from nerite.execution import messages
 
 _SPAWN_TIMEOUT = 30.0
 
@@ -49,6 +50,12 @@ class WorkerProcess:
             self._reason = reason
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def write_stacks(self) -> None:
+        """Have it write the stacks of its threads to its standard error. One whose model is open does so at once."""
+        if self.exit_status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, messages.STACKS_SIGNAL)
 
     @property
     def memory(self) -> int:

@@ -10,6 +10,7 @@ A job that comes while that of another instance waits for something is done by a
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import socket
@@ -260,6 +261,8 @@ def read_context(value: dict[str, Any]) -> ModelContext:
 
 def main(channel: int, descriptors: int) -> None:
     """Be a worker on two connected sockets, until the server is gone or has said CLOSE."""
+    # Written by the handler itself, which needs no interpreter: a library in C may hold that.
+    faulthandler.register(messages.STACKS_SIGNAL, file=2)
     worker = Worker(socket.socket(fileno=channel), socket.socket(fileno=descriptors))
     host.current = worker.calls
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):

@@ -181,6 +181,24 @@ class WorkerRunner:
             batches.append((self._number, self._batch))
         return batches
 
+    @property
+    def executes(self) -> int | None:
+        """The number of the batch that the worker executes; None while it executes none."""
+        return None if self._batch is None else self._number
+
+    def tell_where_it_is(self, seconds: float) -> None:
+        """Say in the log that a batch takes so long, and have the worker write down where its threads are."""
+        batch = self._batch or ()
+        _log.warning(
+            "instance '%s' has executed a batch for more than %.1f s (requests: %d). This is where the threads of its "
+            "worker are:",
+            self.name,
+            seconds,
+            len(batch),
+            extra={"request_id": ids_of(batch)},
+        )
+        self._household.write_stacks()
+
     def batch_of(self, number: int) -> Batch | None:
         """Return the requests of a batch that the worker has."""
         return self._batch if number == self._number and self._batch is not None else self._open.get(number)
