@@ -2,7 +2,8 @@
 
 Whoever asks the loop again and again whether it is there tells each answer (``answered``), and asks what follows
 (``look``). A stall is told once it is longer than it may be, and once more when it is over. If whoever asks could not
-run themselves, it is not the loop that stood still but all of the process.
+run themselves, it is not the loop that stood still but all of the process. After news others of the kind are counted
+for a while; a stall that still goes on then is told.
 """
 
 from __future__ import annotations
@@ -70,15 +71,25 @@ class StallWatch:
         if since is not None and self._there > since:
             self._stalled_since = None
             return News(What.WENT_ON, self._there - since) if self._told else None
-        if since is None and now - self._there > self._limit:
+        if since is not None:
+            return None if self._told or self._quiet(What.STANDS, now) else self._stands(since, now, before=1)
+        if now - self._there > self._limit:
             self._stalled_since = self._there
-            news = self._news(What.STANDS, now - self._there, now)
-            self._told = news is not None
-            return news
+            return self._stands(self._there, now)
         return None
 
+    def _stands(self, since: int, now: int, before: int = 0) -> News | None:
+        """Return the news of a stall that goes on; ``before``: how often it was counted, and not told."""
+        self._untold[What.STANDS] -= before
+        news = self._news(What.STANDS, now - since, now)
+        self._told = news is not None
+        return news
+
+    def _quiet(self, what: What, now: int) -> bool:
+        return now < self._quiet_until.get(what, now)
+
     def _news(self, what: What, nanoseconds: int, now: int) -> News | None:
-        if now < self._quiet_until.get(what, now):
+        if self._quiet(what, now):
             self._untold[what] += 1
             return None
         self._quiet_until[what] = now + _QUIET

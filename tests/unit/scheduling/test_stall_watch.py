@@ -64,6 +64,17 @@ def test_the_next_ones_are_counted_for_a_while() -> None:
     assert (told.what, told.untold) == (What.STANDS, 3)
 
 
+def test_one_that_goes_on_when_others_may_be_told_again() -> None:
+    watched = Watched()
+    watched.run(8, answers=False)
+    watched.run(4)
+    (told,) = watched.run(4 * 100, answers=False)
+    assert (told.what, told.untold) == (What.STANDS, 0)
+    assert 50 * LIMIT < told.nanoseconds <= 60 * LIMIT
+    (over,) = watched.run(3)
+    assert over.what is What.WENT_ON
+
+
 def test_a_process_that_was_stopped_is_no_stall_of_the_loop() -> None:
     watched = Watched()
     watched.run(1)
