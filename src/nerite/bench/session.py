@@ -77,51 +77,83 @@ class Session:
         objectives: Sequence[Objective] = (),
         count: Count = lambda: None,
     ) -> None:
-        self._fleet = fleet
-        self._rule = rule
-        self._warm_up = warm_up
-        self._objectives = tuple(objectives)
-        self._count = count
+        self.fleet = fleet
+        self.rule = rule
+        self.warm_up = warm_up
+        self.objectives = tuple(objectives)
+        self.count = count
 
     def run(self, levels: Sequence[Level], tell: Callable[[Look], None]) -> Iterator[Outcome]:
         """Yield what each level showed. Raises ``ClientError`` for one at which no request was answered."""
         for level in levels:
-            self._fleet.begin(level)
-            try:
-                yield self._measured(level, tell)
-            finally:
-                self._fleet.end()
+            yield from together([self], level, tell)
 
-    def _measured(self, level: Level, tell: Callable[[Look], None]) -> Outcome:
-        began = perf_counter()
-        while (passed := perf_counter() - began) < self._warm_up:
-            tell(Look(level, True, passed / self._warm_up, 0, 0.0))
-            time.sleep(min(_LOOK_SECONDS, self._warm_up - passed))
-        taken = self._fleet.take()
-        now = perf_counter()
-        measurement = Measurement(self._rule, now)
-        # What ended between the two belongs to the first window.
-        measurement.add(taken.records.split(now)[1], now)
-        marks = [_Mark(now, taken.spent, self._count())]
-        while not measurement.over:
+
+def together(sessions: Sequence[Session], level: Level, tell: Callable[[Look], None]) -> list[Outcome]:
+    """Put a load on by all sessions at once, until each has measured; return what each saw. Raises as ``run`` does."""
+    begun: list[Session] = []
+    try:
+        for session in sessions:
+            session.fleet.begin(level)
+            begun.append(session)
+        _warm_up(max(session.warm_up for session in sessions), level, tell)
+        watches = [_Watch(session, level) for session in sessions]
+        # Who is done keeps up its load, which the others are measured beside.
+        while under_way := [watch for watch in watches if not watch.over]:
             time.sleep(_LOOK_SECONDS)
-            now = perf_counter()
-            taken = self._fleet.take()
-            if measurement.add(taken.records, now):
-                marks.append(_Mark(now, taken.spent, self._count()))
-            rate = measurement.windows[-1].rate if measurement.windows else 0.0
-            tell(Look(level, False, measurement.progress(now), len(measurement.windows), rate))
-        return self._outcome(level, measurement, marks)
+            tell(min((watch.look() for watch in under_way), key=lambda look: look.part))
+        return [watch.outcome() for watch in watches]
+    finally:
+        for session in begun:
+            session.fleet.end()
 
-    def _outcome(self, level: Level, measurement: Measurement, marks: Sequence[_Mark]) -> Outcome:
-        found = figures(measurement.last, self._objectives)
+
+def _warm_up(seconds: float, level: Level, tell: Callable[[Look], None]) -> None:
+    began = perf_counter()
+    while (passed := perf_counter() - began) < seconds:
+        tell(Look(level, True, passed / seconds, 0, 0.0))
+        time.sleep(min(_LOOK_SECONDS, seconds - passed))
+
+
+class _Watch:
+    """What a session sees of a level."""
+
+    def __init__(self, session: Session, level: Level) -> None:
+        self._session = session
+        self._level = level
+        taken = session.fleet.take()
+        now = perf_counter()
+        self._measurement = Measurement(session.rule, now)
+        # What ended between the two belongs to the first window.
+        self._measurement.add(taken.records.split(now)[1], now)
+        self._marks = [_Mark(now, taken.spent, session.count())]
+
+    @property
+    def over(self) -> bool:
+        """Whether it has seen enough."""
+        return self._measurement.over
+
+    def look(self) -> Look:
+        """Take what there is; say how far it has come."""
+        now = perf_counter()
+        taken = self._session.fleet.take()
+        measurement = self._measurement
+        if measurement.add(taken.records, now):
+            self._marks.append(_Mark(now, taken.spent, self._session.count()))
+        rate = measurement.windows[-1].rate if measurement.windows else 0.0
+        return Look(self._level, False, measurement.progress(now), len(measurement.windows), rate)
+
+    def outcome(self) -> Outcome:
+        """Return what it showed. Raises ``ClientError`` if no request was answered."""
+        measurement = self._measurement
+        found = figures(measurement.last, self._session.objectives)
         if found is None:
             reasons = [f"{count} x {text}" for text, count in measurement.failures.most_common(3)]
-            raise ClientError("\n    ".join([f"no request was answered at {level}", *reasons]))
-        first, last = marks[-len(measurement.last) - 1], marks[-1]
+            raise ClientError("\n    ".join([f"no request was answered at {self._level}", *reasons]))
+        first, last = self._marks[-len(measurement.last) - 1], self._marks[-1]
         spent = [after - before for before, after in zip(first.spent, last.spent, strict=True)]
         return Outcome(
-            level=level,
+            level=self._level,
             figures=found,
             windows=tuple(measurement.windows),
             stable=measurement.stable,

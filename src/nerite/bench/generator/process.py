@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Final, NamedTuple
@@ -87,23 +88,24 @@ class Generator:
         loop.add_reader(pipe.fileno(), arrived.set)
         # The loop has made it one that does not wait, and a report may be larger than what it takes at once.
         os.set_blocking(pipe.fileno(), True)
-        while True:
-            await arrived.wait()
-            arrived.clear()
-            try:
-                command = pipe.recv()
-            except EOFError:
-                return
-            match command:
-                case Begin(level):
-                    self._begin(level)
-                    pipe.send(None)
-                case Take():
-                    self._give_up_late_ones()
-                    pipe.send(Report(self._recorder.take(), time.process_time()))
-                case End():
-                    await self._end()
-                    pipe.send(None)
+        # A pipe that is closed means that nobody wants anything any more.
+        with suppress(EOFError, BrokenPipeError):
+            while True:
+                await arrived.wait()
+                arrived.clear()
+                await self._do(pipe)
+
+    async def _do(self, pipe: Connection) -> None:
+        match pipe.recv():
+            case Begin(level):
+                self._begin(level)
+                pipe.send(None)
+            case Take():
+                self._give_up_late_ones()
+                pipe.send(Report(self._recorder.take(), time.process_time()))
+            case End():
+                await self._end()
+                pipe.send(None)
 
     def _begin(self, level: Level) -> None:
         self._recorder.take()
