@@ -25,6 +25,8 @@ DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yml"
 ELSEWHERE = ("vllm:", "nerite_llm_", "nerite_admission_", "nv_gpu_", "nv_energy_")
 """What only servers with a language model, a policy or a GPU have: that these names exist is for docs/metrics.md."""
+UNITS = {"short", "ops", "reqps", "s", "bytes", "percentunit", "watt"}
+"""Of those that Grafana has, by their ids."""
 _METRIC = re.compile(r"\b(?:nv|nerite)_\w+|vllm:\w+")
 
 
@@ -56,6 +58,33 @@ def test_the_dashboards_are_up_to_date() -> None:
     build = runpy.run_path(str(ROOT / "tools" / "build_dashboards.py"))
     written = {path.stem: path.read_text() for path in (DEPLOY / "grafana").glob("*.json")}
     assert written == {name: build["text"](name) for name in build["DASHBOARDS"]}, "run tools/build_dashboards.py"
+
+
+@pytest.mark.parametrize("name", dashboards())
+def test_the_form_is_one_that_grafana_knows(name: str) -> None:
+    board = dashboards()[name]
+    assert (board["schemaVersion"], board["uid"]) == (39, f"nerite-{name}")
+    variables = {each["name"]: each for each in board["templating"]["list"]}
+    source = {"type": "prometheus", "uid": "${source}"}
+    assert (variables["source"]["type"], variables["source"]["query"]) == ("datasource", "prometheus")
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        assert panel["title"] and panel["type"] in {"timeseries", "heatmap"}
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert all(0 <= x < 24 for x, _ in cells) and not cells & taken, panel["title"]
+        taken |= cells
+        # Others Grafana would print behind the number, as they are.
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+        assert [target["refId"] for target in panel["targets"]] == [*"ABCDEFGH"[: len(panel["targets"])]]
+        for target in panel["targets"]:
+            assert panel["datasource"] == target["datasource"] == source
+            assert set(re.findall(r"\$(\w+)", target["expr"])) <= {*variables, "__rate_interval"}
+            kept = re.findall(r"\bby \(([^)]*)\)", target["expr"])
+            for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+                assert not kept or any(label in each.split(", ") for each in kept), (panel["title"], label)
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids)) > 0
 
 
 def test_every_metric_that_they_name_is_documented() -> None:
