@@ -5,7 +5,7 @@ follows from that alone. ``engine`` opens plans, ``cuda`` has memory, streams an
 engine for one instance. The rest is in ``nerite.backends.arrays``.
 
 Written by the documentation of TensorRT 10 and CUDA's Python bindings; it has not run on a GPU yet
-(``benchmarks/tensorrt_engine.py`` is what tells). Both are imported when the first model needs them.
+(``benchmarks/on_gpu.py`` is what tells). Both are imported when the first model needs them.
 """
 
 from nerite.backends.tensorrt.backend import TensorRtBackend
