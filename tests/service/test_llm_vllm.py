@@ -1,7 +1,4 @@
-"""A repository of Triton's vLLM backend, as it is, behind a server. Runs where `nerite engines install vllm` has run.
-
-Its environment has 2.2 GB, which no run of all tests can fetch. What needs no vLLM is in tests/unit/backends.
-"""
+"""A repository of Triton's vLLM backend, as it is, behind a server."""
 
 from __future__ import annotations
 
@@ -17,25 +14,17 @@ from typing import Any
 
 import pytest
 
-import serving
 from checkpoints import CONTEXT, adapter, language_checkpoint
 from llm_models import TEMPLATE, chat_tokens
-from nerite.backends.llm import installation
-from nerite.backends.python.environment_store import folder
 from process_family import processes_of
 from serving import Serving, eventually
+from vllm_serving import WHERE_VLLM_IS, vllm_serving
 
 CONFIG = 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
 FEW = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 ENDLESS = {**FEW, "max_tokens": CONTEXT}
 
-pytestmark = [
-    pytest.mark.timeout(900),  # its import alone takes ten seconds, and the first answer some more
-    pytest.mark.skipif(
-        installation.found(installation.vllm(), folder()) is None,
-        reason="vLLM is not installed: nerite engines install vllm",
-    ),
-]
+pytestmark = WHERE_VLLM_IS
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     (version / "model.json").write_text(json.dumps(arguments))
     adapters = {name: str(adapter(place / name, seed)) for seed, name in enumerate("AB")}
     (version / "multi_lora.json").write_text(json.dumps(adapters))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving, "PATIENCE", 500)
-        with serving.serving(place / "models", place / "log") as running:
-            yield running
+    with vllm_serving(place / "models", place / "log") as running:
+        yield running
 
 
 def generate(server: Serving, **said: Any) -> tuple[int, Any]:
@@ -166,12 +153,15 @@ def test_under_openais_api(server: Serving) -> None:
 
 
 @pytest.mark.feature("vllm", "stop strings and tokens")
+@pytest.mark.feature("vllm", "fewest and most tokens (`min_tokens`, `max_tokens`)")
 def test_what_ends_a_sequence(server: Serving) -> None:
     _, answer = generate(server, sampling_parameters=json.dumps({**FEW, "logprobs": 0}), return_logprobs=True)
     (third,) = json.loads(answer["logprobs"])[2]
     said = json.dumps({**FEW, "stop_token_ids": [int(third)]})
     _, stopped = generate(server, sampling_parameters=said, return_finish_reason=True, return_num_output_tokens=True)
     assert (stopped["finish_reason"], stopped["num_output_tokens"] <= 3) == ("stop", True)
+    said = json.dumps({**FEW, "stop_token_ids": [int(third)], "min_tokens": 8})
+    assert generate(server, sampling_parameters=said, return_num_output_tokens=True)[1]["num_output_tokens"] == 8
     whole = text(server)
     letter = next(character for character in whole if character.isascii() and character.isprintable())
     assert text(server, stop=[letter]) == whole.partition(letter)[0]
@@ -283,7 +273,6 @@ def test_what_is_refused(server: Serving, said: dict[str, Any], error: str) -> N
 
 
 @pytest.mark.feature("vllm", "cancellation")
-@pytest.mark.feature("vllm", "hits of the prefix cache are counted")
 def test_a_connection_that_is_cut_gives_everything_back(server: Serving) -> None:
     streams = [events(server, parameters={**ENDLESS, "seed": seed}) for seed in range(4)]
     for stream in streams:
@@ -293,7 +282,21 @@ def test_a_connection_that_is_cut_gives_everything_back(server: Serving) -> None
     used = 'nerite_llm_kv_blocks{model="chat",version="1",state="used"}'
     running = 'vllm:num_requests_running{model="chat",version="1"}'
     eventually(lambda: (server.metrics()[used], server.metrics()[running]) == (0, 0))
-    assert server.metrics()['vllm:prefix_cache_queries_total{model="chat",version="1"}'] > 0
+
+
+@pytest.mark.feature("vllm", "beginnings that prompts share are computed once (prefix caching)")
+@pytest.mark.feature("vllm", "hits of the prefix cache are counted")
+def test_what_was_computed_before(server: Serving) -> None:
+    def told(name: str) -> float:
+        return server.metrics()[f'vllm:prefix_cache_{name}_total{{model="chat",version="1"}}']
+
+    beginning = "a beginning that is shared " * 40
+    first = text(server, beginning + "one")
+    queries, hits = told("queries"), told("hits")
+    assert text(server, beginning + "one") == first
+    text(server, beginning + "two")
+    assert told("queries") - queries > 2 * len(beginning)
+    assert told("hits") - hits > len(beginning)
 
 
 def test_an_engine_that_dies_takes_its_processes_along_and_comes_back(server: Serving) -> None:

@@ -96,6 +96,7 @@ def test_several_sequences(engine: OpenVinoGenAiEngine) -> None:
 
 
 @pytest.mark.feature("openvino_genai", "stop strings and tokens")
+@pytest.mark.feature("openvino_genai", "fewest and most tokens (`min_tokens`, `max_tokens`)")
 def test_what_ends_a_sequence(engine: OpenVinoGenAiEngine) -> None:
     whole = asked(engine).over()
     third = whole.tokens()[2]
@@ -208,6 +209,41 @@ def test_what_it_tells_of_each_step(directory: Path) -> None:
     finally:
         steps.release()
         engine.stop()
+
+
+@pytest.mark.feature("openvino_genai", "long prompts in several steps (chunked prefill)")
+def test_who_runs_goes_on_while_a_long_prompt_is_read(directory: Path) -> None:
+    engine = OpenVinoGenAiEngine(Options("m", directory, cache_blocks=256, batched_tokens=64))
+    engine.start(ignored, ignored)
+    try:
+        neighbour = asked(engine, LONG, id="neighbour").begun()
+        before = len(neighbour.deltas)
+        asked(engine, prompt="x" * 1200, id="long").begun()
+        assert len(neighbour.deltas) - before >= 1200 // 64
+    finally:
+        engine.stop()
+
+
+@pytest.mark.feature("openvino_genai", "beginnings that prompts share are computed once (prefix caching)")
+@pytest.mark.parametrize("caching", [True, False])
+def test_what_was_computed_before(directory: Path, caching: bool) -> None:
+    """It is not told, but it takes fewer steps."""
+    steps = Steps()
+    chosen = Options("m", directory, cache_blocks=256, batched_tokens=64, prefix_caching=caching)
+    engine = OpenVinoGenAiEngine(chosen)
+    engine.start(steps, ignored)
+    try:
+        taken = []
+        for end in ("one", "one", "two"):
+            before = len(steps.told)
+            asked(engine, prompt="x" * 1200 + end, id=end).over()
+            eventually(lambda: engine.stats().running == 0)
+            taken.append(len(steps.told) - before)
+    finally:
+        engine.stop()
+    first, same, other = taken
+    assert first >= 1200 // 64
+    assert (max(same, other) < first // 2) is caching
 
 
 def test_a_deadline(engine: OpenVinoGenAiEngine) -> None:

@@ -5,6 +5,7 @@ The real one is in tests/service/test_llm_vllm.py, where it is installed.
 
 from __future__ import annotations
 
+import io
 import queue
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import PIL.Image
 import pytest
 
 import llm_listening
@@ -131,6 +133,18 @@ def test_a_deadline(started: Started) -> None:
     with pytest.raises(TooLate, match="the deadline of the request has passed"):
         asked(engine, ENDLESS, deadline_ns=time.monotonic_ns() + 20_000_000).over()
     eventually(lambda: engine.stats().running == 0)
+
+
+def test_images_count(started: Started) -> None:
+    engine = started(most_images=2)
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
+    heard = asked(engine, images=[file.getvalue()] * 2).over()
+    assert (heard.prompt_tokens, heard.text_tokens, heard.text()) == (5 + 4, 5, "abcd")
+    with pytest.raises(InvalidArgument, match="'image' 0 is none of JPEG"):
+        asked(engine, images=[b"hi"])
+    with pytest.raises(Unsupported, match="a prompt with images is taken as a whole"):
+        asked(engine, replace(FEW, truncate_prompt_tokens=2), images=[file.getvalue()])
 
 
 @pytest.mark.parametrize(

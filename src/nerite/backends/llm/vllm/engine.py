@@ -10,6 +10,7 @@ import time
 from collections import deque
 from typing import Any, Final
 
+from nerite.backends.llm import images
 from nerite.backends.llm.engine import Capabilities, GenerationRequest, Listener
 from nerite.backends.llm.loop_engine import LoopEngine
 from nerite.backends.llm.sampling import SamplingParameters
@@ -56,7 +57,10 @@ class VllmEngine(LoopEngine):
             sampling = framework.sampling(request)
         except Exception as error:  # It says what is wrong with the parameters.
             raise framework.translated(error, "reading sampling parameters") from error
-        self._coming.append(Running(request, listener, tokens, sampling))
+        if request.images and request.sampling.truncate_prompt_tokens is not None:
+            raise Unsupported("'truncate_prompt_tokens': a prompt with images is taken as a whole")
+        shown = images.pixels(request.images)
+        self._coming.append(Running(request, listener, tokens, shown, sampling))
         self._nudge()
 
     def _usage(self) -> tuple[int, int, int]:
@@ -101,6 +105,7 @@ class VllmEngine(LoopEngine):
             config.scheduler_config.max_num_seqs,
             top_logprobs=config.model_config.max_logprobs,
             grammars=framework.GRAMMARS,
+            images=framework.sees(engine),
             adapters=frozenset(self._adapters),
             priorities=config.scheduler_config.policy == "priority",
         )
@@ -121,9 +126,13 @@ class VllmEngine(LoopEngine):
     async def _begin(self, running: Running) -> None:
         request = running.request
         try:
+            if running.images:
+                prompt, length, of_images = await framework.with_images(self._engine, running.tokens, running.images)
+            else:
+                prompt, length, of_images = framework.prompt(running.tokens), len(running.tokens), 0
             running.outputs = await self._engine.add_request(
                 running.id,
-                framework.prompt(running.tokens),
+                prompt,
                 running.sampling,
                 lora_request=self._adapters.get(request.lora),
                 priority=request.priority,
@@ -132,9 +141,10 @@ class VllmEngine(LoopEngine):
             running.listener.failed(framework.translated(error, "beginning a request"))
             self._stepped(self.stats())
             return
+        running.images = ()
         self._running[running.id] = running
-        self._prompt_tokens += len(running.tokens)
-        running.listener.admitted(len(running.tokens))
+        self._prompt_tokens += length
+        running.listener.admitted(length, image_tokens=of_images)
 
     async def _cut(self) -> None:
         """End the requests that are not wanted any more."""

@@ -6,13 +6,14 @@ import dataclasses
 import logging
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from nerite.backends.llm.engine import GenerationRequest
 from nerite.backends.llm.vllm.arguments import Arguments
 from nerite.config.near import nearest
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.tensor import Array
 
 _log = logging.getLogger("nerite.backends.llm")
 
@@ -93,6 +94,23 @@ def prompt(tokens: list[int]) -> Any:
     from vllm.inputs import tokens_input
 
     return tokens_input(tokens)
+
+
+def sees(engine: Any) -> bool:
+    """Return whether the model takes images."""
+    processor = engine.renderer.mm_processor
+    return processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0
+
+
+async def with_images(engine: Any, tokens: list[int], images: Sequence[Array]) -> tuple[Any, int, int]:
+    """Return a prompt with images as vLLM has it, how many tokens it has, and how many of them are images'.
+
+    The work is done in a thread. Raises what vLLM raises.
+    """
+    said = {"prompt_token_ids": tokens, "multi_modal_data": {"image": list(images)}}
+    (rendered,) = await engine.renderer.render_cmpl_async([said])
+    of_images = sum(place.length for place in rendered["mm_placeholders"]["image"])
+    return rendered, len(rendered["prompt_token_ids"]), of_images
 
 
 def adapters(arguments: Arguments) -> dict[str, Any]:

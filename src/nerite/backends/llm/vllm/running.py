@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nerite.backends.llm.engine import Delta, FinishReason, GenerationRequest, Listener, TokenLogprob
 from nerite.core.errors import Internal
+from nerite.core.tensor import Array
 
 _REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": FinishReason.STOP,
@@ -19,12 +20,15 @@ _REASONS: Final[Mapping[str, FinishReason]] = {
 class Running:
     """One request, from when the engine took it up. For the engine's thread alone."""
 
-    def __init__(self, request: GenerationRequest, listener: Listener, tokens: list[int], sampling: Any) -> None:
-        """``sampling`` are vLLM's parameters, ``tokens`` the prompt."""
+    def __init__(
+        self, request: GenerationRequest, listener: Listener, tokens: list[int], images: Sequence[Array], sampling: Any
+    ) -> None:
+        """``sampling`` are vLLM's parameters, ``tokens`` the prompt, in which images are marks."""
         self.request = request
         self.id = request.id
         self.listener = listener
         self.tokens = tokens
+        self.images = images
         self.sampling = sampling
         self.outputs: Any = None
         """Where vLLM puts what comes."""

@@ -10,3 +10,4 @@ class AsyncEngineArgs:
     scheduling_policy: str = "fcfs"
     disable_log_stats: bool = False
     tasks: tuple[str, ...] = ("generate",)
+    most_images: int = 0

@@ -8,6 +8,23 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 REFUSED, DEADLY = 8, 9
 """Tokens of prompts with which it refuses the request, and with which it dies."""
+IMAGE = 7
+"""The token of a part of an image: two for each."""
+
+
+class Renderer:
+    """Makes prompts of text and images."""
+
+    def __init__(self, most_images):
+        info = SimpleNamespace(allowed_mm_limits={"image": most_images})
+        self.mm_processor = SimpleNamespace(info=info) if most_images else None
+
+    async def render_cmpl_async(self, prompts):
+        (prompt,) = prompts
+        images = prompt["multi_modal_data"]["image"]
+        tokens = [IMAGE] * (2 * len(images)) + prompt["prompt_token_ids"]
+        places = {"image": [SimpleNamespace(length=2) for _ in images]}
+        return [{"type": "multimodal", "prompt_token_ids": tokens, "mm_placeholders": places}]
 
 
 class Outputs:
@@ -53,6 +70,7 @@ class AsyncLLM:
             model_config=SimpleNamespace(max_model_len=args.max_model_len, max_logprobs=20),
             scheduler_config=SimpleNamespace(max_num_seqs=4, policy=args.scheduling_policy),
         )
+        self.renderer = Renderer(args.most_images)
         self.errored = False
         self.adapters = []
         self._tasks = args.tasks
