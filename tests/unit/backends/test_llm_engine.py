@@ -6,7 +6,6 @@ import json
 import queue
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from nerite.backends.llm.openvino_genai.grammars import Grammars
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.openvino_genai.stepping import AHEAD
 from nerite.backends.llm.structured import JSON_SCHEMA, Grammar
-from nerite.core.errors import Internal, InvalidArgument, TooLate, Unavailable, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, Unavailable, Unsupported
 
 LONG = replace(FEW, max_tokens=3000)
 CONTEXT = 4000
@@ -244,12 +243,6 @@ def test_what_was_computed_before(directory: Path, caching: bool) -> None:
     first, same, other = taken
     assert first >= 1200 // 64
     assert (max(same, other) < first // 2) is caching
-
-
-def test_a_deadline(engine: OpenVinoGenAiEngine) -> None:
-    late = asked(engine, LONG, deadline_ns=time.monotonic_ns() + 20_000_000)
-    with pytest.raises(TooLate, match="the deadline of the request has passed"):
-        late.over()
 
 
 def test_more_than_the_batch_holds_wait(directory: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import queue
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from nerite.backends.llm.engine import EngineStats, FinishReason
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.vllm import VllmEngine, framework
 from nerite.backends.llm.vllm.arguments import Arguments
-from nerite.core.errors import InvalidArgument, NeriteError, TooLate, Unavailable, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from pages import ROOT
 
 FEW = SamplingParameters(max_tokens=4)
@@ -126,13 +125,6 @@ def test_a_prompt_is_cut(started: Started) -> None:
     engine = started()
     assert asked(engine, replace(FEW, truncate_prompt_tokens=2), prompt="x" * 200).over().prompt_tokens == 2
     assert asked(engine, replace(FEW, truncate_prompt_tokens=-1), prompt="x" * 200).over().prompt_tokens == 96
-
-
-def test_a_deadline(started: Started) -> None:
-    engine = started()
-    with pytest.raises(TooLate, match="the deadline of the request has passed"):
-        asked(engine, ENDLESS, deadline_ns=time.monotonic_ns() + 20_000_000).over()
-    eventually(lambda: engine.stats().running == 0)
 
 
 def test_images_count(started: Started) -> None:

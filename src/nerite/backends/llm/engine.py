@@ -2,7 +2,8 @@
 
 An engine runs in the worker process of its model and batches by itself: requests join and leave between two steps.
 What is asked of it and what it says is plain data, so that no other module knows which engine it is. An engine refuses
-by name what it cannot do, in ``add``, and never leaves it out in silence.
+by name what it cannot do, in ``add``, and never leaves it out in silence. It knows no deadlines: the server aborts who
+is late, exactly then.
 """
 
 from __future__ import annotations
@@ -46,8 +47,6 @@ class GenerationRequest:
     """The name of an adapter."""
     priority: int = 0
     """Lower ones first. Only for an engine that knows priorities; any other gets requests in the right order."""
-    deadline_ns: int = 0
-    """``time.monotonic_ns`` after which nobody wants the answer; 0: never."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from nerite.backends.interface import Reporter
 from nerite.backends.llm.answer import Answer
 from nerite.backends.llm.engine import Delta, EngineStats, FinishReason
 from nerite.core.engine_report import Begun, Ended, EngineReport, Progress
-from nerite.core.errors import NeriteError, TooLate
+from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 
 _ENDED: Final = {
@@ -95,8 +95,7 @@ class Follower:
 
     def failed(self, error: NeriteError) -> None:
         """Have it told, and the request answered with it."""
-        ended = Ended.TOO_LATE if isinstance(error, TooLate) else Ended.FAILED
-        self._tell(0, ended, partial(self._answer.failed, error))
+        self._tell(0, Ended.FAILED, partial(self._answer.failed, error))
 
     def _tell(self, tokens: int, ended: Ended | None, respond: Callable[[], None]) -> None:
         begun, self._begun = self._begun, None

@@ -11,7 +11,6 @@ import itertools
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
@@ -36,7 +35,7 @@ from nerite.backends.llm.openvino_genai.running import Running, RunningSequence
 from nerite.backends.llm.openvino_genai.texts import Texts
 from nerite.backends.llm.structured import EBNF, JSON_SCHEMA, REGEX, Grammar
 from nerite.backends.openvino.framework import translated
-from nerite.core.errors import Internal, NeriteError, TooLate, Unavailable
+from nerite.core.errors import Internal, NeriteError, Unavailable
 
 _log = logging.getLogger("nerite.backends.llm")
 
@@ -302,17 +301,12 @@ class OpenVinoGenAiEngine:
             self._process.send(Drop(running.order.numbers))
 
     def _cut(self, aborts: Iterable[str]) -> None:
-        """End the requests that are not wanted any more, and those that are too late."""
+        """End the requests that are not wanted any more."""
         for id in aborts:
             running = self._running.get(id)
             if running is not None:
                 self._forget(running, drop=False)  # whoever does not want it any more has said so
                 running.abort()
-        now = time.monotonic_ns()
-        for running in list(self._running.values()):
-            if 0 < running.request.deadline_ns <= now:
-                self._forget(running)
-                running.fail(TooLate("the deadline of the request has passed while it ran"))
 
     def _deliver(self, pieces: Iterable[Piece]) -> None:
         """Hand on what is new of those that somebody still wants."""

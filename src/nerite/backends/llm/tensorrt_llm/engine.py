@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from nerite.backends.interface import InstanceContext
 from nerite.backends.llm.engine import Capabilities, Delta, FinishReason, GenerationRequest, Listener
 from nerite.backends.llm.loop_engine import LoopEngine
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, TooLate, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 
 _REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": FinishReason.STOP,
@@ -126,12 +125,8 @@ class TensorRtLlmEngine(LoopEngine):
         self._prompt_tokens += len(tokens)
         listener.admitted(len(tokens))
         try:
-            async with asyncio.timeout(_seconds_left(request)):
-                async for output in result:
-                    self._hand_on(output, listener)
-        except TimeoutError:
-            result.abort()
-            listener.failed(TooLate("the deadline of the request has passed while it ran"))
+            async for output in result:
+                self._hand_on(output, listener)
         except Exception as error:
             listener.failed(_translated(error, "a step of the engine"))
         del self._running[request.id]
@@ -152,12 +147,6 @@ class TensorRtLlmEngine(LoopEngine):
     def _cut(self, id: str) -> None:
         if id in self._running:
             self._running[id].abort()
-
-
-def _seconds_left(request: GenerationRequest) -> float | None:
-    if not request.deadline_ns:
-        return None
-    return max(0.0, (request.deadline_ns - time.monotonic_ns()) / 1e9)
 
 
 def _sampling(request: GenerationRequest, room: int) -> Any:

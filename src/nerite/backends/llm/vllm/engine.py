@@ -6,7 +6,6 @@ that it does after each step, in the same loop.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.vllm import framework
 from nerite.backends.llm.vllm.arguments import Arguments
 from nerite.backends.llm.vllm.running import Running
-from nerite.core.errors import NeriteError, TooLate, Unsupported
+from nerite.core.errors import NeriteError, Unsupported
 
 _COUNTED: Final = ("prefix_queries", "prefix_hits", "preemptions", "drafted", "accepted")
 
@@ -170,7 +169,6 @@ class VllmEngine(LoopEngine):
 
     def _deliver(self) -> None:
         """Hand on what has come, of all requests."""
-        now = time.monotonic_ns()
         for running in list(self._running.values()):
             try:
                 deltas = running.taken()
@@ -182,10 +180,6 @@ class VllmEngine(LoopEngine):
                 if running.finished:
                     del self._running[running.id]
                 running.listener.advanced(deltas)
-            if not running.finished and 0 < running.request.deadline_ns <= now:
-                self._failed(running, TooLate("the deadline of the request has passed while it ran"))
-                self._aborts.append(running.id)
-                self._wake.set()
         if self._ready.done():
             self._stepped(self.stats())
 
