@@ -95,6 +95,7 @@ class Api(NamedTuple):
 
 
 PROMPT = "once"
+CHAT_SO_FAR = [{"role": "user", "content": PROMPT}]
 TENSOR = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROMPT]}
 OVER_HTTP = (
     Api("/v2/models/chat/generate", lambda said: {"text_input": PROMPT, "parameters": said}, 400),
@@ -104,6 +105,7 @@ OVER_HTTP = (
     Api("/v2/models/single/infer", lambda said: {"inputs": [TENSOR], "parameters": said}, 500),
     Api("/v1/completions", lambda said: {"model": "chat", "prompt": PROMPT, **said}, 500),
     Api("/v1/completions", lambda said: {"model": "chat", "prompt": PROMPT, "stream": True, **said}, 200),
+    Api("/v1/chat/completions", lambda said: {"model": "chat", "messages": CHAT_SO_FAR, "stream": True, **said}, 200),
 )
 GENERATE, _, INFER, *_ = OVER_HTTP
 
