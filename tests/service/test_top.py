@@ -103,6 +103,26 @@ def test_at_a_terminal(server: Serving, terminal: Terminal) -> None:
     assert terminal.settings == terminal.before
 
 
+def test_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "numbers", IDENTITY, pbtxt(batch=8))
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        terminal = Terminal(command(server, "--interval", "0.1"))
+
+        def last() -> str:
+            return terminal.look().rpartition("\x1b[H")[2]
+
+        eventually(lambda: "numbers" in last())
+        ports = (f"--http-port={server.ports['HTTPService']}", f"--metrics-port={server.ports['Metrics']}")
+    try:
+        eventually(lambda: "as it was: " in last() and "numbers" in last())
+        with serving(tmp_path / "models", tmp_path / "other log", *ports):
+            eventually(lambda: "numbers" in last() and "as it was: " not in last())
+            terminal.press("q")
+            assert terminal.process.wait(PATIENCE) == 0
+    finally:
+        terminal.close()
+
+
 def test_ctrl_c_leaves_the_terminal_as_it_was(terminal: Terminal) -> None:
     eventually(lambda: "sorted by" in terminal.look())
     terminal.process.send_signal(signal.SIGINT)

@@ -101,16 +101,20 @@ class _Window:
     def stay(self, server: str) -> None:
         """Show it until whoever looks wants no more."""
         before = after = self._look()
+        lost = ""
         with Keyboard() as keyboard, contextlib.suppress(KeyboardInterrupt):
             pressed = keyboard.key(min(self._options.interval, _FIRST))
             while pressed != "q":
                 self._sort = KEYS.get(pressed, self._sort)
                 if not pressed:
-                    before, after = after, self._look()
+                    try:
+                        before, after, lost = after, self._look(), ""
+                    except ClientError as error:  # it may come back: what was last seen stays, and the reason
+                        lost = str(error).partition("\n")[0]
                 if after.at > before.at:
                     happened = self._between(before, after)
                     size = shutil.get_terminal_size()
-                    write(frame(server, whole(happened, after), table(happened), (size[0], size[1]), self._sort))
+                    write(frame(server, whole(happened, after), table(happened), (size[0], size[1]), self._sort, lost))
                 pressed = keyboard.key(self._options.interval)
 
     def _between(self, before: Look, after: Look) -> list[Happening]:

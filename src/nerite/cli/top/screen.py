@@ -70,8 +70,18 @@ def summary(server: str, whole: Mapping[str, float | None]) -> str:
     )
 
 
-def frame(server: str, whole: Mapping[str, float | None], lines: Sequence[str], size: tuple[int, int], by: str) -> str:
-    """Return a screen of ``size`` columns and rows, with its escape sequences. ``lines`` are those of ``table``."""
+def frame(
+    server: str,
+    whole: Mapping[str, float | None],
+    lines: Sequence[str],
+    size: tuple[int, int],
+    by: str,
+    lost: str = "",
+) -> str:
+    """Return a screen of ``size`` columns and rows, with its escape sequences. ``lines`` are those of ``table``.
+
+    ``lost``: why the server could not be asked, and all of this is what was seen before.
+    """
     width, height = size
     keys = "  ".join(f"{key} {name}" for key, name in KEYS.items())
     room = max(height - 5, 1)
@@ -84,7 +94,7 @@ def frame(server: str, whole: Mapping[str, float | None], lines: Sequence[str], 
         ]
     shown = [
         summary(server, whole)[:width],
-        "",
+        f"as it was: {lost}"[:width] if lost else "",
         f"\x1b[7m{head[:width]:<{width}}\x1b[0m",
         *(row[:width] for row in rows),
         *[""] * (room - len(rows)),
