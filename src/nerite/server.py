@@ -269,6 +269,10 @@ class InferenceServer:
         """Yield every version that runs now as the metrics page reads it, when its turn comes."""
         return self._descriptions.metrics()
 
+    def instances(self) -> Iterator[dict[str, Any]]:
+        """Yield each instance of the versions that run now, when its turn comes: where it is and how it does."""
+        return self._descriptions.instances()
+
     def custom_metrics(self) -> list[Reading]:
         """Return what models count themselves, as each process that runs some has it."""
         return self._descriptions.custom_metrics()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +31,29 @@ def execute(self, requests):
             while word == "wait" and not os.path.exists(os.path.join(folder, "go")):
                 time.sleep(0.001)
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+TALKER = """
+def execute(self, requests):
+    for request in requests:
+        text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().flat[0].decode()
+        sender = request.get_response_sender()
+        for word in text.split():
+            word = np.array([[word + " "]], object)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", word)]))
+            while word.flat[0] == "wait " and not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
+                if sender.is_cancelled():
+                    print("was stopped", flush=True)
+                    break
+                time.sleep(0.001)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+TALKS = """
+backend: "python"
+max_batch_size: 4
+input [{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }]
+output [{ name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }]
+instance_group [{ kind: KIND_CPU }]
+model_transaction_policy { decoupled: true }
 """
 COLOUR = """
 def execute(self, requests):
@@ -168,6 +195,37 @@ def test_a_stream_is_shown_as_it_comes(models: Path, server: Serving, browser: B
     browser.until("document.querySelector('.answer').textContent === 'OUTPUT0one! wait! two! '")
 
 
+def test_a_chat_with_the_keyboard(browser: Browser, tmp_path: Path) -> None:
+    folder = python_model(tmp_path / "models", "talker", TALKER, TALKS)
+    (folder / "1" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
+    )
+    said = "[...document.querySelectorAll('.chat li')].map((each) => each.lastChild.textContent.trim())"
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        browser.open(f"http://{server.http}/ui#/models/talker")
+        browser.until("!!document.querySelector('.talk')")
+        browser.tab_to("document.activeElement.getAttribute('aria-label') === 'Message'")
+        browser.press(*"hi", "Enter")
+        browser.until(f"{said}.join('|') === 'hi|u:hi'")
+        browser.until("/^First text after .* all after /.test(document.querySelector('.talk [role=status]').innerText)")
+        browser.press(*"then wait here", "Enter")
+        browser.until(f"{said}.at(-1) === 'u:hi a:u:hi u:then wait'")
+        browser.tab_to("document.activeElement.innerText === 'Stop'")
+        browser.press("Enter")
+        eventually(lambda: "was stopped" in server.text)
+        browser.until("document.querySelector('.talk [role=status]').innerText === 'Stopped'")
+        browser.evaluate("[...document.querySelectorAll('.talk button')].at(-1).click()")
+        assert browser.evaluate(said) == []
+        browser.press(*"again", "Enter")
+        browser.until(f"{said}.join('|') === 'again|u:again'")
+    browser.evaluate("document.querySelector('.talk textarea').value = 'lost'")
+    browser.evaluate("document.querySelector('.talk form').requestSubmit()")
+    browser.until("document.querySelector('.talk [role=status]').innerText === 'The server does not answer.'")
+    assert browser.evaluate("document.querySelector('.talk textarea').value") == "lost"
+    assert [each for each in browser.complaints if "Failed to load resource" not in each] == []
+    browser.complaints.clear()
+
+
 def test_a_picture_is_sent_as_it_is(server: Serving, browser: Browser, tmp_path: Path) -> None:
     picture = tmp_path / "red.png"
     Image.new("RGB", (4, 3), (255, 0, 10)).save(picture)
@@ -209,6 +267,74 @@ def test_settings_are_changed(server: Serving, browser: Browser) -> None:
     )
     assert [each for each in browser.complaints if "400" not in each] == []
     browser.complaints.clear()
+
+
+LISTED = "[...document.querySelectorAll('.list tbody tr')].map((row) => row.innerText.replaceAll('\\t', ' '))"
+
+
+def test_workers_are_shown_one_by_one(server: Serving, browser: Browser) -> None:
+    browser.open(f"http://{server.http}/ui#/workers")
+    browser.until("document.querySelectorAll('.list tbody tr').length === 4")
+    (row,) = [row for row in browser.evaluate(LISTED) if row.startswith("plus_0_0 ")]
+    pid = server.workers()["plus_0_0"]
+    assert re.fullmatch(rf"plus_0_0 1 idle\s+{pid} [\d.]+ MiB 0 [\d a-z]+", row), row
+    os.kill(pid, signal.SIGKILL)
+    browser.until(f"{LISTED}.some((row) => row.startsWith('plus_0_0 ') && / [1-9]\\d* [^ ]+ s$/.test(row))")
+    (row,) = [row for row in browser.evaluate(LISTED) if row.startswith("plus_0_0 ")]
+    assert str(pid) not in row
+    assert browser.evaluate(LISTED)[0] == row, "what was restarted most often is on top"
+    browser.tab_to("document.activeElement.type === 'search'")
+    browser.press(*"speak")
+    assert [row.split()[0] for row in browser.evaluate(LISTED)] == ["speaker_0_0"]
+
+
+def test_the_instances_need_the_key_of_statistics(models: Path, tmp_path: Path) -> None:
+    with serving(models, tmp_path / "log", *ON_DEMAND, "--http-restricted-api=statistics:X-A=a") as server:
+        assert server.ask("GET", "/ui/instances")[0] == 403
+        status, headers, body = server.ask("GET", "/ui/instances", X_A="a")
+        assert (status, headers["Cache-Control"]) == (200, "no-store")
+        found = {each["instance"]: each for each in json.loads(body)}
+        assert found["plus_0_0"].pop("since") <= time.time()
+        assert found["plus_0_0"].pop("memory") > 1_000_000
+        pid = server.workers()["plus_0_0"]
+        told = {"model": "plus", "version": "1", "instance": "plus_0_0", "usable": True, "busy": False, "reason": ""}
+        assert found["plus_0_0"] == {**told, "pid": pid, "restarts": 0}
+
+
+def test_what_tenants_use(models: Path, browser: Browser, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[tenants.acme]\nkeys = ["a"]\nrequests_per_minute = 2\nconcurrency = 7\n')
+    with serving(models, tmp_path / "log", *ON_DEMAND, f"--policy-file={policy}") as server:
+        body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+        assert server.ask("POST", "/v2/models/plus/infer", body, Authorization="Bearer a")[0] == 200
+        browser.open(f"http://{server.http}/ui")
+        browser.until("document.querySelector('header [href=\"#/tenants\"]')?.hidden === false")
+        browser.tab_to("document.activeElement.innerText === 'Tenants'")
+        browser.press("Enter")
+        browser.until(f"{LISTED}.some((row) => row.startsWith('acme requests per minute 2 2 1'))")
+        assert "acme 0 7 " in "\n".join(browser.evaluate(LISTED))
+        assert any(re.fullmatch(r"acme \w+ plus 1 1 0 \d+ B .*", row) for row in browser.evaluate(LISTED))
+    browser.complaints.clear()
+
+
+def test_there_are_no_tenants_without_a_policy(server: Serving, browser: Browser) -> None:
+    browser.open(f"http://{server.http}/ui")
+    browser.until(f"{cell('plus', 'State')} !== undefined")
+    assert "Tenants" not in browser.text
+
+
+def test_the_traces_of_one_model_are_set(server: Serving, browser: Browser) -> None:
+    browser.open(f"http://{server.http}/ui#/models/held")
+    browser.until("document.querySelectorAll('details').length === 2")
+    browser.tab_to("document.activeElement.innerText === 'Traces'")
+    browser.press("Enter")
+    browser.until("!!document.querySelector('[name=trace_rate]')")
+    browser.tab_to("document.activeElement.name === 'trace_rate'")
+    browser.evaluate("document.activeElement.value = '77'")
+    browser.press("Enter")
+    browser.until("document.querySelector('details .bar').innerText.includes('Saved')")
+    assert server.json("GET", "/v2/models/held/trace/setting")["trace_rate"] == "77"
+    assert server.json("GET", "/v2/models/plus/trace/setting")["trace_rate"] != "77"
 
 
 def test_what_the_server_refuses_is_said(models: Path, browser: Browser, tmp_path: Path) -> None:

@@ -133,6 +133,11 @@ class Household:
         return self._desk
 
     @property
+    def process(self) -> tuple[int, float] | None:
+        """The number of the process, and when it began; None while there is none."""
+        return None if self._process is None else (self._process.pid, self._process.since)
+
+    @property
     def memory(self) -> int:
         """Bytes that the process has for itself now: the part of one of those that live there."""
         return 0 if self._process is None else self._process.memory // max(len(self._members), 1)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ class WorkerProcess:
         self.pid = pid
         self.channel = channel
         self.descriptors = descriptors
+        self.since = time.time()
+        """When it began."""
         self.exit_status: int | None = None
         """Minus the signal, as ``subprocess`` has it; None while it lives."""
         self.on_exit: Callable[[], None] | None = None

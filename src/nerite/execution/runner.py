@@ -87,5 +87,8 @@ class Runner(Protocol):
     def memory(self) -> int:
         """Return how many bytes its process has for itself now: 0 for an instance without a process of its own."""
 
+    def process(self) -> tuple[int, float] | None:
+        """Return the number of the process that it has now besides the server's, and when that began; None: none."""
+
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model and give everything back; ``closed`` is called once, on the loop's thread."""

@@ -132,6 +132,10 @@ class WorkerRunner:
         """Return how many bytes the worker has for itself now: 0 while there is none."""
         return self._household.memory if self.usable else 0
 
+    def process(self) -> tuple[int, float] | None:
+        """Return the worker's; None while there is none."""
+        return self._household.process if self.usable else None
+
     def close(self, closed: Callable[[], None]) -> None:
         """Have the model finalized; with the last one that lives there the process ends."""
         self._watch.gone()

@@ -98,6 +98,24 @@ class Descriptions:
                 running.tokens,
             )
 
+    def instances(self) -> Iterator[dict[str, Any]]:
+        """Yield each instance of the versions that run now, when its turn comes: where it is and how it does."""
+        for running in self.running():
+            for runner in running.runners:
+                pid, since = runner.process() or (None, None)
+                yield {
+                    "model": running.name,
+                    "version": running.label,
+                    "instance": runner.name,
+                    "usable": runner.usable,
+                    "busy": runner.busy,
+                    "reason": "" if runner.failure is None else runner.failure.message,
+                    "pid": pid,
+                    "since": since,
+                    "memory": runner.memory(),
+                    "restarts": runner.restarts,
+                }
+
     def custom_metrics(self) -> list[Reading]:
         """Return what models count themselves, by process: some are in one."""
         processes = {runner.metrics for running in self.running() for runner in running.runners}

@@ -128,7 +128,7 @@ class Ports:
         options = self._options.http
         target_of = self._router(options.header_forward_pattern).target
         if options.console:
-            target_of = Console(metrics, self._locks, target_of).target
+            target_of = Console(self._server, metrics, self._locks, target_of).target
         if options.cors_origins:
             key_headers = [lock.header for lock in self._locks.values()]
             target_of = CorsRouter(Cors(options.cors_origins, key_headers), target_of).target

@@ -94,6 +94,9 @@ class FakeRunner:
     def is_ready(self, answered: Callable[[bool], None]) -> None:
         answered(True)
 
+    def process(self) -> None:
+        pass
+
     def memory(self) -> int:
         return 0
 

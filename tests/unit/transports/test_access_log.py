@@ -84,6 +84,11 @@ def test_an_exchange(http: HttpPeer, lines: Lines) -> None:
     }
 
 
+def test_what_the_console_reads_is_left_out_unless_it_is_refused(http: HttpPeer, lines: Lines) -> None:
+    http.send(request("/ui/metrics") + request("/ui") + request("/ui/refuse") + request("/v2"))
+    assert [path for path, *_ in lines.brief] == ["/ui/refuse", "/v2"]
+
+
 def test_requests_sent_ahead(http: HttpPeer, lines: Lines) -> None:
     http.send(request("/a", b"1") + request("/later", b"22") + request("/c", b"333"))
     assert lines.brief == [("/a", 200, 1, 4)]

@@ -16,7 +16,7 @@ from nerite.config.options import MetricsOptions
 from nerite.observability.metrics import Version
 from nerite.observability.stage_times import StageTimes
 from nerite.observability.statistics import VersionStatistics
-from nerite.transports.http import metrics_service
+from nerite.transports.http import turns
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.shared import Shared
@@ -66,7 +66,7 @@ async def scraped(server: Any, head: bytes) -> tuple[bytes, bytes]:
 
 
 def test_models_answer_in_between_and_the_lines_of_each_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_service, "_TURN", 0.0)
+    monkeypatch.setattr(turns, "_TURN", 0.0)
     server = Busy()
 
     async def run() -> bytes:

@@ -10,6 +10,8 @@ from nerite.transports.access_log import Access, peer_of
 from nerite.transports.http import routes
 from nerite.transports.http.connection import HttpConnection
 
+_CONSOLE = "/ui"
+"""What begins like this is the console's own. It reads its numbers every two seconds: that would drown the rest."""
 _GONE = 499
 """The status of an exchange whose client did not wait for the answer, as other servers write it."""
 
@@ -78,9 +80,11 @@ class LoggedHttpConnection(HttpConnection):
             access.method, access.path = head.method, head.path
             access.received = self._size if head.chunked else head.content_length
             access.model, access.version = _named(head.path)
+        self._size = 0
+        if status < 400 and access.path.startswith(_CONSOLE):
+            return
         access.asks(self.request)
         access.answered(status, sent)
-        self._size = 0
 
 
 def _status_of(first: bytes) -> int:

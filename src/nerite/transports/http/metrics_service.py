@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +19,7 @@ from nerite.transports.http.errands import Errands
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.turns import Turns
 from nerite.transports.keys import Lock
 
 if TYPE_CHECKING:
@@ -28,21 +28,6 @@ if TYPE_CHECKING:
 _TYPE: Final = "text/plain; charset=utf-8"
 _OPEN: Final = "application/openmetrics-text"
 _OPEN_TYPE: Final = f"{_OPEN}; version=1.0.0; charset=utf-8"
-_TURN: Final = 0.0005
-"""Seconds of the loop that a page takes at once: requests wait no longer for it, however many models there are."""
-
-
-class _Turns:
-    """Those of a long piece of work, between which the loop does what else there is."""
-
-    def __init__(self) -> None:
-        self._over = time.monotonic() + _TURN
-
-    async def go_on(self) -> None:
-        """Return when there is time."""
-        if time.monotonic() >= self._over:
-            await asyncio.sleep(0)
-            self._over = time.monotonic() + _TURN
 
 
 class MetricsService:
@@ -103,7 +88,7 @@ class MetricsService:
         """Make the page. Other work of the loop goes on meanwhile, but not between two lines of a model version."""
         page = Page(openly=openly)
         page.add(metrics.families([]))
-        turns = _Turns()
+        turns = Turns()
         for version in self._server.metrics():
             page.add(metrics.families([version], counters=self._options.counter_latencies))
             await turns.go_on()

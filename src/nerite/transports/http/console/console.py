@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nerite.config.options import METRICS_CATEGORY
 from nerite.transports.http import access, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.console import files
+from nerite.transports.http.errands import Errands
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.target import Target
+from nerite.transports.http.turns import Turns
 from nerite.transports.keys import Lock
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
 
 PATH: Final = "/ui"
 _METRICS: Final = f"{PATH}/metrics"
+_INSTANCES: Final = f"{PATH}/instances"
 _MOVED: Final = Reply(308, content_type=reply.PLAIN, headers=b"Location: ../ui\r\n")
 """The page's own links are relative, so that it also works behind a proxy that puts a path in front."""
+_NO_STORE: Final = b"Cache-Control: no-store\r\n"
 _NO_METRICS: Final = Reply(404, b'{"error":"there are no metrics: the server runs with --allow-metrics=false"}')
 
 
@@ -27,17 +34,20 @@ class Console:
 
     The files are for everybody: they say nothing of the server. All that the page shows it asks of the endpoints that
     there are, with the keys that they need. Its numbers are the page of the metrics port, under the keys of statistics
-    and of metrics.
+    and of metrics; what it tells of instances needs that of statistics.
     """
 
     def __init__(
         self,
+        server: InferenceServer,
         metrics: MetricsService | None,
         locks: Mapping[str, Lock],
         target_of: Callable[[RequestHead], Target],
     ) -> None:
         """``metrics`` are None where the server has no page of them."""
+        self._server = server
         self._metrics = metrics
+        self._errands = Errands()
         self._locks = locks
         self._target_of = target_of
         found = files.read()
@@ -48,12 +58,14 @@ class Console:
         if not head.path.startswith(PATH):
             return self._target_of(head)
         file = self._files.get(head.path)
-        if file is None and head.path not in (_METRICS, f"{PATH}/"):
+        if file is None and head.path not in (_METRICS, _INSTANCES, f"{PATH}/"):
             return self._target_of(head)
         if head.method not in ("GET", "HEAD"):
             return Target(reply.NOT_ALLOWED_JSON)
         if file is not None:
             return Target(file.reply(head))
+        if head.path == _INSTANCES:
+            return Target(refusal=access.refusal(self._locks, "statistics", head), call=self._send_instances)
         return self._numbers(head) if head.path == _METRICS else Target(_MOVED)
 
     def _numbers(self, head: RequestHead) -> Target:
@@ -64,6 +76,17 @@ class Console:
             return Target(_NO_METRICS, refusal)
         return Target(refusal=refusal, call=self._send_numbers)
 
+    def _send_instances(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+        self._errands.start(connection, self._instances())
+
+    async def _instances(self) -> Reply:
+        turns = Turns()
+        told = []
+        for instance in self._server.instances():
+            told.append(instance)
+            await turns.go_on()
+        return reply.json_reply(told)._replace(headers=_NO_STORE)
+
     def _send_numbers(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
         assert self._metrics is not None
-        self._metrics.send_page(connection, head, "text/plain; charset=utf-8", b"Cache-Control: no-store\r\n")
+        self._metrics.send_page(connection, head, "text/plain; charset=utf-8", _NO_STORE)

@@ -8,12 +8,15 @@ import { Models } from "./models.js";
 import { Overview } from "./overview.js";
 import * as server from "./server.js";
 import { Settings } from "./settings.js";
+import { Tenants } from "./tenants.js";
+import { Workers } from "./workers.js";
 
 const EVERY = 2000;
 const LIST_EVERY = 10_000;
 /** After a look that took long comes a rest of so many times as long: pages of a thousand models are work. */
 const REST = 10;
 const LONGEST = 15_000;
+const VIEWS = { models: ModelView, settings: Settings, tenants: Tenants, workers: Workers };
 
 const pulse = document.getElementById("pulse");
 const notice = document.getElementById("notice");
@@ -35,7 +38,7 @@ class Console {
     const [page, ...rest] = location.hash.slice(2).split("/").map(decodeURIComponent);
     this.view?.close();
     this.warn("action", "");
-    this.view = page === "models" ? new ModelView(this, ...rest) : page === "settings" ? new Settings() : new Overview(this);
+    this.view = new (Object.hasOwn(VIEWS, page) ? VIEWS[page] : Overview)(this, ...rest);
     place.replaceChildren(this.view.root);
     document.title = `${this.view.title} – ${document.getElementById("server").textContent}`;
     for (const link of document.querySelectorAll("header nav a")) {
@@ -93,6 +96,9 @@ addEventListener("hashchange", () => {
 });
 shown.open();
 shown.watch();
+server.get("v2/quota").then(({ tenants = [] }) => {
+  document.querySelector('header nav [href="#/tenants"]').hidden = !tenants.length;
+}, () => {});
 server.get("v2").then(({ name, version }) => {
   document.getElementById("server").textContent = name;
   document.getElementById("server").title = `${name} ${version}`;

@@ -23,3 +23,17 @@ export function number(value) {
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const share = (value) => (value === null || Number.isNaN(value) ? NOTHING : `${tenths.format(value * 100)} %`);
+
+/** A time that something has lasted, in its two largest units. */
+export function span(seconds) {
+  const units = [["d", 86_400], ["h", 3600], ["min", 60], ["s", 1]];
+  const at = units.findIndex(([, size]) => seconds >= size);
+  if (at < 0) return "0 s";
+  let rest = Math.floor(seconds);
+  const parts = units.slice(at, at + 2).map(([unit, size]) => {
+    const count = Math.floor(rest / size);
+    rest -= count * size;
+    return `${count} ${unit}`;
+  });
+  return parts.join(" ");
+}

@@ -1,5 +1,6 @@
 // One version of a model: how it does, where the time goes, how it is set up.
 
+import { Chat, writes } from "./chat.js";
 import { element, say } from "./elements.js";
 import { key } from "./exposition.js";
 import * as format from "./format.js";
@@ -7,6 +8,7 @@ import { Graph } from "./graph.js";
 import { Actions, stateOf } from "./models.js";
 import { Plot } from "./plot.js";
 import * as server from "./server.js";
+import { Form } from "./settings.js";
 import { Stages } from "./stages.js";
 import { TryIt } from "./tryit.js";
 
@@ -84,6 +86,7 @@ export class ModelView {
 
   close() {
     for (const { plot } of this.plots) plot.close();
+    this.chat?.close();
   }
 
   draw(at, history) {
@@ -108,7 +111,8 @@ export class ModelView {
 
   /** Ask what the version is; that changes when it is loaded anew. */
   async describe() {
-    this.config = this.graph = null;
+    this.chat?.close();
+    this.config = this.graph = this.chat = null;
     this.parts.replaceChildren();
     this.steps.replaceChildren();
     if (!this.ready) return;
@@ -118,7 +122,11 @@ export class ModelView {
       const metadata = await server.get(place);
       const source = element("pre", {}, JSON.stringify(this.config, null, 2));
       const details = element("details", {}, element("summary", {}, "Configuration"), source);
-      this.parts.replaceChildren(new TryIt(metadata, this.config, this.version).root, details);
+      // Chats go to the version that answers who names none.
+      const newest = this.console.models.latest(this.name)?.version === this.version;
+      if (newest && writes(metadata)) this.chat = new Chat(this.name);
+      const parts = [...(this.chat ? [this.chat.root] : []), new TryIt(metadata, this.config, this.version).root];
+      this.parts.replaceChildren(...parts, details, this.traces());
       if (this.config.ensemble_scheduling) {
         this.graph = new Graph(this.config, this.console);
         this.steps.replaceChildren(this.graph.root);
@@ -127,6 +135,13 @@ export class ModelView {
       this.parts.replaceChildren(element("p", { className: "muted" }, `What it takes and gives: ${error.message}`));
     }
     this.update();
+  }
+
+  /** The trace settings of this model: those of the server, but for what is set here. Asked for when they are wanted. */
+  traces() {
+    const form = new Form("Traces of this model", `v2/models/${this.name}/trace/setting`);
+    const asked = (event) => event.target.open && form.read();
+    return element("details", { on: { toggle: asked } }, element("summary", {}, "Traces"), form.root);
   }
 
   tellFacts(now) {

@@ -147,6 +147,7 @@ class Row {
     say(this.state, state);
     this.state.className = `state ${colour}`;
     say(this.reason, colour === "bad" ? version.reason : "");
+    this.reason.title = this.reason.textContent;
     const numbers = NUMBERS.map(([, read]) => read(change));
     NUMBERS.forEach(([, , told], at) => say(this.cells[at], told(numbers[at])));
     this.values = [version.name, Number(version.version) || null, state, ...numbers];

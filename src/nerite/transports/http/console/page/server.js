@@ -44,6 +44,17 @@ export const get = async (path, options) => (await ask(path, options)).json();
 export const post = async (path, body, options) =>
   (await ask(path, { method: "POST", body: JSON.stringify(body), ...options })).text();
 
+/** Yield the data of the events of an answer, as they come. */
+export async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const parts = (rest + part.value).split("\n\n");
+    rest = parts.pop();
+    for (const event of parts) yield event.replace(/^data: /, "");
+  }
+}
+
 /** Where a model is, or one version of it. */
 export const place = (model, version = "") => `v2/models/${model}${version && `/versions/${version}`}`;
 

@@ -24,7 +24,7 @@ export class Settings {
 }
 
 /** The settings that an endpoint tells, as fields; those that were changed are sent to it. */
-class Form {
+export class Form {
   constructor(title, path) {
     this.path = path;
     this.fields = [];

@@ -87,13 +87,7 @@ export class TryIt {
     const form = Object.fromEntries(inputs.map(({ name, data }) => [name, data.length === 1 ? data[0] : data]));
     const answer = await this.ask("generate_stream", { body: JSON.stringify(form) });
     const texts = new Map();
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
-    for (let part = await reader.read(); !part.done; part = await reader.read()) {
-      const events = (rest + part.value).split("\n\n");
-      rest = events.pop();
-      for (const event of events) this.hear(JSON.parse(event.replace(/^data: /, "")), texts);
-    }
+    for await (const data of server.events(answer)) this.hear(JSON.parse(data), texts);
   }
 
   /** Texts go on where they ended; what else an event has gets a line of its own. */

@@ -1,0 +1,47 @@
+// A table of which only what changes is touched: whoever selects text in it, or is in a link of it, stays there.
+
+import { element, say } from "./elements.js";
+
+export class Table {
+  /** `columns`: name, and a class for its cells. The first column names the row, with a link where a row has one. */
+  constructor(columns) {
+    this.columns = columns;
+    this.body = element("tbody");
+    const heads = columns.map(([name, kind = ""]) => element("th", { scope: "col", className: kind }, name));
+    const head = element("thead", {}, element("tr", {}, ...heads));
+    this.root = element("div", { className: "wide" }, element("table", { className: "list" }, head, this.body));
+  }
+
+  /** Show rows: each has its texts, `href` of the first, and perhaps the `state` that colours the cell with that class. */
+  show(rows) {
+    while (this.body.children.length < rows.length) this.body.append(this.row());
+    while (this.body.children.length > rows.length) this.body.lastChild.remove();
+    rows.forEach((row, at) => this.fill(this.body.children[at], row));
+  }
+
+  row() {
+    const cells = this.columns.map(([, kind = ""], column) => {
+      if (!column) return element("th", { scope: "row" }, element("a"));
+      return element("td", { className: kind }, ...(kind === "status" ? [element("span"), element("small")] : []));
+    });
+    return element("tr", {}, ...cells);
+  }
+
+  fill(root, { href, colour = "idle", why = "", texts }) {
+    texts.forEach((text, column) => {
+      const cell = root.children[column];
+      if (!column) {
+        say(cell.firstChild, text);
+        if (href && cell.firstChild.getAttribute("href") !== href) cell.firstChild.href = href;
+      } else if (this.columns[column][1] === "status") {
+        const [state, reason] = cell.children;
+        say(state, text);
+        state.className = `state ${colour}`;
+        say(reason, why);
+        reason.title = why;
+      } else {
+        say(cell, text);
+      }
+    });
+  }
+}
