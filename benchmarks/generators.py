@@ -5,7 +5,9 @@ perf_analyzer and `nerite bench` measure two models, in turn: one takes 4 ms for
 processor, and is all that the figures depend on; the other gives back what it gets, at once and in the server's own
 process, where the client decides.
 
-    python benchmarks/generators.py [--beside wrk|perf_analyzer] [--seconds S] [--rounds N] [--print]
+    python benchmarks/generators.py [--beside wrk|steady|identity] [--seconds S] [--rounds N] [--print]
+
+``--beside`` measures a part of it: beside wrk, or beside perf_analyzer on one of the models.
 
 Needs wrk and nginx (Debian: wrk, nginx-light), and libb64-0d for perf_analyzer, which is installed on first use.
 """
@@ -129,20 +131,19 @@ def beside_wrk(seconds: float, rounds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def beside_perf_analyzer(servers: dict[str, Contestant], seconds: float, rounds: int) -> str:
-    """Return the table of the models."""
+def beside_perf_analyzer(model: str, server: Contestant, seconds: float, rounds: int) -> str:
+    """Return the table of a model."""
     lines = ["| | perf_analyzer | nerite bench | ratio | mean latency, ms | mean latency, ms | ratio |"]
     lines += ["|---|---|---|---|---|---|---|"]
-    for model, server in servers.items():
-        for protocol, port in (("http", server.http), ("grpc", server.grpc)):
-            for concurrency in _CONCURRENCIES:
-                wanted = (f"127.0.0.1:{port}", protocol, model, concurrency, seconds)
-                runs = [(*by_perf_analyzer(*wanted), *by_nerite(*wanted)) for _ in range(rounds)]
-                rate, latency, our_rate, our_latency = map(statistics.median, zip(*runs, strict=True))
-                lines.append(
-                    f"| {model}, {protocol}, {concurrency} | {rate:,.0f} | {our_rate:,.0f} | **{our_rate / rate:.3f}** "
-                    f"| {latency:.2f} | {our_latency:.2f} | {our_latency / latency:.3f} |"
-                )
+    for protocol, port in (("http", server.http), ("grpc", server.grpc)):
+        for concurrency in _CONCURRENCIES:
+            wanted = (f"127.0.0.1:{port}", protocol, model, concurrency, seconds)
+            runs = [(*by_perf_analyzer(*wanted), *by_nerite(*wanted)) for _ in range(rounds)]
+            rate, latency, our_rate, our_latency = map(statistics.median, zip(*runs, strict=True))
+            lines.append(
+                f"| {model}, {protocol}, {concurrency} | {rate:,.0f} | {our_rate:,.0f} | **{our_rate / rate:.3f}** "
+                f"| {latency:.2f} | {our_latency:.2f} | {our_latency / latency:.3f} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -156,20 +157,21 @@ def _found(pattern: str, said: str) -> str:
 def main() -> None:
     """Measure and report."""
     parser = command_line(__doc__, 2.0, 5)
-    parser.add_argument("--beside", choices=("wrk", "perf_analyzer"), help="measure beside this one alone")
+    parser.add_argument("--beside", choices=("wrk", "steady", "identity"), help="measure this part alone")
     options = parser.parse_args()
     need("wrk", "nginx")
     head = f"Measured on {machine()}; {options.rounds} rounds of {options.seconds} s; requests a second.\n\n"
-    if options.beside != "perf_analyzer":
+    if options.beside in (None, "wrk"):
         publish("generators wrk", head + beside_wrk(options.seconds, options.rounds), options)
-    if options.beside != "wrk":
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            steady, identity = write_model(folder), identity_repository(folder / "inside", in_process=True)
-            with nerite("steady", steady, folder) as first, nerite("identity", identity, folder) as second:
-                servers = {"steady": first, "identity": second}
-                table = beside_perf_analyzer(servers, options.seconds, options.rounds)
-        publish("generators perf_analyzer", head + table, options)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for model in ("steady", "identity"):
+            if options.beside in (None, model):
+                inside = model == "identity"
+                models = identity_repository(folder / "inside", in_process=True) if inside else write_model(folder)
+                with nerite(model, models, folder) as server:
+                    table = beside_perf_analyzer(model, server, options.seconds, options.rounds)
+                publish(f"generators {model}", head + table, options)
 
 
 if __name__ == "__main__":

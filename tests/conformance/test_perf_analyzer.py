@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -41,6 +43,7 @@ def execute(self, requests):
 SHARED = ("--shared-memory=system", "--output-shared-memory-size=64")
 STREAM = ("--streaming", "--async", "--concurrency-range=4")
 SEQUENCES = ("--sequence-length=5", "--sequence-id-range=100:200")
+SERVER_COLUMNS = ("Server Queue", "Server Compute Input", "Server Compute Infer", "Server Compute Output")
 MODES = {
     "http": ("http", "identity", ("--sync",)),
     "http, async": ("http", "identity", ("--async", "--concurrency-range=4")),
@@ -124,3 +127,34 @@ def test_it_measures(server: Serving, program: tuple[list[str], dict[str, str]],
     assert stats["inference_stats"]["fail"]["count"] == 0
     if protocol == "http":
         assert server.json("GET", "/v2/systemsharedmemory/status") == []
+
+
+def test_its_reports(server: Serving, program: tuple[list[str], dict[str, str]], tmp_path: Path) -> None:
+    """What Model Analyzer and spreadsheets read: the columns are filled, with the server's own part of the latency."""
+    head, environment = program
+    metrics = f"127.0.0.1:{server.ports['Metrics']}/metrics"
+    command = [*head, "-midentity", "-igrpc", f"-u{server.grpc}", "--shape=INPUT0:16", "--concurrency-range=1:4:1"]
+    command += [
+        "--measurement-interval=300",
+        "--stability-percentage=999",
+        "--percentile=95",
+        "--latency-threshold=999",
+    ]
+    command += ["--binary-search", "-ffigures.csv", "--verbose-csv", "--profile-export-file=profile.json"]
+    command += ["--collect-metrics", f"--metrics-url={metrics}", "--metrics-interval=100", "--verbose"]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    rows = list(csv.DictReader((tmp_path / "figures.csv").read_text().splitlines()))
+    assert len(rows) > 1, said
+    for row in rows:
+        parts = [float(row[name]) for name in SERVER_COLUMNS]
+        assert sum(parts) > 0
+        assert float(row["Inferences/Second"]) > 0
+        assert float(row["Network+Server Send/Recv"]) > 0
+        assert 0 < float(row["p50 latency"]) <= float(row["p95 latency"])
+    experiments = json.loads((tmp_path / "profile.json").read_text())["experiments"]
+    assert all(len(request["response_timestamps"]) == 1 for each in experiments for request in each["requests"])
+    assert sum(len(each["requests"]) for each in experiments) > 0
