@@ -113,4 +113,4 @@ def _curves(kind: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
 def _shares(outcome: Outcome) -> tuple[str, tuple[float, float, float]]:
     assert outcome.server is not None
     queue, compute = outcome.server.queue.mean_ms, outcome.server.mean_compute_ms
-    return str(outcome.level), (queue, compute, max(0.0, outcome.figures.latency.mean - queue - compute))
+    return figure(outcome.level.value), (queue, compute, max(0.0, outcome.figures.latency.mean - queue - compute))

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 28, 12, 44
 _TICKS: Final = 5
-_MOST_MARKED: Final = 10
+_LEAST_APART: Final = 0.09
+"""Of an axis, so that the numbers at two ticks have room."""
 _LOG_SPAN: Final = 50
 """From this ratio of the largest to the smallest value on, an axis is logarithmic."""
 
@@ -91,10 +92,16 @@ def _axis(label: str, values: Sequence[float]) -> Axis:
 def _marked(label: str, values: Sequence[float]) -> Axis:
     """Return an axis for levels: logarithmic if they grow by a factor rather than by steps."""
     least, most = min(values), max(values)
-    ticks = values[:: math.ceil(len(values) / _MOST_MARKED)]
-    if len(values) > 2 and most - values[-2] > 2 * (values[1] - least):
-        return Axis(label, ticks, lambda value: math.log(value / least) / math.log(most / least))
-    return Axis(label, ticks, lambda value: (value - least) / (most - least))
+    factors = len(values) > 2 and most - values[-2] > 2 * (values[1] - least)
+
+    def place(value: float) -> float:
+        return math.log(value / least) / math.log(most / least) if factors else (value - least) / (most - least)
+
+    ticks: list[float] = []
+    for value in values:
+        if not ticks or place(value) - place(ticks[-1]) >= _LEAST_APART:
+            ticks.append(value)
+    return Axis(label, ticks, place)
 
 
 def _linear(label: str, least: float, most: float) -> Axis:
