@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llm_models import language_model
+from pages import ROOT
 from serving import IDENTITY, NERITE, PATIENCE, Serving, pbtxt, python_model, serving
 
 THREE_TIMES = """
@@ -46,6 +50,20 @@ def execute(self, requests):
         responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)]))
     return responses
 """
+HOW_MANY_OPEN = """
+def execute(self, requests):
+    self.open = getattr(self, "open", set())
+    responses = []
+    for request in requests:
+        start, end = (pb_utils.get_input_tensor_by_name(request, name).as_numpy().any() for name in ("START", "END"))
+        if start:
+            self.open.add(request.correlation_id())
+        if end:
+            self.open.remove(request.correlation_id())
+        count = np.array([[len(self.open)]], np.float32)
+        responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", count)]))
+    return responses
+"""
 BRIEF = ("--warm-up", "0.1", "--window", "0.2", "--windows", "3")
 
 
@@ -62,6 +80,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         IN_SEQUENCE,
         pbtxt(8, f"sequence_batching {{ oldest {{ max_candidate_sequences: 8 }} {CONTROLS} }}"),
     )
+    python_model(
+        models,
+        "how_many_open",
+        HOW_MANY_OPEN,
+        pbtxt(8, f"sequence_batching {{ oldest {{ max_candidate_sequences: 8 }} {CONTROLS} }}"),
+    )
+    shutil.copytree(ROOT / "examples" / "sources" / "babble", models / "babble")
     (models / "docent").mkdir()
     language_model(models / "docent" / "1")
     with serving(models, folder / "log", "--allow-client-shm=true") as running:
@@ -113,6 +138,14 @@ def test_an_error_in_a_stream(server: Serving, tmp_path: Path, protocol: str) ->
     assert all("not thirteen" in reason for reason in level["failures"])
 
 
+def test_a_model_that_writes_in_turns_needs_no_sequences(server: Serving, tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps({"data": [{"prompt": ["Once"], "length": [5]}]}))
+    level = bench(server, tmp_path, "babble", "--protocol", "grpc", "--streaming", "--data", str(file))
+    assert level["failed"] == 0, level["failures"]
+    assert level["tokens"]["per_request"] == 5
+
+
 def test_a_stream_of_whole_answers(server: Serving, tmp_path: Path) -> None:
     level = bench(server, tmp_path, "identity", "--protocol", "grpc", "--streaming", "--concurrency", "4")
     assert level["failed"] == 0, level["failures"]
@@ -126,6 +159,48 @@ def test_sequences_are_whole_and_in_order(server: Serving, tmp_path: Path, more:
     wanted = ("--sequence-length", "3", "--data", str(file), "--concurrency", "4", "--processes", "2")
     level = bench(server, tmp_path, "in_sequence", *wanted, *more)
     assert level["failed"] == 0, level["failures"]
+
+
+@pytest.mark.parametrize("more", [(), ("--protocol", "grpc"), ("--protocol", "grpc", "--streaming"), ("--rate", "200")])
+def test_no_sequence_stays_open(server: Serving, tmp_path: Path, more: tuple[str, ...]) -> None:
+    load = () if "--rate" in more else ("--concurrency", "3")
+    level = bench(server, tmp_path, "how_many_open", "--sequence-length", "1000000", *load, *more)
+    assert level["failed"] == 0, level["failures"]
+    last = {
+        "inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [0]}],
+        "parameters": {"sequence_id": 99_999_999, "sequence_start": True, "sequence_end": True},
+    }
+    assert server.json("POST", "/v2/models/how_many_open/infer", last)["outputs"][0]["data"] == [0]
+
+
+def test_data_in_all_forms(server: Serving, tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    three = base64.b64encode(np.arange(3, dtype=np.float32).tobytes()).decode()
+    streams = [
+        [{"INPUT0": [1, 2, 3]}, {"INPUT0": {"content": [4, 5], "shape": [2]}}],
+        [{"INPUT0": {"content": {"b64": three}, "shape": [3]}}, {"INPUT0": {"b64": three, "shape": [3]}}],
+    ]
+    file.write_text(json.dumps({"data": streams, "validation_data": []}))
+    level = bench(server, tmp_path, "identity", "--data", str(file))
+    assert level["failed"] == 0, level["failures"]
+
+
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        ({"data": [1]}, 'data 0: write {"INPUT": [values], ...} for each request. The inputs: INPUT0'),
+        ({"data": [{"INPUT0": {"shape": [1]}}]}, 'write [values], {"content": [values]'),
+        ({"data": [{"INPUT0": {"b64": "A"}}]}, "data 0, input INPUT0"),
+        ({"data": [{"INPUT0": {"b64": "AAAA", "shape": [1]}}]}, "3 bytes are not 4"),
+        ({"data": [{"INPUT0": ["one"]}]}, "data 0, input INPUT0"),
+        ({"data": [{"INPUT1": [1]}]}, "there is no input 'INPUT1'. The inputs: INPUT0"),
+        ({"date": []}, 'is no data: write {"data":'),
+    ],
+)
+def test_data_that_are_none(server: Serving, tmp_path: Path, data: Any, said: str) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps(data))
+    assert said in bench(server, tmp_path, "identity", "--data", str(file), status=1)["said"]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -167,6 +242,7 @@ def test_chats(server: Serving, tmp_path: Path) -> None:
     "model, more, said",
     [
         ("three_times", (), "measure it with --streaming"),
+        ("in_sequence", (), "say how long they are with --sequence-length"),
         ("nobody", ("--protocol", "openai"), "nobody"),
         ("docent", ("--protocol", "openai", "--data", "/nowhere"), "cannot be read"),
     ],

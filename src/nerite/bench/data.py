@@ -71,13 +71,14 @@ def read(path: Path, model: Model, shapes: Shapes) -> list[list[Request]]:
         if path.is_dir():
             return [[_from_directory(path, model, shapes)]]
         document = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise ClientError(f"the data in {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ClientError(f"the data in {error.filename} cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise ClientError(f"the data in {path} are no JSON: {error}") from None
     sequences = document.get("data") if isinstance(document, dict) else None
     if not isinstance(sequences, list) or not sequences:
         raise ClientError(f'{path} is no data: write {{"data": [{{"INPUT": [values], ...}}, ...]}}')
-    if not isinstance(sequences[0], list):
-        sequences = [[entry] for entry in sequences]
+    sequences = [entry if isinstance(entry, list) else [entry] for entry in sequences]
     described = {tensor.name: tensor for tensor in model.inputs}
     return [
         [_request(entry, described, shapes, f"{path}, data {at}") for entry in sequence]
@@ -86,13 +87,17 @@ def read(path: Path, model: Model, shapes: Shapes) -> list[list[Request]]:
 
 
 def _request(entry: Any, described: Mapping[str, TensorDescription], shapes: Shapes, place: str) -> Request:
+    if not isinstance(entry, dict):
+        raise ClientError(
+            f'{place}: write {{"INPUT": [values], ...}} for each request. The inputs: {", ".join(described)}'
+        )
     found = {}
     for name, value in entry.items():
         if name not in described:
             raise ClientError(f"{place}: there is no input '{name}'. The inputs: {', '.join(described)}")
         try:
             found[name] = shapes.batched(_value(value, described[name], shapes))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError) as error:
             raise ClientError(f"{place}, input {described[name]}: {error}") from None
     return found
 
@@ -103,6 +108,8 @@ def _value(value: Any, tensor: TensorDescription, shapes: Shapes) -> Array:
         shape = value.get("shape", ())
         if "b64" in value:
             return _from_bytes(base64.b64decode(value["b64"]), tensor, tuple(shape) or shapes.of(tensor))
+        if "content" not in value:
+            raise ValueError('write [values], {"content": [values], "shape": [sizes]} or {"b64": "..."}')
         value = value["content"]
         if isinstance(value, dict):
             return _from_bytes(base64.b64decode(value["b64"]), tensor, tuple(shape) or shapes.of(tensor))

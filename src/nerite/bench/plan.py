@@ -30,17 +30,12 @@ class Plan:
     """The model says which response of several is the last."""
     timeout: float = 60.0
     """Seconds after which a request is given up."""
-    verify: bool = True
-    """Whether the server's certificate has to be one that this machine trusts."""
 
     def context(self) -> ssl.SSLContext | None:
         """Return how connections are encrypted."""
         if not self.address.tls:
             return None
         context = ssl.create_default_context()
-        if not self.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
         context.set_alpn_protocols(["h2" if self.protocol == "grpc" else "http/1.1"])
         return context
 

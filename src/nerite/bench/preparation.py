@@ -52,11 +52,10 @@ class Target:
     address: Address
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 60.0
-    verify: bool = True
 
     def plan(self, scripts: Scripts = _NOTHING, *, streaming: bool = False, decoupled: bool = False) -> Plan:
         """Return what generators are told."""
-        return Plan(self.protocol, self.address, scripts, self.headers, streaming, decoupled, self.timeout, self.verify)
+        return Plan(self.protocol, self.address, scripts, self.headers, streaming, decoupled, self.timeout)
 
 
 def prepared(wanted: Wanted, target: Target, server: Server, regions: Regions | None = None) -> Plan:
@@ -66,6 +65,9 @@ def prepared(wanted: Wanted, target: Target, server: Server, regions: Regions | 
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
     if decoupled and not wanted.streaming:
         raise ClientError(f"model '{model.name}' answers in any number of responses: measure it with --streaming")
+    batching = config.get("sequence_batching")
+    if batching is not None and not batching.get("iterative_sequence") and not wanted.sequence_length:
+        raise ClientError(f"model '{model.name}' takes sequences: say how long they are with --sequence-length")
     shapes = _shapes(wanted, model, int(config.get("max_batch_size", 0)))
     optional = {entry["name"] for entry in config.get("input", ()) if entry.get("optional")}
     if isinstance(wanted.data, Path):

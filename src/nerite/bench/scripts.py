@@ -29,12 +29,21 @@ class Form(ABC):
         """Return the request at a place in a sequence."""
 
 
+class Script(NamedTuple):
+    """What one slot sends."""
+
+    following: Callable[[], bytes]
+    """Returns the next request."""
+    ending: Callable[[], bytes | None] = lambda: None
+    """Returns the request that ends what is open on the server; None where nothing is."""
+
+
 class Scripts(ABC):
     """Says what slots send. Each of ``shares`` generators takes its share."""
 
     @abstractmethod
-    def begin(self, share: int, shares: int) -> Callable[[], Callable[[], bytes]]:
-        """Return what makes a script for each slot: a function that returns the next request."""
+    def begin(self, share: int, shares: int) -> Callable[[], Script]:
+        """Return what makes a script for each slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +52,12 @@ class Turns(Scripts):
 
     messages: Sequence[bytes]
 
-    def begin(self, share: int, shares: int) -> Callable[[], Callable[[], bytes]]:
+    def begin(self, share: int, shares: int) -> Callable[[], Script]:
         """Begin each share at another request."""
         count = len(self.messages)
         first = count * share // shares
         following = itertools.cycle([*self.messages[first:], *self.messages[:first]]).__next__
-        return lambda: following
+        return lambda: Script(following)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +68,39 @@ class Sequences(Scripts):
     """The requests of a sequence; sequences take these in turn."""
     first_id: int = 1
 
-    def begin(self, share: int, shares: int) -> Callable[[], Callable[[], bytes]]:
+    def begin(self, share: int, shares: int) -> Callable[[], Script]:
         """Give no id twice."""
         ids = itertools.count(self.first_id + share, shares)
         contents = itertools.cycle(self.forms)
-        return lambda: self._steps(ids, contents).__next__
 
-    @staticmethod
-    def _steps(ids: Iterator[int], contents: Iterator[Sequence[Form]]) -> Iterator[bytes]:
-        for sequence_id, forms in zip(ids, contents, strict=False):
-            last = len(forms) - 1
-            for number, form in enumerate(forms):
-                yield form.of(SequenceStep(sequence_id, number == 0, number == last))
+        def script() -> Script:
+            turn = _Turn(ids, contents)
+            return Script(turn.following, turn.ending)
+
+        return script
+
+
+class _Turn:
+    """One sequence after the other, of those that several share."""
+
+    def __init__(self, ids: Iterator[int], contents: Iterator[Sequence[Form]]) -> None:
+        self._ids = ids
+        self._contents = contents
+        self._id = 0
+        self._forms: Sequence[Form] = ()
+        self._sent = 0
+
+    def following(self) -> bytes:
+        """Return the next request of the sequence, or the first of the next."""
+        if self._sent == len(self._forms):
+            self._id, self._forms, self._sent = next(self._ids), next(self._contents), 0
+        self._sent += 1
+        step = SequenceStep(self._id, self._sent == 1, self._sent == len(self._forms))
+        return self._forms[self._sent - 1].of(step)
+
+    def ending(self) -> bytes | None:
+        """Return the last request of a sequence that has begun."""
+        if self._sent == len(self._forms):
+            return None
+        self._sent = len(self._forms)
+        return self._forms[-1].of(SequenceStep(self._id, start=False, end=True))

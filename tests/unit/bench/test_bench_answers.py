@@ -17,6 +17,7 @@ from nerite.bench.generator.http_slot import HttpPort
 from nerite.bench.generator.recorder import Recorder
 from nerite.bench.generator.slot import Slot
 from nerite.bench.records import Records
+from nerite.bench.scripts import Script
 from nerite.client.address import Address
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -75,7 +76,7 @@ def asked(
 
     async def run(address: Address) -> Records:
         work = Few(Recorder())
-        slot = HttpPort(address, None, events).slot(work, work.following)
+        slot = HttpPort(address, None, events).slot(work, Script(work.following))
         work.begin([slot])
         await asyncio.wait_for(work.done.wait(), 30)
         slot.close()

@@ -43,19 +43,29 @@ def test_poisson_arrivals() -> None:
 def test_slots_take_turns() -> None:
     make = Turns((b"a", b"b", b"c")).begin(0, 1)
     first, second = make(), make()
-    assert [first(), second(), first(), second()] == [b"a", b"b", b"c", b"a"]
-    assert Turns((b"a", b"b")).begin(1, 2)()() == b"b"
+    assert [each.following() for each in (first, second, first, second)] == [b"a", b"b", b"c", b"a"]
+    assert Turns((b"a", b"b")).begin(1, 2)().following() == b"b"
+    assert first.ending() is None
 
 
 def test_a_sequence_stays_with_its_slot_and_its_id_is_nobody_elses() -> None:
     scripts = Sequences(((Said("x"), Said("y")), (Said("z"),)), first_id=7)
     make = scripts.begin(0, 2)
     first, second = make(), make()
-    assert first() == b"x 7 start"
-    assert second() == b"z 9 start end"
-    assert first() == b"y 7 end"
-    assert first() == b"x 11 start"
-    assert scripts.begin(1, 2)()() == b"x 8 start"
+    assert first.following() == b"x 7 start"
+    assert second.following() == b"z 9 start end"
+    assert first.following() == b"y 7 end"
+    assert first.following() == b"x 11 start"
+    assert scripts.begin(1, 2)().following() == b"x 8 start"
+
+
+def test_a_sequence_that_is_open_can_be_ended() -> None:
+    script = Sequences(((Said("x"), Said("y"), Said("z")),)).begin(0, 1)()
+    assert script.ending() is None
+    script.following()
+    assert script.ending() == b"z 1 end"
+    assert script.ending() is None
+    assert script.following() == b"x 2 start"
 
 
 @pytest.mark.parametrize(

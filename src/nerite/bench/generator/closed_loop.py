@@ -29,7 +29,7 @@ class ClosedLoop:
             slot.due = slot.sent = now
             slot.ask()
         else:
-            slot.sent = 0.0
+            slot.rest()
 
     def failed(self, slot: Slot, reason: str) -> None:
         """Note the failure, and ask again."""
@@ -38,7 +38,7 @@ class ClosedLoop:
             slot.due = slot.sent = perf_counter()
             slot.ask()
         else:
-            slot.sent = 0.0
+            slot.rest()
 
     def end(self) -> None:
         """Ask nothing more."""

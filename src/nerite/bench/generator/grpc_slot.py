@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Final
 
 from nerite.bench.generator.grpc_line import Call, GrpcLine
 from nerite.bench.generator.slot import Slot, Work
+from nerite.bench.scripts import Script
 from nerite.client.address import Address
 from nerite.http2.compression import encode_fields
 from nerite.wire import grpc_service
@@ -39,15 +40,15 @@ class GrpcPort:
         self._lines: list[GrpcLine] = []
         self._slots = 0
 
-    def slot(self, work: Work, following: Callable[[], bytes]) -> Slot:
+    def slot(self, work: Work, script: Script) -> Slot:
         """Make a slot."""
         if self._slots % _SHARED_BY == 0:
             self._lines.append(GrpcLine(self._address, self._context, self._block))
         self._slots += 1
         line = self._lines[-1]
         if self._streaming:
-            return StreamSlot(line, work, following, decoupled=self._decoupled)
-        return CallSlot(line, work, following)
+            return StreamSlot(line, work, script, decoupled=self._decoupled)
+        return CallSlot(line, work, script)
 
 
 def header_block(address: Address, method: str, headers: Mapping[str, str]) -> bytes:
@@ -62,8 +63,8 @@ def header_block(address: Address, method: str, headers: Mapping[str, str]) -> b
 class CallSlot(Slot, Call):
     """A call for each request."""
 
-    def __init__(self, line: GrpcLine, work: Work, following: Callable[[], bytes]) -> None:
-        Slot.__init__(self, work, following)
+    def __init__(self, line: GrpcLine, work: Work, script: Script) -> None:
+        Slot.__init__(self, work, script)
         Call.__init__(self, reads=False)
         self._line = line
 
@@ -95,8 +96,8 @@ class CallSlot(Slot, Call):
 class StreamSlot(CallSlot):
     """A stream, on which a request is sent when the responses to the last one have all come."""
 
-    def __init__(self, line: GrpcLine, work: Work, following: Callable[[], bytes], *, decoupled: bool) -> None:
-        super().__init__(line, work, following)
+    def __init__(self, line: GrpcLine, work: Work, script: Script, *, decoupled: bool) -> None:
+        super().__init__(line, work, script)
         self.reads = True
         self._decoupled = decoupled
         self._open = False

@@ -12,6 +12,7 @@ import httptools
 
 from nerite.bench.generator.events import Events
 from nerite.bench.generator.slot import Slot, Work
+from nerite.bench.scripts import Script
 from nerite.client.address import Address
 from nerite.client.connection import text_of
 
@@ -31,9 +32,9 @@ class HttpPort:
         self.sizes: dict[bytes, int] = {}
         """How long an answer is that is a success and has this head; all of it, with the head."""
 
-    def slot(self, work: Work, following: Callable[[], bytes]) -> Slot:
+    def slot(self, work: Work, script: Script) -> Slot:
         """Make a slot."""
-        return HttpSlot(self, work, following)
+        return HttpSlot(self, work, script)
 
 
 class HttpSlot(Slot, asyncio.Protocol):
@@ -56,8 +57,8 @@ class HttpSlot(Slot, asyncio.Protocol):
         "_transport",
     )
 
-    def __init__(self, port: HttpPort, work: Work, following: Callable[[], bytes]) -> None:
-        super().__init__(work, following)
+    def __init__(self, port: HttpPort, work: Work, script: Script) -> None:
+        super().__init__(work, script)
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._left = 0

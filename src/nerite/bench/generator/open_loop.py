@@ -27,6 +27,7 @@ class OpenLoop:
         self._waiting: deque[tuple[float, float]] = deque()
         """When each was due, and when it would have been sent if there had been a slot."""
         self._alarm = Alarm(self._ring)
+        self._running = True
 
     def begin(self, slots: list[Slot]) -> None:
         """Follow the schedule from now on."""
@@ -44,9 +45,13 @@ class OpenLoop:
         self._free(slot)
 
     def end(self) -> None:
-        """Send nothing more."""
+        """Send nothing more of the load."""
+        self._running = False
         self._waiting.clear()
         self._alarm.close()
+        idle, self._idle = self._idle, []
+        for slot in idle:
+            slot.rest()
 
     def _ring(self) -> None:
         now = perf_counter()
@@ -65,6 +70,9 @@ class OpenLoop:
         slot.ask()
 
     def _free(self, slot: Slot) -> None:
+        if not self._running:
+            slot.rest()
+            return
         slot.sent = 0.0
         if self._waiting:
             slot.due, slot.sent = self._waiting.popleft()

@@ -26,12 +26,13 @@ from nerite.bench.generator.recorder import Recorder
 from nerite.bench.generator.slot import Slot
 from nerite.bench.plan import Level, Plan
 from nerite.bench.records import Records
+from nerite.bench.scripts import Sequences
 
 MOST_SLOTS: Final = 1_000
 """Requests that may be under way in an open loop, of each generator; more wait in the client."""
 _FIRST_SLOTS: Final = 16
 _DRAIN_SECONDS: Final = 2.0
-_LOOKS: Final = 200
+_LOOK_SECONDS: Final = 0.01
 
 
 class Begin(NamedTuple):
@@ -154,10 +155,12 @@ class Generator:
         if self._loop is None:
             return
         self._loop.end()
-        for _ in range(_LOOKS):
+        # A sequence that were left open would keep its place on the server, and the next level out of it.
+        patience = self._plan.timeout if isinstance(self._plan.scripts, Sequences) else _DRAIN_SECONDS
+        for _ in range(int(patience / _LOOK_SECONDS)):
             if not any(slot.sent for slot in self._slots):
                 break
-            await asyncio.sleep(_DRAIN_SECONDS / _LOOKS)
+            await asyncio.sleep(_LOOK_SECONDS)
         for slot in self._slots:
             slot.close()
         self._slots = []

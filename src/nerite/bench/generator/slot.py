@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from time import perf_counter
 from typing import Protocol
 
 from nerite.bench.generator.recorder import Recorder
+from nerite.bench.scripts import Script
 
 
 class Work(Protocol):
@@ -24,11 +25,12 @@ class Work(Protocol):
 class Slot(ABC):
     """Carries one request at a time. ``ask`` may be called at once after it was made; it connects by itself."""
 
-    __slots__ = ("due", "next", "sent", "work")
+    __slots__ = ("_ending", "due", "next", "sent", "work")
 
-    def __init__(self, work: Work, following: Callable[[], bytes]) -> None:
+    def __init__(self, work: Work, script: Script) -> None:
         self.work = work
-        self.next = following
+        self._ending = script.ending
+        self.next = script.following
         """Returns the request to send next."""
         self.due = 0.0
         self.sent = 0.0
@@ -38,6 +40,16 @@ class Slot(ABC):
     def ask(self) -> None:
         """Send the next request; ``due`` and ``sent`` were set by the caller."""
 
+    def rest(self) -> None:
+        """Send no more of the load: only, once, what ends a sequence that is open."""
+        ending = self._ending()
+        if ending is None:
+            self.sent = 0.0
+        else:
+            self.next = lambda: ending
+            self.sent = perf_counter()
+            self.ask()
+
     @abstractmethod
     def abandon(self, reason: str) -> None:
         """Give up the request under way."""
@@ -45,6 +57,3 @@ class Slot(ABC):
     @abstractmethod
     def close(self) -> None:
         """Send nothing more, and hang up."""
-
-
-MakeSlot = Callable[[Work, Callable[[], bytes]], Slot]
