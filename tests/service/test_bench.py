@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from browser import browsing
 from serving import IDENTITY, NERITE, PATIENCE, Serving, pbtxt, python_model, serving
 
 REFUSES_EVERY_SECOND = """
@@ -25,6 +26,14 @@ def execute(self, requests):
         responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)], error))
     return responses
 """
+OVERLAPS = """
+[...document.querySelectorAll("svg")].flatMap(plot => {
+  const texts = [...plot.querySelectorAll("text")].map(text => [text.textContent, text.getBoundingClientRect()]);
+  return texts.flatMap(([one, a], at) => texts.slice(at + 1).filter(([, b]) =>
+    a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom).map(([other]) => [one, other]));
+})
+"""
+COLOURS = ("backgroundColor.match(/\\d+/)[0] * 1", "color.match(/\\d+/)[0] * 1")
 BRIEF = ("--warm-up", "0.1", "--window", "0.2", "--windows", "3", "--shape", "INPUT0:16")
 
 
@@ -33,7 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("bench")
     python_model(folder / "models", "identity", IDENTITY)
     python_model(folder / "models", "refuses", REFUSES_EVERY_SECOND, pbtxt(batch=0, more=""))
-    with serving(folder / "models", folder / "log") as running:
+    python_model(folder / "models", "broken", "def initialize(self, args):\n    raise ValueError('no weights')\n")
+    with serving(folder / "models", folder / "log", "--exit-on-error=false") as running:
         yield running
 
 
@@ -89,6 +99,17 @@ def test_an_open_loop_keeps_its_pace(server: Serving, tmp_path: Path, grpc: bool
         assert level["client"]["sent_late_ms"]["min"] >= 0
 
 
+def test_the_highest_load_within_a_limit(server: Serving, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    where = ("identity", "--url", server.http, *BRIEF, "--json", str(file), "--concurrency", "1,3", "--within")
+    for limit, level, said in (("p99:100000", 3, "at concurrency 3."), ("p50:0", None, "No load was within a p50 of")):
+        done = bench(*where, limit)
+        assert said in done.stdout
+        document = json.loads(file.read_text())
+        assert document["within"]["level"] == level
+        assert len(document["levels"]) == (1 if level is None else 2)
+
+
 def test_failures_are_told(server: Serving, tmp_path: Path) -> None:
     for grpc in (False, True):
         (level,) = measured(server, tmp_path, "refuses", grpc=grpc)
@@ -131,11 +152,30 @@ def test_the_page_is_whole_and_needs_nothing_else(server: Serving, tmp_path: Pat
     assert all(-600 <= float(number) <= 600 for number in numbers)
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_in_a_browser(server: Serving, tmp_path: Path, dark: bool) -> None:
+    file = tmp_path / "figures.html"
+    bench("identity", "--url", server.http, *BRIEF, "--rate", "20,30,31,32,300", "--html", str(file))
+    with browsing(tmp_path) as browser:
+        browser.size(1180, 2000, dark=dark)
+        browser.open(file.as_uri())
+        browser.until("document.readyState === 'complete' && document.title.includes('identity')")
+        browser.picture(tmp_path / "page.png")
+        assert browser.evaluate(OVERLAPS) == []
+        ground, text = (browser.evaluate(f"getComputedStyle(document.body).{name}") for name in COLOURS)
+        assert (ground < text) == dark
+        assert browser.complaints == []
+        assert browser.requests == [file.as_uri()]
+
+
 @pytest.mark.parametrize(
     "arguments, status, said",
     [
         (["identity", "--concurency", "2"], 2, "Did you mean '--concurrency'?"),
         (["identity", "--concurrency", "x"], 2, "write 8, 1,2,4, 1:32:4 or 1:32:*2"),
+        (["identity", "--concurrency", "1:1000"], 2, "is more than 100 levels"),
+        (["identity", "--rate", "100", "--within", "p99:20"], 2, "write --rate 100,5000"),
+        (["identity", "--rate", "1,2", "--within", "p98:20"], 2, "Did you mean 'p99'"),
         (["identity", "--poisson"], 2, "--poisson is for --rate"),
         (["identity", "--rate", "5", "--concurrency", "5"], 2, "not allowed with"),
         (["identity", "--shape", "INPUT0"], 2, "write INPUT:3,224,224"),
@@ -144,7 +184,11 @@ def test_the_page_is_whole_and_needs_nothing_else(server: Serving, tmp_path: Pat
         (["identity", "--batch", "9"], 1, "takes batches of at most 8"),
         (["identity", "--data", "/nowhere.json"], 1, "cannot be read"),
         (["identty"], 1, "Did you mean 'identity'?"),
+        (["broken"], 1, "When that is mended: nerite client load broken"),
+        (["broken"], 1, "no weights"),
+        (["identity", "--version", "7"], 1, "Its versions: 1."),
         (["identity", "--url", "127.0.0.1:1"], 1, "Is a server running there?"),
+        (["identity", "--url", "127.0.0.1:1", "--protocol", "grpc"], 1, "(the port for gRPC)"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_measured(

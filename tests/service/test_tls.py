@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
 
-from serving import IDENTITY, Serving, python_model, serving
+from serving import IDENTITY, NERITE, PATIENCE, Serving, python_model, serving
 
 
 class Certificates:
@@ -118,3 +120,19 @@ def test_a_certificate_that_is_none(tmp_path: Path) -> None:
         serving(tmp_path / "models", tmp_path / "log", *flags, clean=False),
     ):
         pass
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_bench(server: tuple[Serving, bool], certificates: Certificates, protocol: str) -> None:
+    running, mutual = server
+    if mutual:
+        pytest.skip("it has no certificate of its own")
+    address = running.grpc if protocol == "grpc" else running.http
+    command = [str(NERITE), "bench", "identity", "--url", f"https://{address}", "--protocol", protocol]
+    command += ["--concurrency", "3", "--warm-up", "0.1", "--window", "0.1", "--windows", "3"]
+    for authority, status, said in ((certificates.authority, 0, "Requests/s"), (None, 1, "SSL_CERT_FILE")):
+        environment = {**os.environ, **({"SSL_CERT_FILE": str(authority)} if authority else {})}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert said in done.stdout + done.stderr
+        assert "failed at" not in done.stdout

@@ -86,11 +86,15 @@ class Session:
     def run(self, levels: Sequence[Level], tell: Callable[[Look], None]) -> Iterator[Outcome]:
         """Yield what each level showed. Raises ``ClientError`` for one at which no request was answered."""
         for level in levels:
-            yield from together([self], level, tell)
+            yield self.measure(level, tell)
+
+    def measure(self, level: Level, tell: Callable[[Look], None]) -> Outcome:
+        """Return what a level showed. Raises ``ClientError`` if no request was answered."""
+        return together([self], level, tell)[0]
 
 
 def together(sessions: Sequence[Session], level: Level, tell: Callable[[Look], None]) -> list[Outcome]:
-    """Put a load on by all sessions at once, until each has measured; return what each saw. Raises as ``run`` does."""
+    """Put a load on by all sessions at once, until each has measured; return what each saw. Raises as ``measure`` does."""
     begun: list[Session] = []
     try:
         for session in sessions:

@@ -7,13 +7,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from nerite.bench.figures import Spread, Tokens
+from nerite.bench.search import Search
 from nerite.bench.session import Outcome
 from nerite.client import ModelStatistics
 
 
-def render(model: str, outcomes: Sequence[Outcome]) -> str:
+def render(model: str, outcomes: Sequence[Outcome], search: Search | None = None) -> str:
     """Return the document."""
-    return json.dumps({"model": model, "levels": [level(outcome) for outcome in outcomes]}, indent=2) + "\n"
+    document: dict[str, Any] = {"model": model}
+    if search is not None:
+        best = search.best
+        document["within"] = {
+            "measure": search.limit.measure,
+            "limit_ms": search.limit.milliseconds,
+            "level": best.level.value if best else None,
+            "requests_per_second": best.figures.rate if best else None,
+        }
+    document["levels"] = [level(outcome) for outcome in outcomes]
+    return json.dumps(document, indent=2) + "\n"
 
 
 def level(outcome: Outcome) -> dict[str, Any]:

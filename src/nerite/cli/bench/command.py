@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +14,13 @@ from nerite.bench.measurement import Rule
 from nerite.bench.plan import Level, Plan
 from nerite.bench.preparation import Target, Wanted, prepared
 from nerite.bench.report import csv_form, html_form, json_form
+from nerite.bench.search import Search
 from nerite.bench.server import GrpcServer, Server
-from nerite.bench.session import Look, Session
+from nerite.bench.session import Look, Outcome, Session
 from nerite.bench.shared_memory import Regions
 from nerite.cli.bench.options import PROGRAM, parse
-from nerite.cli.bench.table import headings, remarks, row
-from nerite.cli.client.connection import connected
+from nerite.cli.bench.table import found, headings, remarks, row
+from nerite.cli.client.connection import connected, remedied
 from nerite.cli.command import show, show_table, status_of
 from nerite.cli.progress import Progress
 from nerite.cli.suggestion import did_you_mean
@@ -42,19 +43,42 @@ def _bench(options: argparse.Namespace) -> int:
         fleet = stack.enter_context(Fleet(plan, options.processes))
         session = Session(fleet, rule, options.warm_up, options.slo, count=lambda: _counted(server, options))
         with Progress() as progress:
-            outcomes = list(session.run(_levels(options), lambda look: _show_progress(progress, look)))
+            search = _search(options)
+            outcomes = _outcomes(session, options, search, lambda look: _show_progress(progress, look))
     table = [headings(outcomes), *(row(outcome) for outcome in outcomes)]
     told = list(remarks(outcomes, options.stability))
+    if search is not None:
+        told.insert(0, found(search))
     show_table(table[0], table[1:])
     for remark in told:
         show(remark)
     if options.json is not None:
-        _write(options.json, json_form.render(options.model, outcomes))
+        _write(options.json, json_form.render(options.model, outcomes, search))
     if options.csv is not None:
         _write(options.csv, csv_form.render(outcomes))
     if options.html is not None:
         _write(options.html, html_form.render(_heading(options, target), outcomes, table, told))
     return 0
+
+
+def _search(options: argparse.Namespace) -> Search | None:
+    if options.within is None:
+        return None
+    levels = _levels(options)
+    return Search(options.within, levels[0], levels[-1])
+
+
+def _outcomes(
+    session: Session, options: argparse.Namespace, search: Search | None, tell: Callable[[Look], None]
+) -> list[Outcome]:
+    """Measure all levels, or those that a search wants; return what they showed, the lowest first."""
+    if search is None:
+        return list(session.run(_levels(options), tell))
+    outcomes = []
+    while search.next is not None:
+        outcomes.append(session.measure(search.next, tell))
+        search.add(outcomes[-1])
+    return sorted(outcomes, key=lambda outcome: outcome.level.value)
 
 
 def _levels(options: argparse.Namespace) -> list[Level]:
@@ -65,6 +89,7 @@ def _levels(options: argparse.Namespace) -> list[Level]:
 
 def _server(options: argparse.Namespace, target: Target, stack: ExitStack) -> Server:
     if target.protocol == "grpc":
+        stack.enter_context(remedied("gRPC"))
         return GrpcServer(target.plan())
     return stack.enter_context(connected(options))
 
@@ -80,16 +105,25 @@ def _prepared(options: argparse.Namespace, target: Target, server: Server, stack
     except Unreachable:
         raise
     except ClientError as error:
-        raise ClientError("\n    ".join(filter(None, (str(error), _near(options.model, server))))) from error
+        raise ClientError("\n    ".join(filter(None, (str(error), _remedy(options, server))))) from error
 
 
-def _near(model: str, server: Server) -> str:
-    """Return the model that may have been meant, where there is none of that name."""
+def _remedy(options: argparse.Namespace, server: Server) -> str:
+    """Return what to do where a model cannot be asked: name another, or another version, or have it loaded."""
+    model = options.model
     try:
-        names = {entry.name for entry in server.models()}
+        entries = server.models()
     except ClientError:
         return ""
-    return "" if model in names else did_you_mean(model, names)
+    versions = [entry for entry in entries if entry.name == model]
+    if not versions:
+        return did_you_mean(model, {entry.name for entry in entries})
+    ready = [entry.version for entry in versions if entry.state == "READY"]
+    if not ready:
+        reasons = [line.strip() for entry in versions for line in entry.reason.splitlines() if line.strip(" .")]
+        remedy = f"It is there, but it is not loaded. When that is mended: nerite client load {model}"
+        return "\n    ".join([remedy, *reasons])
+    return "" if options.version in ("", *ready) else f"Its versions: {', '.join(ready)}."
 
 
 def _wanted(options: argparse.Namespace) -> Wanted:

@@ -26,6 +26,8 @@ def numbers(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(
             f"'{text}' is neither a number nor a range: write 8, 1,2,4, 1:32:4 or 1:32:*2"
         ) from None
+    if len(found) > _MOST_LEVELS:
+        raise argparse.ArgumentTypeError(f"'{text}' is more than {_MOST_LEVELS} levels: write 1:1000:50 or 1:1000:*2")
     if not all(number > 0 for number in found):
         raise argparse.ArgumentTypeError(f"'{text}': a load is more than 0")
     return tuple(found)
@@ -43,7 +45,8 @@ def _range(first: float, last: float, times: bool, step: float) -> Iterator[floa
     if first <= 0 or last < first or step <= (1 if times else 0):
         raise ValueError
     number = first
-    for given in range(1, _MOST_LEVELS + 1):
+    # One more than there may be, so that it is known that there are too many.
+    for given in range(1, _MOST_LEVELS + 2):
         if number > last:
             return
         yield number

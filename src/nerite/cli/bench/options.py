@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from nerite.bench.figures import QUANTILES
 from nerite.bench.measurement import Rule
 from nerite.bench.objectives import MEASURES, Objective
+from nerite.bench.search import Limit
 from nerite.cli.bench.levels import counts, numbers
 from nerite.cli.client.connection import add_connection
 from nerite.cli.client.values import parameter
@@ -27,6 +29,7 @@ after Ctrl-C.
 Examples:
   nerite bench resnet
   nerite bench resnet --concurrency 1:64:*2 --html resnet.html
+  nerite bench resnet --rate 100,5000 --within p99:20
   nerite bench resnet --protocol grpc --url gpu-3:8001 --rate 500,1000 --poisson
   nerite bench llama --protocol openai --rate 2 --parameter max_tokens=64 --slo ttft:300 --slo itl:50
 """
@@ -74,6 +77,10 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--output-shared-memory needs --shared-memory")
     if options.protocol == "openai" and (options.sequence_length or options.shared_memory or options.data == "zero"):
         parser.error("--protocol openai has neither sequences nor shared memory, and no data but prompts")
+    if options.within is not None:
+        levels = options.rate or options.concurrency
+        if len(levels) < 2 or levels[0] >= levels[-1]:
+            parser.error("--within searches between two loads, a low and a high one: write --rate 100,5000")
     if options.poisson and not options.rate:
         parser.error("--poisson is for --rate: a number of requests under way has no moments of its own")
 
@@ -91,6 +98,13 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", metavar="LEVELS", type=numbers, help="so many requests a second, whatever comes back")
     poisson = "with --rate: at random moments, as independent callers come; otherwise at a steady pace"
     group.add_argument("--poisson", action="store_true", help=poisson)
+    group.add_argument(
+        "--within",
+        metavar="MEASURE:MS",
+        type=_limit,
+        help="find the highest load, between the first and the last of LEVELS, at which mean, p50, p90, p95, p99 or "
+        "p99.9 is at most so many ms",
+    )
     processes = "processes that put on the load (default: 1)"
     group.add_argument("--processes", metavar="N", type=_at_least_one, default=1, help=processes)
 
@@ -169,15 +183,23 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
 
 
 def _objective(text: str) -> Objective:
-    measure, _, limit = text.partition(":")
+    return Objective(*_bound(text, MEASURES, "objective", "ttft:200"))
+
+
+def _limit(text: str) -> Limit:
+    return Limit(*_bound(text, ("mean", *QUANTILES), "limit", "p99:20"))
+
+
+def _bound(text: str, measures: Collection[str], kind: str, example: str) -> tuple[str, float]:
+    measure, _, most = text.partition(":")
     try:
-        milliseconds = float(limit)
+        milliseconds = float(most)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no objective: write ttft:200") from None
-    if measure not in MEASURES:
-        near = did_you_mean(measure, MEASURES) or f"There are: {', '.join(MEASURES)}."
+        raise argparse.ArgumentTypeError(f"'{text}' is no {kind}: write {example}") from None
+    if measure not in measures:
+        near = did_you_mean(measure, measures) or f"There are: {', '.join(measures)}."
         raise argparse.ArgumentTypeError(f"there is no measure '{measure}'. {near}")
-    return Objective(measure, milliseconds)
+    return measure, milliseconds
 
 
 def _at_least_one(text: str) -> int:

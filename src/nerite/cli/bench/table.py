@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from nerite.bench.measurement import AGREEING
+from nerite.bench.search import KEPT_UP, Search
 from nerite.bench.session import Outcome
-
-_KEPT_UP: Final = 0.95
 
 
 def headings(outcomes: Sequence[Outcome]) -> list[str]:
@@ -55,7 +53,16 @@ def remarks(outcomes: Sequence[Outcome], percentage: float) -> Iterator[str]:
             "Give it more --processes, or a machine of its own."
         )
     for outcome in outcomes:
-        if outcome.level.open and outcome.figures.rate < _KEPT_UP * outcome.level.rate:
+        if outcome.level.open and outcome.figures.rate < KEPT_UP * outcome.level.rate:
             yield f"The server did not keep up with {outcome.level}: latencies grow for as long as it goes on."
         for reason, count in outcome.figures.failures.items():
             yield f"{count} failed at {outcome.level}: {reason}"
+
+
+def found(search: Search) -> str:
+    """Return what a search for the highest load within a limit has found."""
+    best = search.best
+    if best is None:
+        return f"No load was within a {search.limit}: begin lower, or allow more."
+    level = f"{best.level.kind} {best.level}"
+    return f"Within a {search.limit}: {best.figures.rate:,.1f} requests/s, at {level}."

@@ -32,11 +32,20 @@ def add_connection(parser: argparse.ArgumentParser, url: str | None = None) -> N
 @contextmanager
 def connected(options: argparse.Namespace) -> Iterator[Client]:
     """Yield a client of the server that the options name. Where nobody is there, what is raised says what to do."""
+    with remedied("HTTP"), Client(options.url, headers=dict(options.header), timeout=options.timeout) as client:
+        yield client
+
+
+@contextmanager
+def remedied(port: str) -> Iterator[None]:
+    """Say what to do where a server cannot be reached. ``port``: what its port has to be for."""
     try:
-        with Client(options.url, headers=dict(options.header), timeout=options.timeout) as client:
-            yield client
+        yield
     except Unreachable as error:
-        remedy = "Is a server running there? Name another with --url HOST:PORT (the port for HTTP)."
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            remedy = "Name the certificate of the authority that the server's is from: SSL_CERT_FILE=ca.pem."
+        else:
+            remedy = f"Is a server running there? Name another with --url HOST:PORT (the port for {port})."
         raise ClientError(f"{error}\n    {remedy}") from error
 
 
