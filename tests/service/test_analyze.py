@@ -49,27 +49,37 @@ def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Pa
     said = analyze(folder, "sleeps", *FEW, "--html", "page.html")
     assert "| max_batch=8 " in said
     page = (folder / "page.html").read_text()
-    assert re.findall("<h2>(.*?)</h2>", page) == ["Latency by throughput", "Memory", "The search", "What changes"]
+    titles = ["Latency by throughput", "Memory", "The search", "What changes", "What was measured"]
+    assert re.findall("<h2>(.*?)</h2>", page) == titles
     assert page.count("<svg") == 3
-    assert "+max_batch_size: 8" in page
+    assert '<span class="added">+max_batch_size: 8</span>' in page
     assert "<script" not in page and "url(" not in page
     assert "\n-max_batch_size: 1\n+max_batch_size: 8\n" in said
     assert file.read_text() == before
 
     checkpoint = folder / "sleeps.analysis.jsonl"
     lines = checkpoint.read_text().splitlines(keepends=True)
-    _, now, then = map(json.loads, lines)
+    _, now, then, *again = map(json.loads, lines)
     assert then["figures"][0]["rate"] > 2 * now["figures"][0]["rate"]
     assert then["memory"] > 0
+    assert [(each["turn"], each["changes"]) for each in again] == [
+        (turn, changes) for turn in (1, 2) for changes in ({"max_batch": 8}, {})
+    ]
 
     # As if it had been stopped: the first figure is read, and not measured again.
     now["figures"][0]["rate"] = 1.0
     checkpoint.write_text(lines[0] + json.dumps(now) + "\n" + lines[2][:50])
     said = analyze(folder, "sleeps", *FEW, "--apply")
     assert "has 1 measurements" in said
-    assert "what the present configuration answers, 1/s" in said
+    assert "  1  as it is now: 1/s" in said
     assert file.read_text() == before.replace("max_batch_size: 1\n", "max_batch_size: 8\n")
     assert parse_text(file.read_text()).config.max_batch_size == 8
+
+    # The model is another one.
+    (folder / "models" / "sleeps" / "1" / "model.py").touch()
+    said = analyze(folder, "sleeps", *FEW, status=1)
+    assert "sleeps.analysis.jsonl has figures of other conditions." in said
+    assert re.search(r"the files of the models:\n +sleeps/1/model.py: [\d,]+ bytes of .* then, .* now\n", said)
 
 
 def test_limits_that_nothing_keeps_to(folder: Path) -> None:

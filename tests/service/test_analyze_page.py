@@ -18,11 +18,12 @@ COMMANDS = [line for language, text in PAGE.blocks if language == "sh" for line 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands(command: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples" / "sources" / "scaler", tmp_path / "models" / "scaler")
+    for model in ("scaler", "digits_preprocess"):
+        shutil.copytree(ROOT / "examples" / "sources" / model, tmp_path / "models" / model)
     printed = run(f"{command} {BRIEF}", cwd=tmp_path)
     assert "| Settings " in printed
     assert "as it is now: " in printed
-    assert (tmp_path / "scaler.analysis.jsonl").exists()
+    assert len(list(tmp_path.glob("scaler*.analysis.jsonl"))) == 1
 
 
 def test_settings_are_those_there_are() -> None:

@@ -1,9 +1,10 @@
-"""Finds the configuration with which a model answers most, for ``nerite analyze``.
+"""Finds the configuration with which models answer most, for ``nerite analyze``.
 
     cli/analyze -> analysis: search says what to measure next -> trial: a server of its own, and the bench -> finding
                       |                                                                                         |
                       +-> checkpoint keeps findings <-- ranking says which is the best within the limits <------+
 
-What is decided (``settings``, ``space``, ``search``, ``ranking``) is plain objects without I/O. The repository is
-served as it is, with a configuration that comes with the load: nothing in it is written.
+What is decided (``settings``, ``space``, ``search``, ``surface``, ``ranking``) is plain objects without I/O. What is
+served is a repository of links beside the user's (``staged``), with other texts of config.pbtxt: nothing in it is
+written. What figures depend on beside that (``conditions``) heads the checkpoint.
 """

@@ -7,37 +7,72 @@ answering from what is known.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+import random
+from collections.abc import Generator, Sequence
 from typing import Final, Literal, TypeAlias
 
+import numpy as np
+
 from nerite.analyze.space import Point, Space
+from nerite.analyze.surface import promise
 
 Score: TypeAlias = tuple[int, float]
 """The larger, the better."""
 Search: TypeAlias = Generator[Point, Score, None]
 Method = Literal["quick", "guided", "brute"]
 _PART: Final = 4
-"""The guided search measures at most this part of all points."""
+"""The guided search, and those that are measured again after it, are at most this part of all points."""
+_FOR_AN_AXIS: Final = 20
+"""More points than that for each axis are not needed, however many there are."""
+_CANDIDATES: Final = 3_000
+"""How many points are thought about at once."""
 
 
-def search(method: Method, space: Space) -> Search:
-    """Return a search of this kind."""
+def search(method: Method, space: Space, points: int) -> Search:
+    """Return a search of this kind, of so many points at most."""
     if method == "brute":
-        return _brute(space)
-    return _Climber(space, budget(method, space)).climbs(several=method == "guided")
+        return _brute(space, points)
+    return _guided(space, points) if method == "guided" else _Climber(space, points).climb()
 
 
-def budget(method: Method, space: Space) -> int:
-    """Return how many points it measures at most."""
-    if method == "brute":
-        return space.size
-    # In a small space at least each setting is tried in both directions.
-    fewest = 2 * len(space.axes) + 1
-    return min(space.size, max(fewest, space.size // _PART))
+def budget(method: Method, space: Space, again: int, most: int | None = None) -> int:
+    """Return how many points to measure at most; ``again`` are those whose measuring again takes as long."""
+    points = space.size
+    if method != "brute":
+        # In a small space at least each setting is tried in both directions.
+        fewest = 2 * len(space.axes) + 1
+        points = min(points, max(fewest, min(points // _PART - again, _FOR_AN_AXIS * len(space.axes))))
+    return points if most is None else min(points, most)
 
 
-def _brute(space: Space) -> Search:
-    yield from space.points
+def _brute(space: Space, points: int) -> Search:
+    for point in itertools.islice(space.points, points):
+        _ = yield point
+
+
+def _guided(space: Space, points: int) -> Search:
+    """Begin with points that are far from each other, then always take the one that promises most."""
+    candidates = _candidates(space)
+    number = {point: at for at, point in enumerate(candidates)}
+    places = np.array([space.place(point) for point in candidates])
+    known: dict[int, Score] = {}
+    for start in dict.fromkeys(space.starts):
+        if len(known) < points:
+            known[number[start]] = yield start
+    while len(known) < min(points, len(candidates)):
+        worse = [sum(other < score for other in known.values()) for score in known.values()]
+        # The first point was not better than nothing.
+        following = int(promise(places, list(known), worse).argmax()) if len(known) > 1 else 1
+        known[following] = yield candidates[following]
+
+
+def _candidates(space: Space) -> Sequence[Point]:
+    """Return all points, or the starts and some, always the same, of very many."""
+    if space.size <= _CANDIDATES:
+        return list(space.points)
+    choose = random.Random(0)
+    some = [tuple(map(choose.choice, space.axes.values())) for _ in range(_CANDIDATES)]
+    return list(dict.fromkeys([*space.starts, *some]))
 
 
 class _Spent(Exception):
@@ -45,38 +80,29 @@ class _Spent(Exception):
 
 
 class _Climber:
-    """Goes uphill, a setting at a time, and two at a time where that leads nowhere."""
+    """Goes uphill, a setting at a time."""
 
     def __init__(self, space: Space, most: int) -> None:
         self._space = space
         self._most = most
         self._known: dict[Point, Score] = {}
 
-    def climbs(self, *, several: bool) -> Search:
-        """Climb from the present configuration; ``several``: with trades, and from other starts, too."""
+    def climb(self) -> Search:
+        """Climb from the present configuration."""
+        point, before = self._space.present, None
         try:
-            for start in self._space.starts if several else (self._space.present,):
-                yield from self._climb(start, trades=several)
+            while point != before:
+                before = point
+                for axis in range(len(point)):
+                    point = yield from self._along(point, axis)
         except _Spent:
             return
 
-    def _climb(self, point: Point, *, trades: bool) -> Generator[Point, Score, None]:
-        while True:
-            before = point
-            for axis in range(len(point)):
-                point = yield from self._along(point, {axis: 1}, {axis: -1})
-            if trades and point == before:
-                # Instances and threads share the cores: one more of these may pay with one less of those.
-                for one, other in itertools.combinations(range(len(point)), 2):
-                    point = yield from self._along(point, {one: 1, other: -1}, {one: -1, other: 1})
-            if point == before:
-                return
-
-    def _along(self, point: Point, *ways: dict[int, int]) -> Generator[Point, Score, Point]:
-        """Go one of the ways for as long as it gets better."""
-        for way in ways:
+    def _along(self, point: Point, axis: int) -> Generator[Point, Score, Point]:
+        """Go up or down an axis for as long as it gets better."""
+        for way in (1, -1):
             found = point
-            while (further := self._space.step(found, way)) is not None:
+            while (further := self._space.step(found, axis, way)) is not None:
                 here = yield from self._score(found)
                 there = yield from self._score(further)
                 if there <= here:

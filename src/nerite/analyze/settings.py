@@ -18,6 +18,7 @@ THREADS: Final = {
     "openvino": "INFERENCE_NUM_THREADS",
     "pytorch": "INTRA_OP_THREAD_COUNT",
     "litert": "tflite_num_threads",
+    "fil": "cpu_nthread",
 }
 """The parameter that says how many threads an instance has, by backend."""
 

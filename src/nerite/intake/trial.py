@@ -15,7 +15,7 @@ from typing import Final
 from nerite.client import Client
 from nerite.core.errors import Internal
 
-_STARTED: Final = re.compile(r"Started HTTPService at [^\s]+:(\d+)")
+_STARTED: Final = re.compile(r"Started (HTTP|GRPCInference)Service at [^\s]+:(\d+)")
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 10.0
 _LOAD_SECONDS: Final = 1800.0
@@ -23,7 +23,8 @@ _FLAGS: Final = (
     "--model-control-mode=explicit",
     "--http-address=127.0.0.1",
     "--http-port=0",
-    "--allow-grpc=false",
+    "--grpc-address=127.0.0.1",
+    "--grpc-port=0",
     "--allow-metrics=false",
 )
 _OTHERS: Final = ("NERITE_", "AIP_", "SAGEMAKER_")
@@ -33,16 +34,19 @@ _OTHERS: Final = ("NERITE_", "AIP_", "SAGEMAKER_")
 class Trial:
     """A server that runs. A context manager: the process ends with it."""
 
-    def __init__(self, repository: Path) -> None:
+    def __init__(self, repository: Path, *, grpc: bool = False) -> None:
+        """``grpc``: it speaks gRPC, too, at ``grpc_url``."""
         self.repository = repository
+        self._grpc = grpc
         self._said: deque[str] = deque(maxlen=200)
-        self._port = 0
+        self._ports: dict[str, str] = {}
         self._started = threading.Event()
 
     def __enter__(self) -> Trial:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)}
+        flags = (*_FLAGS, f"--allow-grpc={str(self._grpc).lower()}")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "nerite.cli.main", "serve", str(self.repository), *_FLAGS],
+            [sys.executable, "-m", "nerite.cli.main", "serve", str(self.repository), *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -53,10 +57,12 @@ class Trial:
         self._listener = threading.Thread(target=self._listen, name="trial", daemon=True)
         self._listener.start()
         self._started.wait(_START_SECONDS)
-        if not self._port:
+        if "HTTP" not in self._ports:
             self.__exit__(None, None, None)
             raise Internal("the server that was to try the model did not start:\n" + "\n".join(self._said))
-        self.url = f"127.0.0.1:{self._port}"
+        self.url = f"127.0.0.1:{self._ports['HTTP']}"
+        # That port is opened before.
+        self.grpc_url = f"127.0.0.1:{self._ports['GRPCInference']}" if self._grpc else ""
         self.client = Client(self.url, timeout=_LOAD_SECONDS)
         return self
 
@@ -99,9 +105,10 @@ class Trial:
         for raw in self._process.stdout:
             line = raw.decode(errors="replace").rstrip()
             self._said.append(line)
-            if not self._port and (found := _STARTED.search(line)):
-                self._port = int(found[1])
-                self._started.set()
+            if "HTTP" not in self._ports and (found := _STARTED.search(line)):
+                self._ports[found[1]] = found[2]
+                if found[1] == "HTTP":
+                    self._started.set()
         self._started.set()
 
 

@@ -63,11 +63,13 @@ def _plots(outcomes: Sequence[Outcome]) -> Iterator[str]:
     shown = [outcomes[round(at * (len(outcomes) - 1) / max(1, _count(outcomes) - 1))] for at in range(_count(outcomes))]
     distribution = [
         Series(
-            f"{outcome.level}", [(at / 2, value) for at, value in enumerate(outcome.figures.latencies[:200].tolist())]
+            f"{outcome.level}",
+            [(at / 2, value) for at, value in enumerate(outcome.figures.latencies[:200].tolist())],
+            dotted=False,
         )
         for outcome in shown
     ]
-    plot = lines("percentile", "latency, ms", distribution, dots=False)
+    plot = lines("percentile", "latency, ms", distribution)
     yield page.figure("Distribution of the latency", f"How many per cent took no longer than that, by {kind}.", plot)
     if all(outcome.server is not None for outcome in outcomes):
         yield page.figure(

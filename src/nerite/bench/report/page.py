@@ -39,6 +39,18 @@ def figure(title: str, meaning: str, plot: str) -> str:
     return f"<figure><h2>{escape(title)}</h2><p>{escape(meaning)}</p>{plot}</figure>\n"
 
 
+def difference(text: str) -> str:
+    """Return a unified diff, with what comes and what goes in colours."""
+    kinds = {"+": "added", "-": "removed", "@": "place"}
+
+    def line(text: str) -> str:
+        kind = "place" if text.startswith(("+++", "---")) else kinds.get(text[:1], "")
+        return f'<span class="{kind}">{escape(text)}</span>' if kind else escape(text)
+
+    lines = "\n".join(map(line, text.splitlines()))
+    return f"<pre>{lines}</pre>"
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return a table; the first row is its headings."""
     head, *others = rows

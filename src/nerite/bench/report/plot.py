@@ -21,6 +21,12 @@ class Series(NamedTuple):
 
     name: str
     points: Sequence[tuple[float, float]]
+    joined: bool = True
+    """Whether there is a line at all, or points alone."""
+    dotted: bool = True
+    """Whether points are seen on the line."""
+    colour: int | None = None
+    """Of the style sheet; without one, that of its place."""
 
 
 class Axis(NamedTuple):
@@ -31,9 +37,7 @@ class Axis(NamedTuple):
     place: Callable[[float], float]
 
 
-def lines(
-    x_label: str, y_label: str, series: Sequence[Series], *, dots: bool = True, marked: Sequence[float] = ()
-) -> str:
+def lines(x_label: str, y_label: str, series: Sequence[Series], *, marked: Sequence[float] = ()) -> str:
     """Draw lines, with a legend where there are several. Axes begin at 0, or are logarithmic for a wide range.
 
     ``marked``: the horizontal axis has these values, and no others.
@@ -41,16 +45,18 @@ def lines(
     horizontal = _marked(x_label, marked) if marked else _axis(x_label, [x for each in series for x, _ in each.points])
     vertical = _axis(y_label, [y for each in series for _, y in each.points])
     parts = [*_frame(horizontal, vertical)]
-    for number, (name, points) in enumerate(series):
+    colours = [number if each.colour is None else each.colour for number, each in enumerate(series)]
+    for number, (name, points, joined, dotted, _) in zip(colours, series, strict=True):
         placed = [(_x(horizontal.place(x)), _y(vertical.place(y))) for x, y in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-        parts.append(f'<polyline class="line s{number}" points="{path}"/>')
-        for (x, y), (at_x, at_y) in zip(points, placed, strict=True) if dots else ():
+        if joined:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+            parts.append(f'<polyline class="line s{number}" points="{path}"/>')
+        for (x, y), (at_x, at_y) in zip(points, placed, strict=True) if dotted else ():
             told = escape(f"{name}\n{x_label}: {figure(x)}\n{y_label}: {figure(y)}")
             parts.append(
                 f'<circle class="dot s{number}" cx="{at_x:.1f}" cy="{at_y:.1f}" r="4"><title>{told}</title></circle>'
             )
-    return _svg(parts, f"{y_label} by {x_label}") + _legend([each.name for each in series])
+    return _svg(parts, f"{y_label} by {x_label}") + _legend([each.name for each in series], colours)
 
 
 def stacks(x_label: str, y_label: str, names: Sequence[str], columns: Sequence[tuple[str, Sequence[float]]]) -> str:
@@ -72,7 +78,7 @@ def stacks(x_label: str, y_label: str, names: Sequence[str], columns: Sequence[t
                 f'height="{max(0.0, bottom - top):.1f}"><title>{told}</title></rect>'
             )
             base += value
-    return _svg(parts, f"{y_label} by {x_label}") + _legend(names)
+    return _svg(parts, f"{y_label} by {x_label}") + _legend(names, range(len(names)))
 
 
 def figure(value: float) -> str:
@@ -160,8 +166,9 @@ def _svg(parts: Sequence[str], description: str) -> str:
     )
 
 
-def _legend(names: Sequence[str]) -> str:
+def _legend(names: Sequence[str], colours: Sequence[int]) -> str:
     if len(names) < 2:
         return ""
-    entries = "".join(f'<li><i class="s{number}"></i>{escape(name)}</li>' for number, name in enumerate(names))
+    known = zip(colours, names, strict=True)
+    entries = "".join(f'<li><i class="s{number}"></i>{escape(name)}</li>' for number, name in known)
     return f'<ul class="legend">{entries}</ul>'

@@ -106,12 +106,12 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "p99.9 is at most so many ms",
     )
     processes = "processes that put on the load (default: 1)"
-    group.add_argument("--processes", metavar="N", type=_at_least_one, default=1, help=processes)
+    group.add_argument("--processes", metavar="N", type=at_least_one, default=1, help=processes)
 
 
 def add_tensors(group: argparse._ArgumentGroup) -> None:
     """Add the options that say what inputs are like."""
-    group.add_argument("--batch", metavar="N", type=_at_least_one, default=1, help="elements of a request (default: 1)")
+    group.add_argument("--batch", metavar="N", type=at_least_one, default=1, help="elements of a request (default: 1)")
     group.add_argument(
         "--shape",
         metavar="INPUT:SIZES",
@@ -128,9 +128,8 @@ def add_tensors(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is sent")
-    add_tensors(group)
+def add_requests(group: argparse._ArgumentGroup) -> None:
+    """Add the options that say what requests are like otherwise."""
     group.add_argument(
         "--parameter",
         metavar="NAME=VALUE",
@@ -139,23 +138,29 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a parameter of each request, such as max_tokens=64; may be given several times",
     )
-    words = "with --protocol openai: the length of prompts that are made up (default: 100)"
-    group.add_argument("--prompt-words", metavar="N", type=_at_least_one, default=100, help=words)
     streaming = "answers come in parts: generate_stream over HTTP, ModelStreamInfer over gRPC"
     group.add_argument("--streaming", action="store_true", help=streaming)
     group.add_argument(
         "--sequence-length",
         metavar="N",
-        type=_at_least_one,
+        type=at_least_one,
         default=0,
         help="send sequences of so many requests, one at a time in each that is under way",
     )
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is sent")
+    add_tensors(group)
+    add_requests(group)
+    words = "with --protocol openai: the length of prompts that are made up (default: 100)"
+    group.add_argument("--prompt-words", metavar="N", type=at_least_one, default=100, help=words)
     ids = "the first of the ids that sequences have (default: 1)"
-    group.add_argument("--first-sequence-id", metavar="N", type=_at_least_one, default=1, help=ids)
+    group.add_argument("--first-sequence-id", metavar="N", type=at_least_one, default=1, help=ids)
     memory = "inputs are in system shared memory, which the server has to share with this machine"
     group.add_argument("--shared-memory", action="store_true", help=memory)
     room = "with --shared-memory: outputs as well, in so many bytes each"
-    group.add_argument("--output-shared-memory", metavar="BYTES", type=_at_least_one, default=0, help=room)
+    group.add_argument("--output-shared-memory", metavar="BYTES", type=at_least_one, default=0, help=room)
     group.add_argument("--output", metavar="NAME", action="append", default=[], help="ask for this output alone")
 
 
@@ -171,7 +176,7 @@ def add_measurement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     stability = f"three windows agree if none is this many percent from their mean (default: {rule.percentage:g})"
     group.add_argument("--stability", metavar="PERCENT", type=float, default=rule.percentage, help=stability)
     most = f"give up waiting for that after so many windows (default: {rule.most})"
-    group.add_argument("--windows", metavar="N", type=_at_least_one, default=rule.most, help=most)
+    group.add_argument("--windows", metavar="N", type=at_least_one, default=rule.most, help=most)
     return group
 
 
@@ -202,7 +207,8 @@ def _bound(text: str, measures: Collection[str], kind: str, example: str) -> tup
     return measure, milliseconds
 
 
-def _at_least_one(text: str) -> int:
+def at_least_one(text: str) -> int:
+    """Read a number of things."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is less than 1")

@@ -1,0 +1,108 @@
+"""The page of ``nerite analyze`` in a real Chromium, with what was found of a real model.
+
+The pictures in docs are made by this test: ``PICTURES=docs pytest tests/service/test_analyze_report.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from browser import Browser, browsing
+from nerite.analyze import report
+from nerite.analyze.finding import Finding, combined
+from nerite.analyze.ranking import Goal
+from nerite.cli.analyze.telling import HEADINGS, row
+
+FOUND = Path(__file__).with_name("analysis.jsonl")
+"""The findings in a checkpoint: of the guided search for the network of benchmarks/analyze.py."""
+DIFF = """\
+--- models/network/config.pbtxt
++++ models/network/config.pbtxt
+@@ -1,2 +1,19 @@
+ backend: "onnxruntime"
+-max_batch_size: 4
++max_batch_size: 16
++
++dynamic_batching {
++  max_queue_delay_microseconds: 2000
++}
++
++instance_group [
++  {
++    count: 1
++  }
++]
++
++parameters {
++  key: "intra_op_thread_count"
++  value {
++    string_value: "2"
++  }
++}"""
+OVERLAPS = """[...document.querySelectorAll('svg')].flatMap((svg) => {
+    const frame = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll('text')];
+    const boxes = texts.map((text) => text.getBoundingClientRect());
+    const outside = texts.filter((_, at) => boxes[at].left < frame.left - 1 || boxes[at].right > frame.right + 1
+        || boxes[at].top < frame.top - 1 || boxes[at].bottom > frame.bottom + 1);
+    const over = texts.filter((_, at) => boxes.some((box, other) => other < at && box.left < boxes[at].right
+        && boxes[at].left < box.right && box.top < boxes[at].bottom && boxes[at].top < box.bottom));
+    return [...outside, ...over].map((text) => text.textContent);
+})"""
+"""What of the texts in plots is cut off, or lies over another."""
+
+
+def found() -> list[Finding]:
+    turns: dict[str, list[Finding]] = {}
+    for line in FOUND.read_text().splitlines():
+        document = json.loads(line)
+        turns.setdefault(document["config"], []).append(Finding.from_json(document))
+    return list(map(combined, turns.values()))
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    findings, goal = found(), Goal()
+    about = (f"{len(findings)} of 72 configurations", "http, concurrency 4, 16", "2 cores")
+    table = [HEADINGS, *(row(each, goal) for each in goal.winners(findings))]
+    path = tmp_path / "page.html"
+    path.write_text(report.render(report.Heading("network", about), findings, goal, table, DIFF))
+    return path
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1240, 420])
+def test_the_page_in_a_browser(page: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    with browsing(tmp_path) as browser:
+        browser.size(width, 980 if dark else 1260, dark=dark)
+        browser.open(page.as_uri())
+        browser.until("document.querySelectorAll('svg').length === 3 && document.readyState === 'complete'")
+        assert browser.evaluate(OVERLAPS) == []
+        # Every plot has numbers at both of its axes.
+        counts = "[...document.querySelectorAll('svg')].map((svg) => svg.querySelectorAll('text:not(.title)').length)"
+        assert min(browser.evaluate(counts)) >= 6
+        ground = browser.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert (sum(ground) < 200) == dark
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert "+max_batch_size: 16" in browser.text
+        assert browser.evaluate("document.querySelectorAll('tbody tr').length") == len(found())
+        assert browser.complaints == []
+        assert {url.partition(":")[0] for url in browser.requests} == {"file"}
+        if width > 1000:
+            take(browser, dark)
+
+
+def take(browser: Browser, dark: bool) -> None:
+    """Have the pictures of the documentation made, where somebody wants them."""
+    folder = os.environ.get("PICTURES")
+    if folder:
+        if dark:
+            browser.evaluate("document.querySelector('h2 + pre').previousElementSibling.scrollIntoView()")
+        picture = Path(folder) / f"analyze-{'table' if dark else 'plots'}.png"
+        browser.picture(picture)
+        # Few colours are enough, and a third of the size.
+        Image.open(picture).convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
