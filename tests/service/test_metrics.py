@@ -93,6 +93,12 @@ def test_histograms_agree_with_the_counters(server: Serving) -> None:
     assert page[labelled("nerite_model_memory_bytes", "identity")] > 1_000_000
 
 
+def test_pinned_memory_is_told_as_by_a_triton_without_gpus(models: Path, tmp_path: Path) -> None:
+    with serving(models, tmp_path / "log", "--allow-cpu-metrics=false") as server:
+        found = {name: value for name, value in server.metrics().items() if "_memory_" in name and "model" not in name}
+        assert found == {"nv_pinned_memory_pool_total_bytes": 0, "nv_pinned_memory_pool_used_bytes": 0}
+
+
 def test_without_stage_histograms(models: Path, tmp_path: Path) -> None:
     with serving(models, tmp_path / "log", "--metrics-config=stage_histograms=false") as server:
         server.infer("identity", [1.0])

@@ -42,6 +42,17 @@ class Machine:
         ]
 
 
+def pinned_pool() -> list[Family]:
+    """Return what Triton tells of its pool of pinned memory where it has none, as there is none here."""
+    return [
+        Family(name, f"Pinned memory pool {what} memory size, in bytes", "gauge", [(UNLABELLED, 0)])
+        for name, what in (
+            ("nv_pinned_memory_pool_total_bytes", "total"),
+            ("nv_pinned_memory_pool_used_bytes", "used"),
+        )
+    ]
+
+
 def _ticks() -> tuple[int, int]:
     """Return the ticks that all processors worked, and all ticks there were."""
     try:

@@ -11,12 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.differences import additions, left_open, mistakes, newer, not_yet, wording
+from conformance.differences import additions, left_open, mistakes, newer, wording
 from conformance.differences.difference import NEVER
 
 CHAPTERS = {
     "Mistakes of Triton that are not repeated": mistakes.DIFFERENCES,
-    "What a later release will have": not_yet.DIFFERENCES,
     "What the protocols leave open": left_open.DIFFERENCES,
     "Wording": wording.DIFFERENCES,
     "What a newer Triton does": newer.DIFFERENCES,

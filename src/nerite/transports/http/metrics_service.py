@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nerite.config.options import METRICS_CATEGORY, MetricsOptions
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.observability import custom_metrics, metrics
+from nerite.observability import custom_metrics, machine, metrics
 from nerite.observability.exposition import Page
 from nerite.observability.gpu_gauges import GpuGauges
 from nerite.observability.machine import Machine
@@ -98,6 +98,7 @@ class MetricsService:
             page.add(self._gpus.families())
         if self._options.cpu:
             page.add(self._machine.families())
+        page.add(machine.pinned_pool())
         page.add(custom_metrics.families(self._server.custom_metrics(), page.names))
         pieces = []
         for piece in page.pieces():
