@@ -94,7 +94,7 @@ class Session:
 
 
 def together(sessions: Sequence[Session], level: Level, tell: Callable[[Look], None]) -> list[Outcome]:
-    """Put a load on by all sessions at once, until each has measured; return what each saw. Raises as ``measure`` does."""
+    """Put a load on by all sessions at once until each has measured; return what they saw. Raises as ``measure``."""
     begun: list[Session] = []
     try:
         for session in sessions:
