@@ -1,8 +1,9 @@
 """What traces cost: small requests with none of them traced, each of them, and one of a hundred.
 
-python benchmarks/traces.py [--seconds S] [--rounds N] [--print]
+    python benchmarks/traces.py [--seconds S] [--rounds N] [--in worker|process] [--connections N ...] [--print]
 
-The collector is a process beside the server that takes everything and reads nothing. Needs wrk.
+The collector is a process beside the server that takes everything and reads nothing. The servers are asked in turn, and
+each of them is first at times; a ratio is the median of those within a round, as machines change their pace. Needs wrk.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import truediv
 from pathlib import Path
 
-from contestants import identity_repository, nerite, stopped
-from loads import need, write_bodies, wrk
-from page import bring_up_to_date, machine
+from contestants import Contestant, identity_repository, nerite, stopped
+from loads import Load, need, write_bodies, wrk
+from page import command_line, machine, publish
 
 CONNECTIONS = (1, 16, 64)
+_PLACES = {"worker": ("worker", False), "process": ("in process", True)}
+"""Where the model runs, by what the flag calls it."""
 _COLLECTOR = """
 import asyncio
 
@@ -41,7 +45,14 @@ asyncio.run(main())
 def main() -> None:
     """Run, and write or print the section of docs/benchmarks.md."""
     need("wrk")
-    bring_up_to_date("traces", __doc__, report, 2.0)
+    flags = command_line(__doc__, 2.0, 5)
+    flags.add_argument("--in", dest="where", choices=tuple(_PLACES), help="measure this alone")
+    flags.add_argument("--connections", type=int, nargs="+", help=f"instead of {CONNECTIONS}")
+    given = flags.parse_args()
+    if (given.where or given.connections) and not given.print:
+        flags.error("a part of the table is not for the page: add --print")
+    places = (given.where,) if given.where else tuple(_PLACES)
+    publish("traces", report(given.seconds, given.rounds, places, given.connections or CONNECTIONS), given)
 
 
 @contextmanager
@@ -55,7 +66,7 @@ def collector() -> Iterator[str]:
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1/traces"
 
 
-def report(seconds: float, rounds: int) -> str:
+def report(seconds: float, rounds: int, places: Sequence[str], connections: Sequence[int]) -> str:
     """Return the table."""
     lines = [
         f"Measured on {machine()}; {rounds} rounds of {seconds:g} s; requests a second.",
@@ -63,7 +74,8 @@ def report(seconds: float, rounds: int) -> str:
         "| | off | file, each | ratio | OpenTelemetry, each | ratio | OpenTelemetry, one of 100 | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for where, in_process in (("worker", False), ("in process", True)):
+    for place in places:
+        where, in_process = _PLACES[place]
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             folder = Path(temporary)
             write_bodies(folder)
@@ -81,13 +93,22 @@ def report(seconds: float, rounds: int) -> str:
                     "some": (*spans, "--trace-config=rate=100"),
                 }.items()
             ]
-            for connections in CONNECTIONS:
-                load = wrk(folder, "small", connections, seconds)
-                rates = [[load(server).rate for server in servers] for _ in range(rounds)]
-                off, *traced = (statistics.median(column) for column in zip(*rates, strict=True))
-                cells = " | ".join(f"{rate:,.0f} | **{rate / off:.2f}**" for rate in traced)
-                lines.append(f"| {where}, c={connections} | {off:,.0f} | {cells} |")
+            for count in connections:
+                load = wrk(folder, "small", count, seconds)
+                rates = [_round(load, servers, first=number % len(servers)) for number in range(rounds)]
+                off, *traced = zip(*rates, strict=True)
+                cells = " | ".join(
+                    f"{statistics.median(column):,.0f} | **{statistics.median(map(truediv, column, off)):.2f}**"
+                    for column in traced
+                )
+                lines.append(f"| {where}, c={count} | {statistics.median(off):,.0f} | {cells} |")
     return "\n".join(lines) + "\n"
+
+
+def _round(load: Load, servers: Sequence[Contestant], first: int) -> list[float]:
+    """Return the rate of each server; which of them is asked first changes."""
+    rates = {server.name: load(server).rate for server in (*servers[first:], *servers[:first])}
+    return [rates[server.name] for server in servers]
 
 
 if __name__ == "__main__":
