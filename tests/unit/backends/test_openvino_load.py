@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import onnx_models
 import pytest
-from foreign_models import paddle, tflite
 from openvino_models import (
     EXACT,
     Opened,
@@ -30,6 +29,7 @@ from openvino_models import (
     scaled,
 )
 
+from foreign_models import paddle, tflite
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.openvino import OpenVinoBackend, reading
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
