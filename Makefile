@@ -34,7 +34,7 @@ test: $(VENV)/dev  ## every test, in several processes
 	$(BIN)/python -m compileall -q src
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload
+bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload, configurations
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/onnx_served.py
 	$(BIN)/python benchmarks/shared_memory.py
@@ -47,6 +47,7 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 	$(BIN)/python benchmarks/counting.py
 	$(BIN)/python benchmarks/scrapes.py
 	$(BIN)/python benchmarks/generators.py
+	$(BIN)/python benchmarks/analyze.py
 
 bench-backends: $(VENV)/dev  ## every framework, beside its own loop, MLServer, and Triton around it
 	$(BIN)/python benchmarks/backends.py

@@ -28,6 +28,15 @@ def _model(nodes: list[onnx.NodeProto], dims: list[int], weights: list[onnx.Tens
 
 def mlp() -> tuple[onnx.ModelProto, list[int]]:
     """784 - 256 - 128 - 10: the classifier of handwritten digits that everybody starts with."""
+    return _perceptron(784, 256, 128)
+
+
+def wide_mlp() -> tuple[onnx.ModelProto, list[int]]:
+    """256 - 2048 - 2048 - 10: most of the time for one row is that for reading the weights."""
+    return _perceptron(256, 2048, 2048)
+
+
+def _perceptron(width: int, first: int, second: int) -> tuple[onnx.ModelProto, list[int]]:
     node = helper.make_node
     nodes = [
         node("MatMul", ["IN", "w1"], ["a"]),
@@ -36,7 +45,8 @@ def mlp() -> tuple[onnx.ModelProto, list[int]]:
         node("Relu", ["c"], ["d"]),
         node("MatMul", ["d", "w3"], ["OUT"]),
     ]
-    return _model(nodes, [784], [_weights("w1", 784, 256), _weights("w2", 256, 128), _weights("w3", 128, 10)]), [784]
+    weights = [_weights("w1", width, first), _weights("w2", first, second), _weights("w3", second, 10)]
+    return _model(nodes, [width], weights), [width]
 
 
 def cnn() -> tuple[onnx.ModelProto, list[int]]:
