@@ -71,7 +71,7 @@ def _write_forest(model: Path) -> None:
     from zoo.trees import samples
 
     options = {"objective": "binary:logistic", "max_depth": 8}
-    xgboost.train(options, xgboost.DMatrix(*samples()), 1000).save_model(model / "1" / "xgboost.ubj")
+    xgboost.train(options, xgboost.DMatrix(*samples()), 3000).save_model(model / "1" / "xgboost.ubj")
     (model / "config.pbtxt").write_text('backend: "fil"\nmax_batch_size: 8\n')
 
 

@@ -94,7 +94,7 @@ def h2load(folder: Path, size: str, connections: int, streams: int, seconds: flo
 
     def run(server: Contestant) -> Pace:
         url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
-        command = ["h2load", f"-D{seconds}", f"-c{connections}", f"-m{streams}", "-t1", "-d", f"{folder}/{size}.grpc"]
+        command = ["h2load", f"-D{seconds:g}", f"-c{connections}", f"-m{streams}", "-t1", "-d", f"{folder}/{size}.grpc"]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers", url]
         said, spent = _output(command)
         done = int(_found(r"status codes: (\d+) 2xx", said))

@@ -1,9 +1,10 @@
-"""What traces cost: small requests with none of them traced, each of them, and one of a hundred.
+"""What traces cost: requests of the first section with none of them traced, each of them, and one of a hundred.
 
-    python benchmarks/traces.py [--seconds S] [--rounds N] [--in worker|process] [--connections N ...] [--print]
+    python benchmarks/traces.py [--seconds S] [--rounds N] [--in worker|process] [--loads LOAD ...] [--print]
 
 The collector is a process beside the server that takes everything and reads nothing. The servers are asked in turn, and
-each of them is first at times; a ratio is the median of those within a round, as machines change their pace. Needs wrk.
+each of them is first at times; a ratio is the median of those within a round, as machines change their pace. Needs wrk
+and h2load.
 """
 
 from __future__ import annotations
@@ -18,10 +19,21 @@ from operator import truediv
 from pathlib import Path
 
 from contestants import Contestant, identity_repository, nerite, stopped
-from loads import Load, need, write_bodies, wrk
+from loads import Load, h2load, need, write_bodies, wrk
 from page import command_line, machine, publish
 
-CONNECTIONS = (1, 16, 64)
+_HTTP = {
+    "http-1": ("HTTP, c=1", "small", 1),
+    "http-16": ("HTTP, c=16", "small", 16),
+    "http-64": ("HTTP, c=64", "small", 64),
+    "large-http-16": ("602 KB, HTTP, c=16", "large", 16),
+}
+_GRPC = {
+    "grpc-1": ("gRPC, c=1", "small", 1),
+    "grpc-16": ("gRPC, 16 streams", "small", 16),
+    "large-grpc-16": ("602 KB, gRPC, 16 streams", "large", 16),
+}
+LOADS = ("http-1", "http-16", "http-64", "grpc-1", "grpc-16", "large-http-16", "large-grpc-16")
 _PLACES = {"worker": ("worker", False), "process": ("in process", True)}
 """Where the model runs, by what the flag calls it."""
 _COLLECTOR = """
@@ -44,15 +56,15 @@ asyncio.run(main())
 
 def main() -> None:
     """Run, and write or print the section of docs/benchmarks.md."""
-    need("wrk")
+    need("wrk", "h2load")
     flags = command_line(__doc__, 2.0, 5)
     flags.add_argument("--in", dest="where", choices=tuple(_PLACES), help="measure this alone")
-    flags.add_argument("--connections", type=int, nargs="+", help=f"instead of {CONNECTIONS}")
+    flags.add_argument("--loads", nargs="+", choices=LOADS, metavar="LOAD", help=f"of {', '.join(LOADS)}")
     given = flags.parse_args()
-    if (given.where or given.connections) and not given.print:
+    if (given.where or given.loads) and not given.print:
         flags.error("a part of the table is not for the page: add --print")
     places = (given.where,) if given.where else tuple(_PLACES)
-    publish("traces", report(given.seconds, given.rounds, places, given.connections or CONNECTIONS), given)
+    publish("traces", report(given.seconds, given.rounds, places, given.loads or LOADS), given)
 
 
 @contextmanager
@@ -66,7 +78,7 @@ def collector() -> Iterator[str]:
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1/traces"
 
 
-def report(seconds: float, rounds: int, places: Sequence[str], connections: Sequence[int]) -> str:
+def report(seconds: float, rounds: int, places: Sequence[str], loads: Sequence[str]) -> str:
     """Return the table."""
     lines = [
         f"Measured on {machine()}; {rounds} rounds of {seconds:g} s; requests a second.",
@@ -93,16 +105,25 @@ def report(seconds: float, rounds: int, places: Sequence[str], connections: Sequ
                     "some": (*spans, "--trace-config=rate=100"),
                 }.items()
             ]
-            for count in connections:
-                load = wrk(folder, "small", count, seconds)
+            for name in loads:
+                called, load = _load(name, folder, seconds)
                 rates = [_round(load, servers, first=number % len(servers)) for number in range(rounds)]
                 off, *traced = zip(*rates, strict=True)
                 cells = " | ".join(
                     f"{statistics.median(column):,.0f} | **{statistics.median(map(truediv, column, off)):.2f}**"
                     for column in traced
                 )
-                lines.append(f"| {where}, c={count} | {statistics.median(off):,.0f} | {cells} |")
+                lines.append(f"| {where}, {called} | {statistics.median(off):,.0f} | {cells} |")
     return "\n".join(lines) + "\n"
+
+
+def _load(name: str, folder: Path, seconds: float) -> tuple[str, Load]:
+    """Return a load, and what the table calls it."""
+    if name in _GRPC:
+        called, size, streams = _GRPC[name]
+        return called, h2load(folder, size, 1, streams, seconds)
+    called, size, connections = _HTTP[name]
+    return called, wrk(folder, size, connections, seconds)
 
 
 def _round(load: Load, servers: Sequence[Contestant], first: int) -> list[float]:
