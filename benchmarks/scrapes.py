@@ -88,7 +88,7 @@ def _row(server: Contestant, count: int, seconds: float, rounds: int) -> str:
     waits = zip(*([way() for way in ways] for _ in range(rounds)), strict=True)
     costs = []
     for flags in ((), ("--compressed",)):
-        sizes, before = [], spent(server)
+        before = spent(server)
         sizes = [_size(server, *flags) for _ in range(rounds)]
         costs.append(f"{sizes[0] / 1e6:.2f} MB, {(spent(server) - before) / rounds / 1e6:.0f} ms")
     longest = [f"**{statistics.median(each) * 1000:.1f} ms**" for each in waits]

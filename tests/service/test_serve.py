@@ -143,15 +143,8 @@ def test_a_port_that_is_taken(repository: Path, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            [NERITE, "serve", repository, "--http-address=127.0.0.1", f"--http-port={port}", "--grpc-port=0"],
-            capture_output=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-    assert done.returncode == 1
-    expected = f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use"
-    assert expected in done.stderr.decode()
+        said = _said_without_a_start(repository, "--http-address=127.0.0.1", f"--http-port={port}")
+    assert f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use" in said
 
 
 @pytest.mark.parametrize(
@@ -162,15 +155,15 @@ def test_a_port_that_is_taken(repository: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_port_of_another_machine(repository: Path, address: str, reason: str) -> None:
-    done = subprocess.run(
-        [NERITE, "serve", repository, "--grpc-address", address, "--http-port=0", "--grpc-port=0"],
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    said = _said_without_a_start(repository, "--http-port=0", f"--grpc-address={address}")
+    assert f"failed to start GRPC service: Unavailable - Socket '{address}:0' cannot be opened: {reason}" in said
+
+
+def _said_without_a_start(repository: Path, *flags: str) -> str:
+    command = [NERITE, "serve", repository, "--grpc-port=0", *flags]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
-    expected = f"failed to start GRPC service: Unavailable - Socket '{address}:0' cannot be opened: {reason}"
-    assert expected in done.stderr.decode()
+    return done.stderr.decode()
 
 
 def test_in_process_and_worker_answer_alike(tmp_path: Path) -> None:

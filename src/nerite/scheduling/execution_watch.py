@@ -12,10 +12,10 @@ _LONGER = 2
 class ExecutionWatch:
     """Over the executions of one instance, looked at from time to time. Times are seconds."""
 
-    __slots__ = ("_begun", "_last", "_longest", "_number", "_told", "limit")
+    __slots__ = ("_begun", "_last", "_limit", "_longest", "_number", "_told")
 
     def __init__(self, limit: float) -> None:
-        self.limit = limit
+        self._limit = limit
         self._number: int | None = None
         """Of the execution that was under way when somebody last looked."""
         self._begun = self._last = 0.0
@@ -34,7 +34,7 @@ class ExecutionWatch:
             self._number, self._begun, self._told = number, now, False
         self._last = now
         lasted = now - self._begun
-        if number is None or self._told or lasted < max(self.limit, _LONGER * self._longest):
+        if number is None or self._told or lasted < max(self._limit, _LONGER * self._longest):
             return None
         self._told = True
         return lasted
