@@ -157,10 +157,10 @@ class RunningVersion:
                 return
         self._submit(request)
 
-    def traced_one(self, whole_ns: int, trace_id: int) -> None:
-        """Take note of the trace of a request that went here and was answered."""
+    def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
+        """Take note of the trace of a request that went here and was answered, ``at`` this time. On any thread."""
         if self.statistics.stages is not None:
-            self.statistics.stages.traced(whole_ns, trace_id)
+            self.statistics.stages.traced(whole_ns, trace_id, at)
 
     def given_up(self, why: GaveUp) -> None:
         """Take note that nobody waits any more for the answer to a request that went here."""
@@ -178,15 +178,20 @@ class RunningVersion:
         return self._scheduler.begun(request)
 
     def trace(self, tracing: Tracing | None) -> None:
-        """Show ``tracing`` each request before it is queued; show none to anybody if it is None."""
+        """Show ``tracing`` each request before it is queued; show none to anybody if it is None.
+
+        Called again whenever its settings change.
+        """
         entry = self._entry
         self.traced = tracing is not None
         if tracing is None:
             self._submit = entry
             return
 
+        begin, version, sampler = tracing.begin, self.version, tracing.settings.sampler(self.name)
+
         def submit(request: InferenceRequest) -> None:
-            tracing.begin(request, self.version)
+            begin(request, version, sampler)
             entry(request)
 
         self.tell_witnesses()

@@ -112,7 +112,7 @@ def _distributed(name: str, of: Labels, value: Distribution, *, openly: bool) ->
     buckets = _buckets(name, tuple(value.bounds), openly=openly).replace(_LABELS, before) % tuple(counts)
     if openly and value.exemplars:
         lines = buckets.split("\n")
-        for place, (trace_id, seen, at) in value.exemplars.items():
+        for place, (trace_id, seen, at) in tuple(value.exemplars.items()):  # another thread adds to them
             lines[place] += f' # {{trace_id="{trace_id:032x}"}} {seen!r} {at:.3f}'
         buckets = "\n".join(lines)
     return buckets + _line(f"{name}_sum", of, value.total) + _line(f"{name}_count", of, counts[-1])

@@ -46,17 +46,8 @@ class SpannedTrace(Trace):
         """Return the span of the execution that is under way, or comes next; of the last, once that is known."""
         return TraceContext(self.trace_id, self.compute_span(len(self.executions) - self._ran), self.state)
 
-    def ran(self, request: InferenceRequest, marks: Marks | None) -> None:
-        """Note the execution, after which there is no other."""
-        if marks is not None and marks.requests > 1 and marks.leader is None:
-            marks.leader = self.context_of(request)  # the others of the batch refer to it
-        super().ran(request, marks)
-
-    def turned(self, request: InferenceRequest, marks: Marks | None) -> None:
-        """Note one of several executions."""
-        if marks is not None and marks.requests > 1 and marks.leader is None:
-            marks.leader = self.context_of(request)
-        super().turned(request, marks)
+    def _lead(self, request: InferenceRequest, marks: Marks) -> None:
+        marks.leader = self.context_of(request)
 
     @property
     def model_span(self) -> int:

@@ -6,7 +6,6 @@ a factor of two apart, or more. Sums and counts are with ``statistics`` in any c
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -74,9 +73,12 @@ class StageTimes:
         self.compute_infer[_place(during)] += count
         self.compute_output[_place(after)] += count
 
-    def traced(self, whole: int, trace_id: int) -> None:
-        """Note where there is more about a request that took ``whole``, which is counted in any case."""
-        self.exemplars[_place(whole)] = Exemplar(trace_id, whole / 1e9, time.time())
+    def traced(self, whole: int, trace_id: int, at: int) -> None:
+        """Note where there is more about a request that took ``whole``, until ``at`` in nanoseconds of the time of day.
+
+        It is counted in any case. This may come from another thread than the rest.
+        """
+        self.exemplars[_place(whole)] = Exemplar(trace_id, whole / 1e9, at / 1e9)
 
     def found(self, whole: int, queue: int, count: int = 1) -> None:
         """Note ``count`` requests that were answered, and for which nothing was computed."""

@@ -22,24 +22,35 @@ _now = time.monotonic_ns
 
 
 class Trace(Relay):
-    """Takes the place of the sink of a request.
+    """Takes the place of the sink of a request. There is one for each that is traced: it only notes."""
 
-    What most requests do not change is an attribute of the class: there is one of these for each that is traced.
-    """
-
-    parent = 0
-    """The number of the trace it belongs to, or 0."""
-    parent_span = 0
-    state = ""
-    answered_ns = final_ns = ended_ns = 0
-    """When the first response was here, the last, and when it was known how the request ran. 0: not at all."""
-    last_part: Marks | None = None
-    """The times of the last of several responses."""
-    error: NeriteError | None = None
-    attributes: dict[str, Any] | None = None
-    """What whoever sent the request has to say of it."""
-    tensors: list[tuple[int, str, dict[str, str]]] | None = None
-    _runs = _ran = _between = False
+    __slots__ = (
+        "_between",
+        "_complete",
+        "_ran",
+        "_runs",
+        "answered_ns",
+        "attributes",
+        "began_ns",
+        "ended_ns",
+        "error",
+        "executions",
+        "final_ns",
+        "first_ns",
+        "header",
+        "id",
+        "last_part",
+        "number",
+        "parent",
+        "parent_span",
+        "protocol",
+        "received_ns",
+        "sampler",
+        "sends",
+        "state",
+        "tensors",
+        "version",
+    )
 
     def __init__(
         self,
@@ -53,11 +64,16 @@ class Trace(Relay):
         sink = request.sink
         self._sink = sink  # as the class above does
         self._complete = complete
+        self._runs = self._ran = self._between = False
         self.header = request.header
         self.id = request.id
         self.version = version
         self.number = number
         self.sampler = sampler
+        self.parent = 0
+        """The number of the trace it belongs to, or 0."""
+        self.parent_span = 0
+        self.state = ""
         self.protocol: str = getattr(sink, "protocol", "")
         """Empty for what no client sent."""
         self.received_ns = request.arrived_ns
@@ -66,8 +82,16 @@ class Trace(Relay):
         self.began_ns = _now()
         self.executions: list[tuple[int, Marks | None]] = []
         """Since when the request waited for each of them, and its times."""
+        self.last_part: Marks | None = None
+        """The times of the last of several responses."""
         self.sends: list[int] = []
         """When the writing of each response began and ended."""
+        self.answered_ns = self.final_ns = self.ended_ns = 0
+        """When the first response was here, the last, and when it was known how the request ran. 0: not at all."""
+        self.error: NeriteError | None = None
+        self.attributes: dict[str, Any] | None = None
+        """What whoever sent the request has to say of it."""
+        self.tensors: list[tuple[int, str, dict[str, str]]] | None = None
         if sampler.tensors:
             self.tensors = []
             self._note_tensors("TENSOR_QUEUE_INPUT", request.header.inputs, request.data)
@@ -129,14 +153,18 @@ class Trace(Relay):
         self._sink = NOBODY
 
     def _note_execution(self, request: InferenceRequest, marks: Marks | None) -> None:
+        if marks is not None and marks.requests > 1 and marks.leader is None:
+            self._lead(request, marks)
         queued_ns, began_ns = request.queued_ns, self.began_ns
         self.executions.append((queued_ns if queued_ns > began_ns else began_ns, marks))
+
+    def _lead(self, request: InferenceRequest, marks: Marks) -> None:
+        """Have the others of a batch refer to this one, the first of it, where they can."""
 
     def _note_end(self, request: InferenceRequest, marks: Marks | None) -> None:
         self._note_execution(request, marks)
         self._ran = True
-        if self._runs or self._between:
-            self._runs = self._between = False
+        self._runs = self._between = False
         self.ended_ns = _now()
         if self.final_ns:
             self._complete(self)

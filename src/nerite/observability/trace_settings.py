@@ -35,7 +35,7 @@ class TraceValues:
 class Sampler:
     """Chooses which requests of a layer are traced."""
 
-    __slots__ = ("_seen", "open", "tensors", "values")
+    __slots__ = ("_until_next", "open", "tensors", "values")
 
     def __init__(self, values: TraceValues) -> None:
         self.values = values
@@ -44,18 +44,20 @@ class Sampler:
         """Whether traces have tensors."""
         self.open = 0
         """Traces that are not complete yet. The business of whoever makes them."""
-        self._seen = 0
+        self._until_next = values.rate if values.levels and values.count else 0
+        """Requests up to the next that is traced, with it. From 0 on downwards there is none."""
 
     def choose(self) -> bool:
         """Say of one more request whether it is traced: every ``rate``-th is, until ``count`` of them were."""
+        self._until_next -= 1
+        if self._until_next:
+            return False
         values = self.values
-        if not values.levels or not values.count or not values.rate:
-            return False
-        self._seen += 1
-        if self._seen % values.rate:
-            return False
+        self._until_next = values.rate
         if values.count > 0:
             self.values = replace(values, count=values.count - 1)
+            if values.count == 1:
+                self._until_next = 0
         return True
 
 

@@ -28,7 +28,7 @@ class Tracing:
         self.settings = TraceSettings(options, self._settings_changed)
         self._changed = changed
         self._file = TraceFile(options.file)
-        self._exporter = Exporter(options.opentelemetry) if options.mode == "opentelemetry" else None
+        self._exporter = Exporter(options.opentelemetry, _exemplify) if options.mode == "opentelemetry" else None
         self._kind = Trace if self._exporter is None else SpannedTrace
         self._next = 1
 
@@ -41,11 +41,12 @@ class Tracing:
         """Return whether requests of a model may be traced."""
         return not self.settings.levels.isdisjoint(self.settings.sampler(model).values.levels)
 
-    def begin(self, request: InferenceRequest, version: int) -> None:
+    def begin(self, request: InferenceRequest, version: int, sampler: Sampler) -> None:
         """Trace a request that is about to be queued, if its turn has come: of a step of an ensemble, its parent's.
 
-        One that comes with the context of a trace is traced if that is, whether it is its turn or not. Others are not
-        while the exporter has more than it can send.
+        ``sampler`` is the one that its model has as long as the settings are what they are. A request that comes with
+        the context of a trace is traced if that is, whether it is its turn or not. Others are not while the exporter
+        has more than it can send.
         """
         if request.caused:
             assert isinstance(request, ChildRequest)
@@ -53,7 +54,6 @@ class Tracing:
             if isinstance(parent, Trace):
                 self._begin_child(request, version, parent)
             return
-        sampler = self.settings.sampler(request.header.model_name)
         exporter = self._exporter
         outer: TraceContext | None = None if exporter is None else getattr(request.sink, "outer_span", None)
         if outer is None:
@@ -96,8 +96,12 @@ class Tracing:
         if self._exporter is not None:
             assert isinstance(trace, SpannedTrace)
             self._exporter.add(trace)
-            if trace.error is None and trace.header.route is not None:
-                trace.header.route[1].traced_one(trace.final_ns - trace.received_ns, trace.trace_id)
             return
         values = sampler.values
         self._file.add(written(trace), values.log_frequency, last=values.count == 0 and not sampler.open)
+
+
+def _exemplify(trace: SpannedTrace, epoch: int) -> None:
+    """Have the histograms refer to a trace that leaves. On the exporter's thread."""
+    if trace.error is None and trace.header.route is not None:
+        trace.header.route[1].traced_one(trace.final_ns - trace.received_ns, trace.trace_id, epoch + trace.final_ns)

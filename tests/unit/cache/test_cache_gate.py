@@ -325,7 +325,7 @@ def test_traces(bench: Bench, tmp_path: Path) -> None:
     names = []
     for _ in range(2):
         asked = InferenceRequest(PLAIN, [bytes(4)], bench.caller, 0)
-        tracing.begin(asked, 1)
+        tracing.begin(asked, 1, tracing.settings.sampler(""))
         trace = asked.sink
         assert isinstance(trace, Trace)
         bench.gate.submit(asked)

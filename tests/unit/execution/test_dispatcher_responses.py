@@ -134,7 +134,7 @@ def test_traces_are_told_how_requests_ran(bench: Bench) -> None:
     asked = [request(sink=bench.caller) for _ in range(3)]
     traces = []
     for each in asked:
-        tracing.begin(each, 1)
+        tracing.begin(each, 1, tracing.settings.sampler(""))
         assert isinstance(each.sink, Trace)
         traces.append(each.sink)
     of.tell_witnesses()

@@ -31,9 +31,15 @@ def options(collector: Collector, **given: Any) -> OpenTelemetryOptions:
     return OpenTelemetryOptions(url=collector.url, **given)
 
 
+def exporting(options: OpenTelemetryOptions, leave: list[SpannedTrace] | None = None) -> Exporter:
+    """An exporter that notes the traces that leave."""
+    left = [] if leave is None else leave
+    return Exporter(options, lambda trace, _: left.append(trace))
+
+
 def test_a_batch_does_not_wait() -> None:
     with collecting() as collector:
-        exporter = Exporter(options(collector, bsp_schedule_delay=3_600_000, bsp_max_export_batch_size=4))
+        exporter = exporting(options(collector, bsp_schedule_delay=3_600_000, bsp_max_export_batch_size=4))
         exporter.add(trace())
         exporter.add(trace())
         assert len(collector.wait(4)) == 4
@@ -45,21 +51,24 @@ def test_a_batch_does_not_wait() -> None:
 
 def test_few_wait_for_the_delay() -> None:
     with collecting() as collector:
-        exporter = Exporter(options(collector, bsp_schedule_delay=10))
-        exporter.add(trace())
+        left: list[SpannedTrace] = []
+        exporter = exporting(options(collector, bsp_schedule_delay=10), left)
+        sent = trace()
+        exporter.add(sent)
         collector.wait(2)
         exporter.close()
+        assert left == [sent]
 
 
 def test_nothing_begins_without_traces() -> None:
-    exporter = Exporter(OpenTelemetryOptions(url="http://127.0.0.1:9/v1/traces"))
+    exporter = exporting(OpenTelemetryOptions(url="http://127.0.0.1:9/v1/traces"))
     exporter.close()
     assert exporter.dropped == 0
 
 
 def test_what_it_is_sent_with() -> None:
     with collecting() as collector:
-        exporter = Exporter(options(collector, headers={"api-key": "k"}, compress=True, resource={"a": "b"}))
+        exporter = exporting(options(collector, headers={"api-key": "k"}, compress=True, resource={"a": "b"}))
         exporter.add(trace())
         exporter.close()
         (post,) = collector.posts
@@ -75,7 +84,7 @@ def test_what_it_is_sent_with() -> None:
 def test_a_collector_that_wants_it_later(status: int) -> None:
     with collecting() as collector:
         collector.refusals.append((status, {"Retry-After": "0"}))
-        exporter = Exporter(options(collector, bsp_schedule_delay=1))
+        exporter = exporting(options(collector, bsp_schedule_delay=1))
         exporter.add(trace())
         collector.wait(2)
         exporter.close()
@@ -86,7 +95,7 @@ def test_a_collector_that_wants_it_later(status: int) -> None:
 def test_a_collector_that_does_not_want_it(capfd: pytest.CaptureFixture[str]) -> None:
     with collecting() as collector:
         collector.refusals.append((400, {}))
-        exporter = Exporter(options(collector, bsp_schedule_delay=1))
+        exporter = exporting(options(collector, bsp_schedule_delay=1))
         exporter.add(trace())
         eventually(lambda: exporter.dropped == 2)
         exporter.close()
@@ -99,7 +108,7 @@ def test_a_collector_that_does_not_want_it(capfd: pytest.CaptureFixture[str]) ->
 def test_no_collector(capfd: pytest.CaptureFixture[str]) -> None:
     with collecting() as collector:
         pass
-    exporter = Exporter(options(collector, bsp_schedule_delay=1))
+    exporter = exporting(options(collector, bsp_schedule_delay=1))
     exporter.add(trace())
     exporter.close()
     assert exporter.dropped == 2
@@ -108,7 +117,7 @@ def test_no_collector(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_more_than_the_queue_holds(capfd: pytest.CaptureFixture[str]) -> None:
     with collecting() as collector:
-        exporter = Exporter(options(collector, bsp_schedule_delay=3_600_000, bsp_max_queue_size=4))
+        exporter = exporting(options(collector, bsp_schedule_delay=3_600_000, bsp_max_queue_size=4))
         collector.refusals.append((503, {"Retry-After": "3600"}))
         for _ in range(5):
             exporter.add(trace())
@@ -121,7 +130,7 @@ def test_more_than_the_queue_holds(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_there_is_room_until_the_queue_is_full() -> None:
     with collecting() as collector:
-        exporter = Exporter(options(collector, bsp_schedule_delay=3_600_000, bsp_max_queue_size=6))
+        exporter = exporting(options(collector, bsp_schedule_delay=3_600_000, bsp_max_queue_size=6))
         assert exporter.has_room()
         exporter.add(trace())
         assert exporter.has_room() and exporter.dropped == 0
@@ -136,7 +145,7 @@ def test_drops_are_told_with_their_number_and_not_each_time(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with collecting() as collector:
-        exporter = Exporter(options(collector, bsp_schedule_delay=1))
+        exporter = exporting(options(collector, bsp_schedule_delay=1))
         for refused in range(3):
             collector.refusals.append((400, {}))
             exporter.add(trace())

@@ -205,7 +205,7 @@ def test_open_metrics_with_exemplars() -> None:
     stages = StageTimes()
     statistics = VersionStatistics(stages)
     statistics.composed(request(3, arrived_ns=0), 0, 0, 0, 0, 1_000_000_000)
-    stages.traced(999_000_000, 0xABC)
+    stages.traced(999_000_000, 0xABC, 1_500_000_000)
     page = written(families([version(statistics)]), openly=True).decode()
     read = {family.name: family for family in openmetrics.text_string_to_metric_families(page)}
     assert {name: read[name].type for name in ("nv_inference_count", "nerite_batch_releases")} == {

@@ -51,12 +51,18 @@ def traced(number: int = 1, name: str = "", requests: int = 1, response: Inferen
 )
 def test_any_of_them(asked: list[tuple[int, str, int, tuple[int, int] | None, str]]) -> None:
     foundry = Foundry()
+    epoch = 1_700_000_000_000_000_000
+    traces = []
     for number, name, requests, outer, state in asked:
         trace = traced(number, name, requests)
         if outer is not None:
             trace.begin_under(*outer, state)
-        epoch = 1_700_000_000_000_000_000
-        assert foundry.spans_of(trace, epoch) == spans_of(trace, epoch)
+        assert foundry.spans_of([trace], epoch) == spans_of(trace, epoch)
+        traces.append(trace)
+    single = [spans_of(trace, epoch) for trace in traces]
+    together = foundry.spans_of(traces, epoch)
+    assert len(together) == sum(map(len, single))
+    assert all(spans in together for spans in single)
 
 
 @pytest.mark.parametrize("number", [127, 128, 16383, 16384])
@@ -64,7 +70,7 @@ def test_numbers_that_take_one_byte_more(number: int) -> None:
     foundry = Foundry()
     for each in (number, number + 1, number - 1):
         trace = traced(each)
-        assert foundry.spans_of(trace, 0) == spans_of(trace, 0)
+        assert foundry.spans_of([trace], 0) == spans_of(trace, 0)
 
 
 def test_a_batch() -> None:
@@ -77,12 +83,12 @@ def test_a_batch() -> None:
         marks.started_ns = max(marks.started_ns, trace.executions[0][0])
     for trace in (first, second, third):
         trace.ended_ns = trace.final_ns
-        assert foundry.spans_of(trace, 0) == spans_of(trace, 0)
+        assert foundry.spans_of([trace], 0) == spans_of(trace, 0)
 
 
 def test_an_error_is_not_usual() -> None:
     foundry = Foundry()
-    foundry.spans_of(traced(), 0)
+    foundry.spans_of([traced()], 0)
     trace = traced(response=InferenceResponse.failed(Unavailable("no")))
-    assert foundry.spans_of(trace, 0) == spans_of(trace, 0)
+    assert foundry.spans_of([trace], 0) == spans_of(trace, 0)
     assert b"no" in spans_of(trace, 0)

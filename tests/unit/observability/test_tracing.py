@@ -43,7 +43,7 @@ class Bench:
 
     def begin(self, **given: Any) -> tuple[InferenceRequest, Trace]:
         asked = request(sink=self.caller, **given)
-        self.tracing.begin(asked, 3)
+        self.tracing.begin(asked, 3, self.tracing.settings.sampler(""))
         assert isinstance(asked.sink, Trace)
         return asked, asked.sink
 
@@ -228,6 +228,6 @@ def test_what_would_be_dropped_is_not_traced_but_what_a_client_traces_is(monkeyp
     under.outer_span = TraceContext(1, 2)
     asked = [request(sink=sink) for sink in (HttpCaller(), HttpCaller(), under)]
     for each in asked:
-        tracing.begin(each, 1)
+        tracing.begin(each, 1, tracing.settings.sampler(""))
     assert [isinstance(each.sink, Trace) for each in asked] == [True, False, True]
     tracing.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from nerite import __version__
@@ -23,10 +24,10 @@ from nerite.observability.spanned_trace import USUAL_SPANS, SpannedTrace
 
 FLUSH_PATIENCE: Final = 5.0
 """Seconds for what is left when the server stops."""
-_SLICE: Final = 16
-"""Traces that are worked on before a rest: less than 0.1 ms."""
-_REST: Final = 15
-"""How many times as long as the work the rest is: so this takes a sixteenth of a processor at most."""
+_SLICE: Final = 64
+"""Traces that are worked on before a rest: 0.2 to 0.4 ms. Fewer at a time cost more, and wake the thread more often."""
+_REST: Final = 31
+"""How many times as long as the work the rest is: so this takes a thirty-second part of a processor at most."""
 _TELL_EVERY: Final = 60.0
 """Seconds between two lines about spans that were dropped."""
 _RESOURCE: Final = {
@@ -40,8 +41,13 @@ _SCOPE: Final = {"name": "nerite", "version": __version__}
 class Exporter:
     """The queue, and the thread that empties it. The thread begins with the first trace."""
 
-    def __init__(self, options: OpenTelemetryOptions) -> None:
+    def __init__(self, options: OpenTelemetryOptions, leaves: Callable[[SpannedTrace, int], None]) -> None:
+        """``leaves`` is called, on the thread, with traces that are sent, and when the clock of their times was 0.
+
+        Where many are, that is one of those to the same model that took about as long.
+        """
         self._options = options
+        self._leaves = leaves
         self._collector = Collector(options)
         self._foundry = Foundry()
         self._resource = {**_RESOURCE, **options.resource}
@@ -128,17 +134,25 @@ class Exporter:
         parts: list[bytes] = []
         epoch = time.time_ns() - time.monotonic_ns()
         while self._queue and spans < self._batch:
-            trace = self._queue.popleft()
-            spans += trace.spans
-            parts.append(self._foundry.spans_of(trace, epoch))
-            if len(parts) % _SLICE == 0:
-                self._rest()
+            traces: list[SpannedTrace] = []
+            while self._queue and spans < self._batch and len(traces) < _SLICE:
+                traces.append(self._queue.popleft())
+                spans += traces[-1].spans
+            parts.append(self._foundry.spans_of(traces, epoch))
+            self._show(traces, epoch)
+            self._rest()
         delivered = self._deliver(wire.message(self._resource, _SCOPE, b"".join(parts)))
         self._left += spans
         if not delivered:
             self._lost += spans
         self._rest()
         return delivered
+
+    def _show(self, traces: Iterable[SpannedTrace], epoch: int) -> None:
+        """Tell of traces that leave: of those that took about as long, the last."""
+        last = {(trace.header, (trace.final_ns - trace.received_ns).bit_length()): trace for trace in traces}
+        for trace in last.values():
+            self._leaves(trace, epoch)
 
     def _rest(self) -> None:
         """Leave the processor to others, for as long as this took. Not when there is no time left."""
