@@ -62,7 +62,7 @@ def requests(workload: str, prompts: Prompts, count: int, random: random.Random)
 
 def measured(size: str, checkpoint: Path, folder: Path, given: argparse.Namespace) -> Iterator[Row]:
     """Let the bare engine and the server take turns."""
-    prompts, chance = Prompts(checkpoint), random.Random(0)
+    prompts = Prompts(checkpoint)
     files = conversion.converted(ModelContext(size, 1, checkpoint.parent, {}))
     (checkpoint.parent / "config.pbtxt").write_text(_CONFIGURATION.format(given.threads))
     with bare_engine(files, given.threads) as bare, nerite("Nerite", folder / "models", folder) as server:
@@ -70,10 +70,10 @@ def measured(size: str, checkpoint: Path, folder: Path, given: argparse.Namespac
             for streams in given.streams:
                 figures: dict[str, list[Figures]] = {"bare": [], "heard": []} | {api: [] for api in APIS}
                 for turn in range(given.rounds + 1):
-                    # Other prompts in each turn: what was computed once is kept.
+                    # Of the same lengths in a turn, but none comes twice: what was computed once is kept.
                     for name, taken in figures.items():
                         count = given.each * max(streams, 2) if turn else max(streams, 4)
-                        asked = requests(workload, prompts, count, chance)
+                        asked = requests(workload, prompts, count, random.Random(turn))
                         if name in ("bare", "heard"):
                             file = folder / "requests.json"
                             llm_checkpoint.save(asked, prompts, file)

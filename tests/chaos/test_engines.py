@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from llm_models import CONTEXT, language_model
-from nerite.wire.grpc_service import ModelInferRequest, ModelStreamInferResponse
+from nerite.wire.grpc_service import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from process_family import lives, processes_of
 from serving import Serving, eventually, serving
 
@@ -108,6 +108,8 @@ OVER_HTTP = (
     Api("/v1/chat/completions", lambda said: {"model": "chat", "messages": CHAT_SO_FAR, "stream": True, **said}, 200),
 )
 GENERATE, _, INFER, *_ = OVER_HTTP
+OVER_GRPC = ("chat", "single")
+"""Models, of which the first is asked on a stream and the other by single calls."""
 
 
 def ask(server: Serving, api: Api, said: Any = FEW) -> tuple[int, str]:
@@ -121,13 +123,15 @@ def ask(server: Serving, api: Api, said: Any = FEW) -> tuple[int, str]:
         connection.close()
 
 
-def grpc_request(said: Any) -> Any:
-    request = ModelInferRequest(model_name="chat")
-    values = (
+def grpc_request(said: Any, model: str = "chat") -> Any:
+    request = ModelInferRequest(model_name=model)
+    values = [
         ("text_input", "BYTES", PROMPT.encode()),
         ("sampling_parameters", "BYTES", json.dumps(said).encode()),
         ("stream", "BOOL", None),
-    )
+    ]
+    if model == "single":
+        values.pop()
     for name, datatype, value in values:
         request.inputs.add(name=name, datatype=datatype, shape=[1])
         raw = b"\1" if value is None else len(value).to_bytes(4, "little") + value
@@ -137,14 +141,25 @@ def grpc_request(said: Any) -> Any:
 
 @contextlib.contextmanager
 def streams(server: Serving) -> Iterator[Callable[[Any], Any]]:
-    """Give what begins a gRPC stream with one request."""
+    """Give what begins a gRPC stream with one request; a call, for the model that has one answer."""
     with grpc.insecure_channel(server.grpc) as channel:
-        begin = channel.stream_stream(
+        stream = channel.stream_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
             request_serializer=ModelInferRequest.SerializeToString,
             response_deserializer=ModelStreamInferResponse.FromString,
         )
-        yield lambda request: begin(iter([request]), timeout=40)
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=ModelInferRequest.SerializeToString,
+            response_deserializer=ModelInferResponse.FromString,
+        )
+
+        def begin(request: Any) -> Any:
+            if request.model_name == "single":
+                return call.future(request, timeout=40)
+            return stream(iter([request]), timeout=40)
+
+        yield begin
 
 
 def under_load(server: Serving, disturb: Callable[[], None], cause: str) -> None:
@@ -265,7 +280,7 @@ def test_streams_that_are_cut_at_any_moment_leave_nothing(server: Serving) -> No
     """Every token that was generated is counted once, and is one of a request that is over."""
     before = Metrics(server)
     chance = random.Random(7)
-    apis = (*OVER_HTTP, None)
+    apis = (*OVER_HTTP, *OVER_GRPC)
     plans = [(chance.choice(apis), chance.randrange(1, 200), chance.random() ** 2 / 2) for _ in range(CUTS)]
     with streams(server) as begin, ThreadPoolExecutor(24) as callers:
         list(callers.map(lambda plan: cut(server, begin, *plan), plans))
@@ -288,11 +303,11 @@ def test_streams_that_are_cut_at_any_moment_leave_nothing(server: Serving) -> No
     assert 0 < more("nerite_llm_wasted_tokens_total", reason="abort") < tokens
 
 
-def cut(server: Serving, begin: Callable[[Any], Any], api: Api | None, most: int, patience: float) -> None:
-    """Begin a request, over gRPC if not by an API, read for a while what comes, and go without a word."""
+def cut(server: Serving, begin: Callable[[Any], Any], api: Api | str, most: int, patience: float) -> None:
+    """Begin a request, over gRPC to a model if that is given, read for a while what comes, and go without a word."""
     said = {**FEW, "max_tokens": most}
-    if api is None:
-        call = begin(grpc_request(said))
+    if isinstance(api, str):
+        call = begin(grpc_request(said, api))
         time.sleep(patience)
         call.cancel()
         return

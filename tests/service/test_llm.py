@@ -321,3 +321,19 @@ def test_tools_and_json_under_v1(server: Serving) -> None:
     refused = {**asked, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}
     status, _, body = server.ask("POST", "/v1/chat/completions", refused)
     assert (status, "cannot be made sure of" in json.loads(body)["error"]["message"]) == (400, True)
+
+
+def test_a_precision_that_this_processor_does_not_have_fails_the_load_by_name(tmp_path: Path) -> None:
+    """Where a processor has it, the model answers."""
+    model = tmp_path / "models" / "precise"
+    model.mkdir(parents=True)
+    language_model(model / "1")
+    (model / "config.pbtxt").write_text(
+        'backend: "llm"\nparameters { key: "KV_CACHE_PRECISION" value { string_value: "f32" } }\n'
+    )
+    with serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false") as server:
+        if server.ready("precise"):
+            assert generate(server, "precise", parameters=FEW)[0] == 200
+        else:
+            (told,) = server.json("POST", "/v2/repository/index")
+            assert "KV_CACHE_PRECISION=f32" in told["reason"]

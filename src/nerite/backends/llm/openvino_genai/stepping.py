@@ -28,6 +28,7 @@ from nerite.backends.llm.openvino_genai.compiling import Compiler
 from nerite.backends.llm.openvino_genai.line import Line
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.openvino_genai.orders import Compile, Compiled, Drop, Loaded, Order, Piece, Step
+from nerite.backends.llm.parameters import OF_OPENVINO
 from nerite.backends.openvino.framework import openvino, translated
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 
@@ -199,6 +200,12 @@ def _end_with_input() -> None:
         sys.exit(0)
 
 
+def _remedy(options: Options) -> str:
+    """Return what to do about a model that cannot be loaded: nothing that is known, where its parameters are none."""
+    chosen = [f"{name}={value}" for name, value in (options.properties or {}).items() if name in OF_OPENVINO]
+    return f"Its parameters say {', '.join(chosen)}: does the device have that?" if chosen else ""
+
+
 def main() -> None:
     """Load the model that comes first, and run it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Whoever started this ends it.
@@ -209,7 +216,7 @@ def main() -> None:
         stepping = Stepping(options, line, turns)
         loaded = stepping.loaded()
     except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
-        line.send(translated(error, "loading model"))
+        line.send(translated(error, "loading model", _remedy(options)))
         return
     line.send(loaded)
     with contextlib.suppress(EOFError, OSError):  # Nobody listens any more.
