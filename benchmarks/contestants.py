@@ -76,11 +76,11 @@ def nerite(name: str, repository: Path, folder: Path, *flags: str) -> Iterator[C
 
 
 @contextmanager
-def real_triton(repository: Path, folder: Path, *flags: str) -> Iterator[Contestant]:
+def real_triton(repository: Path, folder: Path, *flags: str, name: str = "Triton") -> Iterator[Contestant]:
     """Run NVIDIA's Triton; installed on first use."""
-    backends = folder / "backends"
+    backends = folder / f"{name}-backends"
     head, environment = triton_installation.command(triton_installation.installation(), backends)
-    with _running("Triton", head, environment, repository, folder, flags) as contestant:
+    with _running(name, head, environment, repository, folder, flags) as contestant:
         yield contestant
     shutil.rmtree(backends)
 

@@ -1,10 +1,10 @@
 """What traces cost: requests of the first section with none of them traced, each of them, and one of a hundred.
 
-    python benchmarks/traces.py [--seconds S] [--rounds N] [--in worker|process] [--loads LOAD ...] [--print]
+    python benchmarks/traces.py [--seconds S] [--rounds N] [--in worker|process|triton] [--loads LOAD ...] [--print]
 
-The collector is a process beside the server that takes everything and reads nothing. The servers are asked in turn, and
-each of them is first at times; a ratio is the median of those within a round, as machines change their pace. Needs wrk
-and h2load.
+The collector is a process beside the server that takes everything and reads nothing. Triton has no collector here. The
+servers are asked in turn, and each of them is first at times; a ratio is the median of those within a round, as
+machines change their pace. Needs wrk and h2load.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from operator import truediv
 from pathlib import Path
 
-from contestants import Contestant, identity_repository, nerite, stopped
+from contestants import Contestant, identity_repository, nerite, real_triton, stopped
 from loads import Load, h2load, need, write_bodies, wrk
 from page import command_line, machine, publish
 
@@ -34,7 +34,7 @@ _GRPC = {
     "large-grpc-16": ("602 KB, gRPC, 16 streams", "large", 16),
 }
 LOADS = ("http-1", "http-16", "http-64", "grpc-1", "grpc-16", "large-http-16", "large-grpc-16")
-_PLACES = {"worker": ("worker", False), "process": ("in process", True)}
+_PLACES = {"worker": "worker", "process": "in process", "triton": "Triton"}
 """Where the model runs, by what the flag calls it."""
 _COLLECTOR = """
 import asyncio
@@ -87,24 +87,31 @@ def report(seconds: float, rounds: int, places: Sequence[str], loads: Sequence[s
         "|---|---|---|---|---|---|---|---|",
     ]
     for place in places:
-        where, in_process = _PLACES[place]
+        where = _PLACES[place]
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             folder = Path(temporary)
             write_bodies(folder)
-            models = identity_repository(folder, in_process=in_process)
+            models = identity_repository(folder, in_process=place == "process")
             timed = "--trace-config=level=TIMESTAMPS"
-            spans = (timed, "--trace-config=mode=opentelemetry")
-            spans += (f"--trace-config=opentelemetry,url={stack.enter_context(collector())}",)
+            each = "--trace-config=rate=1"
             file = f"--trace-config=triton,file={folder / 'trace'}"
-            servers = [
-                stack.enter_context(nerite(name, models, folder, *flags))
-                for name, flags in {
-                    "off": (),
-                    "file": (timed, file, "--trace-config=rate=1"),
-                    "spans": (*spans, "--trace-config=rate=1"),
-                    "some": (*spans, "--trace-config=rate=100"),
-                }.items()
-            ]
+            if place == "triton":
+                servers = [
+                    stack.enter_context(real_triton(models, folder, name="off")),
+                    stack.enter_context(real_triton(models, folder, timed, file, each, name="file")),
+                ]
+            else:
+                spans = (timed, "--trace-config=mode=opentelemetry")
+                spans += (f"--trace-config=opentelemetry,url={stack.enter_context(collector())}",)
+                servers = [
+                    stack.enter_context(nerite(name, models, folder, *flags))
+                    for name, flags in {
+                        "off": (),
+                        "file": (timed, file, each),
+                        "spans": (*spans, each),
+                        "some": (*spans, "--trace-config=rate=100"),
+                    }.items()
+                ]
             for name in loads:
                 called, load = _load(name, folder, seconds)
                 rates = [_round(load, servers, first=number % len(servers)) for number in range(rounds)]
@@ -113,7 +120,8 @@ def report(seconds: float, rounds: int, places: Sequence[str], loads: Sequence[s
                     f"{statistics.median(column):,.0f} | **{statistics.median(map(truediv, column, off)):.2f}**"
                     for column in traced
                 )
-                lines.append(f"| {where}, {called} | {statistics.median(off):,.0f} | {cells} |")
+                without = " | |" * (3 - len(traced))
+                lines.append(f"| {where}, {called} | {statistics.median(off):,.0f} | {cells} |{without}")
     return "\n".join(lines) + "\n"
 
 

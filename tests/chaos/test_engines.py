@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import grpc
+import h2.connection
+import h2.events
 import pytest
 
 from llm_models import CONTEXT, language_model
@@ -301,6 +303,50 @@ def test_streams_that_are_cut_at_any_moment_leave_nothing(server: Serving) -> No
     assert 0 < cut_off < over <= CUTS
     assert over == cut_off + more("vllm:request_success_total", finished_reason="length") - 2
     assert 0 < more("nerite_llm_wasted_tokens_total", reason="abort") < tokens
+
+
+def test_who_does_not_read_holds_nobody_up_and_loses_nothing(server: Serving) -> None:
+    """What the engine says in the meantime comes in few messages, once there is room for them."""
+    tokens = 3_000
+    request = grpc_request({**FEW, "max_tokens": tokens})
+    request.id = "x" * 1_000  # which each message repeats: a megabyte may wait
+    request.inputs.add(name="return_num_output_tokens", datatype="BOOL", shape=[1])
+    request.raw_input_contents.append(b"\1")
+    message = request.SerializeToString()
+    before = ended(server, finished_reason="length")
+    client = h2.connection.H2Connection()
+    client.initiate_connection()
+    path = "/inference.GRPCInferenceService/ModelStreamInfer"
+    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
+    client.send_headers(1, [*fields.items(), ("content-type", "application/grpc"), ("te", "trailers")])
+    client.send_data(1, b"\0" + len(message).to_bytes(4) + message, end_stream=True)
+    host, port = server.grpc.split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as line:
+        line.sendall(client.data_to_send())
+        assert ask(server, GENERATE)[0] == 200
+        eventually(lambda: ended(server, finished_reason="length") - before == 2, 30)
+        for stream in (None, 1):
+            client.increment_flow_control_window(2**30, stream)
+        line.sendall(client.data_to_send())
+        answers = b""
+        over = False
+        while not over:
+            for event in client.receive_data(line.recv(65536)):
+                answers += event.data if isinstance(event, h2.events.DataReceived) else b""
+                over = over or isinstance(event, h2.events.StreamEnded)
+            line.sendall(client.data_to_send())
+    counts = []
+    while answers:
+        size = int.from_bytes(answers[1:5])
+        told = ModelStreamInferResponse.FromString(answers[5 : 5 + size])
+        answers = answers[5 + size :]
+        assert not told.error_message
+        for output, raw in zip(told.infer_response.outputs, told.infer_response.raw_output_contents, strict=True):
+            if output.name == "num_output_tokens":
+                counts.append(int.from_bytes(raw, "little"))
+    assert sum(counts) == tokens
+    assert len(counts) < tokens / 2
+    eventually(lambda: at_rest(server))
 
 
 def cut(server: Serving, begin: Callable[[Any], Any], api: Api | str, most: int, patience: float) -> None:
