@@ -151,7 +151,7 @@ class Memory:
 def main() -> None:
     """Measure and report."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--seconds", type=float, default=150, help="of each run (default: %(default)g)")
+    flags.add_argument("--seconds", type=float, default=300, help="of each run (default: %(default)g)")
     flags.add_argument("--times", type=float, nargs="+", default=[2, 5], help="the peak (default: 2 5)")
     flags.add_argument("--print", action="store_true", help="print the tables and leave the page alone")
     given = flags.parse_args()

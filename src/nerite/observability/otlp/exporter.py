@@ -25,7 +25,7 @@ from nerite.observability.spanned_trace import USUAL_SPANS, SpannedTrace
 FLUSH_PATIENCE: Final = 5.0
 """Seconds for what is left when the server stops."""
 _SLICE: Final = 64
-"""Traces that are worked on before a rest: 0.2 to 0.4 ms. Fewer at a time cost more, and wake the thread more often."""
+"""Traces that are worked on before a rest: 0.3 to 0.8 ms. Fewer at a time cost more, and wake the thread more often."""
 _REST: Final = 31
 """How many times as long as the work the rest is: so this takes a thirty-second part of a processor at most."""
 _TELL_EVERY: Final = 60.0
