@@ -117,7 +117,7 @@ def test_a_rest_saves_nothing_up_but_a_few_requests() -> None:
         hall.go()
     for _ in range(500):
         hall.come("c")
-    assert 3 <= [hall.go().tenant for _ in range(6)].count("c") <= 5
+    assert 7 <= [hall.go().tenant for _ in range(10)].count("c") <= 9
     assert Counter(hall.go().tenant for _ in range(100))["a"] == pytest.approx(75, abs=2)
 
 
@@ -130,13 +130,13 @@ def test_who_has_nothing_waiting_now_and_then_does_not_lose_its_share() -> None:
     work: Counter[str] = Counter()
     waiting = False
     for _ in range(2000):
-        if not waiting and chance.random() < 0.64:
+        if not waiting and chance.random() < 0.58:
             hall.come("a")
             waiting = True
         tenant = hall.go().tenant
         work[tenant] += 1
         waiting = waiting and tenant != "a"
-    assert work["a"] == pytest.approx(1000, rel=0.02)
+    assert work["a"] == pytest.approx(1000, rel=0.01)
 
 
 def test_work_beyond_the_estimate_counts_later() -> None:
