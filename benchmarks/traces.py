@@ -2,9 +2,10 @@
 
     python benchmarks/traces.py [--seconds S] [--rounds N] [--in worker|process|triton] [--loads LOAD ...] [--print]
 
-The collector is a process beside the server that takes everything and reads nothing. Triton has no collector here. The
-servers are asked in turn, and each of them is first at times; a ratio is the median of those within a round, as
-machines change their pace. Needs wrk and h2load.
+The collector is a process beside the server that takes everything and reads nothing. The servers are asked in turn, and
+each of them is first at times; a ratio is the median of those within a round, as machines change their pace. Triton has
+no collector here, and where it writes a file it ends with signal 11 now and then, mostly with several requests at once:
+it is measured where it is asked for, by ``--in triton --loads http-1 grpc-1``. Needs wrk and h2load.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _GRPC = {
 LOADS = ("http-1", "http-16", "http-64", "grpc-1", "grpc-16", "large-http-16", "large-grpc-16")
 _PLACES = {"worker": "worker", "process": "in process", "triton": "Triton"}
 """Where the model runs, by what the flag calls it."""
+_PAGE = ("worker", "process")
 _COLLECTOR = """
 import asyncio
 
@@ -63,7 +65,7 @@ def main() -> None:
     given = flags.parse_args()
     if (given.where or given.loads) and not given.print:
         flags.error("a part of the table is not for the page: add --print")
-    places = (given.where,) if given.where else tuple(_PLACES)
+    places = (given.where,) if given.where else _PAGE
     publish("traces", report(given.seconds, given.rounds, places, given.loads or LOADS), given)
 
 
