@@ -137,7 +137,7 @@ def test_rag(tmp_path: Path) -> None:
         "Which port does SageMaker use?": "clouds.md",
         "Can keys be rotated without a restart?": "access.md",
         "Can a model have its own Python environment?": "python-models.md",
-        "What does a trace say about the time of a request?": "logs.md",
+        "What becomes of a trace when the collector is away?": "traces.md",
         "How do I make the log JSON?": "logs.md",
         "Which origins may a browser come from?": "access.md",
         "Where are downloaded files cached?": "repositories.md",

@@ -213,8 +213,8 @@ SCHEMA = {
     ],
 )
 def test_structured_output(server: Serving, form: dict[str, Any], pattern: str) -> None:
-    said = json.dumps({"max_tokens": 200, "temperature": 0, "guided_decoding": form})
-    # To another prompt the model writes white space for ever.
+    # At temperature 0 some processors write white space for ever, where that is allowed.
+    said = json.dumps({"max_tokens": 200, "temperature": 1, "guided_decoding": form})
     status, answer = generate(server, sampling_parameters=said, exclude_input_in_output=True, add_special_tokens=False)
     assert status == 200, answer
     assert re.fullmatch(pattern, answer["text_output"])
