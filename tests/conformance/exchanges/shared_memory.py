@@ -4,7 +4,19 @@ import atexit
 import struct
 from pathlib import Path
 
-from conformance.exchange import Change, Grpc, get, grpc_infer, grpc_tensor, grpc_wanted, infer, post, tensor, wanted
+from conformance.exchange import (
+    Change,
+    Eventually,
+    Grpc,
+    get,
+    grpc_infer,
+    grpc_tensor,
+    grpc_wanted,
+    infer,
+    post,
+    tensor,
+    wanted,
+)
 from conformance.exchanges.scenes import SHARED
 from nerite.wire import grpc_service as pb
 
@@ -75,7 +87,8 @@ def grpc_shared(region, byte_size, **more):
     return grpc_tensor("IN", "INT32", [8], shared_memory_region=region, shared_memory_byte_size=byte_size, **more)
 
 
-CLEAN = unregister()
+# Triton may still hold the regions of a request that it has answered.
+CLEAN = Eventually(unregister(), lambda answer: answer["status"] == 200)
 FILE = file("exam_shm", ONES + bytes(64))
 OTHER = file("exam_other")
 READY = [FILE, CLEAN, register("r", byte_size=96)]
