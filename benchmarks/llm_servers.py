@@ -73,7 +73,7 @@ def vllm_server(model: str, checkpoint: Path, folder: Path) -> Iterator[int]:
 
 
 def _precision() -> str:
-    """Return what vLLM computes fastest with: the checkpoints' bfloat16 only where the processor knows it."""
+    """Return what vLLM is fastest with for several: the checkpoints' bfloat16 only where the processor knows it."""
     flags = Path("/proc/cpuinfo").read_text().split()
     return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
 

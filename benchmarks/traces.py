@@ -4,7 +4,7 @@
 
 The collector is a process beside the server that takes everything and reads nothing. The servers are asked in turn, and
 each of them is first at times; a ratio is the median of those within a round, as machines change their pace. Triton has
-no collector here, and where it writes a file it ends with signal 11 now and then, mostly with several requests at once:
+no collector here, and where it writes a file it stops answering now and then, mostly with several requests at once:
 it is measured where it is asked for, by ``--in triton --loads http-1 grpc-1``. Needs wrk and h2load.
 """
 
@@ -38,6 +38,7 @@ LOADS = ("http-1", "http-16", "http-64", "grpc-1", "grpc-16", "large-http-16", "
 _PLACES = {"worker": "worker", "process": "in process", "triton": "Triton"}
 """Where the model runs, by what the flag calls it."""
 _PAGE = ("worker", "process")
+"""Those of them that the page shows."""
 _COLLECTOR = """
 import asyncio
 
