@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import threading
@@ -23,13 +24,18 @@ WANTED = Installation("vllm", "an engine", "engine", "engine")
 WITH_TORCH = replace(WANTED, torch="torch==2.13.0")
 
 
+def pinned(package: str, wheel: Path) -> str:
+    """Return the line of a list that pins a package to what a wheel is."""
+    return f"{package} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}"
+
+
 @pytest.fixture(autouse=True)
 def _list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that brings an engine, and an index that has torch, and that only pip knows."""
     folder = tmp_path / "wheels"
-    wheels.wheel(folder, "engine", "1.0", "")
+    engine = wheels.wheel(folder, "engine", "1.0", "")
     wheels.wheel(folder, "torch", "2.13.0", "")
-    (tmp_path / "engine.txt").write_text(f"--no-index\n--find-links {folder}\nengine==1.0\n")
+    (tmp_path / "engine.txt").write_text(f"--no-index\n--find-links {folder}\n{pinned('engine==1.0', engine)}\n")
     monkeypatch.setattr(installation, "_LISTS", tmp_path)
     monkeypatch.setattr(environment_store, "stopped", threading.Event())
     monkeypatch.setenv("UV_OFFLINE", "1")
@@ -62,8 +68,25 @@ def test_what_cannot_be_installed_says_why_and_what_to_do(tmp_path: Path) -> Non
     assert installation.found(WANTED, tmp_path / "environments") is None
 
 
+@pytest.mark.parametrize("uv", [True, False], ids=["uv", "pip"])
+def test_a_package_that_is_another_than_it_was_is_refused(
+    uv: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not uv:
+        monkeypatch.setattr(installer, "_uv", lambda: None)
+    # What an index gives under the same name and version is not what the list was made of.
+    wheels.wheel(tmp_path / "wheels", "engine", "1.0", "print('malice')\n")
+    with pytest.raises(InvalidArgument, match=r"(?i)hash"):
+        installation.made(WANTED, tmp_path / "environments")
+    (tmp_path / "engine.txt").write_text(f"--no-index\n--find-links {tmp_path / 'wheels'}\nengine==1.0\n")
+    with pytest.raises(InvalidArgument, match=r"(?i)hash"):
+        installation.made(WANTED, tmp_path / "environments")
+
+
 def test_an_engine_that_cannot_be_imported_is_not_kept(tmp_path: Path) -> None:
-    wheels.wheel(tmp_path / "wheels", "engine", "1.0", "import nothing_of_that_name\n")
+    wheel = wheels.wheel(tmp_path / "wheels", "engine", "1.0", "import nothing_of_that_name\n")
+    text = (tmp_path / "engine.txt").read_text()
+    (tmp_path / "engine.txt").write_text(re.sub("engine==.*", pinned("engine==1.0", wheel), text))
     with pytest.raises(InvalidArgument, match="No module named 'nothing_of_that_name'"):
         installation.made(WANTED, tmp_path / "environments")
 
@@ -103,15 +126,19 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
 
 
 LISTS = Path(installation.__file__).with_name("environments")
-PINNED = re.compile(r"[\w.-]+==[\w.+!]+( ; .+)?")
+PINNED = re.compile(r"[\w.-]+==[\w.+!]+( ; .+?)?(?P<hashes>( --hash=sha256:[0-9a-f]{64})*)")
 
 
 @pytest.mark.parametrize("each", (*installation.installations(), installation._VLLM), ids=lambda each: each.list)
 def test_the_lists_pin_everything(each: Installation) -> None:
-    lines = (LISTS / f"{each.list}.txt").read_text().splitlines()
-    packages = [line for line in lines if not line.startswith("--")]
+    text = re.sub(r" \\\n +", " ", (LISTS / f"{each.list}.txt").read_text())
+    packages = [line for line in text.splitlines() if not line.startswith("--")]
     assert packages
-    assert [line for line in packages if not PINNED.fullmatch(line)] == []
+    found = {line: PINNED.fullmatch(line) for line in packages}
+    assert [line for line, match in found.items() if match is None] == []
+    # Without hashes the installer would take what an index gives.
+    without = [line for line, match in found.items() if match is not None and not match["hashes"]]
+    assert without == ([] if each.complete else packages)
     names = {line.partition("==")[0] for line in packages}
     # It is installed apart, and with the lists for GPUs as any other.
     assert ("torch" in names) == (each.complete and not each.torch)
@@ -121,4 +148,4 @@ def test_the_exporter_is_of_the_release_that_we_run() -> None:
     ours = (ROOT / "requirements" / "dev.txt").read_text()
     for line in (LISTS / "openvino-export.txt").read_text().splitlines():
         if line.startswith(("openvino==", "openvino-tokenizers==")):
-            assert line in ours.splitlines()
+            assert line.removesuffix(" \\") in ours.splitlines()

@@ -144,7 +144,9 @@ def test_what_the_installer_cannot_do_is_said_in_its_words(index: Path, tmp_path
     assert environments() == []
 
 
-@pytest.mark.parametrize("text", ["[project", "[tool]\n"])
+@pytest.mark.parametrize(
+    "text", ["[project", "[tool]\n", "project = 1", "project = []", f"x = {'[' * 5_000}", f"x = {'9' * 5_000}"]
+)
 def test_a_project_that_is_none(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"pyproject.toml' has no list of packages at 'dependencies'"):
         find_interpreter(model_with(tmp_path, "pyproject.toml", text))

@@ -1,8 +1,8 @@
 """The environments of engines: what there is to install, of which lists, and where it is.
 
-No two of these go into one environment: each wants another release of transformers. Each is made of a list with all its
-packages pinned, which comes with Nerite (``environments/``, by ``make lock``), and is kept with the environments of
-models.
+No two of these go into one environment: each wants another release of transformers. Each is made of a list that comes
+with Nerite (``environments/``, by ``make lock``), with all packages pinned to the hashes of their files, and is kept
+with the environments of models. Torch for processors alone, which has an index of its own, is pinned to its version.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Installation:
     torch: str = ""
     """Torch where it is to be that for processors alone, which is a tenth of the size and has an index of its own."""
     complete: bool = True
-    """Whether the list has everything; else the installer finds what is missing."""
+    """Whether the list has everything, with hashes; else the installer finds what is missing."""
 
     @property
     def file(self) -> Path:
@@ -115,7 +115,7 @@ def _fill(wanted: Installation, installer: Installer) -> None:
     installer.begin()
     if wanted.torch:
         _install_torch(wanted.torch, installer)
-    options: list[str | Path] = ["--no-deps"] if wanted.complete else []
+    options: list[str | Path] = ["--no-deps", "--require-hashes"] if wanted.complete else []
     installer.install([*options, "-r", wanted.file])
     installer.run([installer.python, "-c", f"import {wanted.module}"])
 

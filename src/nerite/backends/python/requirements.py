@@ -62,7 +62,7 @@ def _packages(file: Path, directory: Path, installer: Installer) -> list[str | P
     if file.name == _PROJECT:
         try:
             dependencies: list[str] = tomllib.loads(file.read_text())["project"].get("dependencies", [])
-        except (tomllib.TOMLDecodeError, KeyError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidArgument(f"'{file}' has no list of packages at 'dependencies' of [project]: {error}") from None
         return [*dependencies, _NUMPY]
     # With hashes for some packages pip wants them for all.
