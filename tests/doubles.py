@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import heapq
+import importlib
 import itertools
+import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nerite.core import dtype as dtypes
+from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import Where
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.execution import alarm
+from nerite.execution import alarm, helper
 from nerite.observability.exposition import Family, Page
+from nerite.transports.aside import result_of
 
 
 class Caller:
@@ -34,6 +40,48 @@ class Caller:
 
     def of(self, request: InferenceRequest) -> list[InferenceResponse]:
         return [response for asked, response, _ in self.answers if asked is request]
+
+
+def crossed(values: Sequence[Any]) -> list[Any]:
+    """Return values as they arrive that were sent to a helper process, or by one."""
+    described, buffers = helper.describe(values)
+    arrived = iter(buffers)
+    return [
+        memoryview(bytearray(next(arrived))) if "bytes" in each else each["value"]
+        for each in json.loads(json.dumps(described))
+    ]
+
+
+class Helpers:
+    """Helper processes without processes: a call waits until it is told to be made."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, list[Any], Any]] = []
+        self.cancelled = 0
+
+    def call(self, function: str, arguments: Sequence[Any], answered: Any, what: str, *, seconds: float) -> Any:
+        call = (function, crossed(arguments), answered)
+        self.waiting.append(call)
+        return SimpleNamespace(cancel=lambda: self._cancel(call))
+
+    def _cancel(self, call: Any) -> None:
+        if call in self.waiting:
+            self.waiting.remove(call)
+            self.cancelled += 1
+
+    def answer_next(self, error: NeriteError | None = None) -> None:
+        """Make the call that waits longest, or fail it."""
+        function, arguments, answered = self.waiting.pop(0)
+        if error is not None:
+            answered([], error)
+            return
+        module, _, name = function.partition(":")
+        try:
+            returned = getattr(importlib.import_module(module), name)(*arguments)
+        except NeriteError as refusal:
+            answered([], refusal)
+        else:
+            answered(crossed(returned if isinstance(returned, tuple) else (returned,)), None)
 
 
 def header(
@@ -121,6 +169,10 @@ class FakeLoop:
             self.turns += 1
             self._ready.popleft()()
 
+    def forget(self) -> None:
+        """Drop what is ready."""
+        self._ready.clear()
+
     def advance(self, ns: int) -> None:
         """Let time pass, calling each timer when it is due."""
         end = self.now_ns + ns
@@ -194,6 +246,40 @@ class FakeTransport:
         data = bytes(self.written)
         self.written.clear()
         return data
+
+
+class FakeAside:
+    """Does what is long when a test says so, in the same thread."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def run(self, where: Where, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        self.waiting.append(lambda: then(result_of(where, work)))
+
+    def close(self) -> None:
+        self.waiting.clear()
+
+    def do(self) -> None:
+        """Do what waits."""
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            each()
+
+
+class Incident:
+    """Equal to the text of an internal error, whatever its number, as text or bytes."""
+
+    def __init__(self, before: str = "", after: str = "") -> None:
+        number = r"[0-9a-f]{4}-\d+"
+        text = rf"internal error, incident {number}: see the server's log"
+        self._pattern = re.compile(re.escape(before) + text + re.escape(after))
+
+    def __eq__(self, other: object) -> bool:
+        text = other.decode() if isinstance(other, bytes) else other
+        return isinstance(text, str) and self._pattern.fullmatch(text) is not None
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def written(families: Iterable[Family], *, openly: bool = False) -> bytes:

@@ -26,3 +26,16 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def helpers_of(server: int) -> list[int]:
+    """Return the processes in which a server has functions called."""
+    return [pid for pid in processes_of(server) if name_of(pid) == "helper"]
+
+
+def name_of(pid: int) -> str:
+    """Return what a process calls itself, empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ class Serving:
         eventually(lambda: len(_NOTED.findall(self.text)) > noted)
 
     def workers(self) -> dict[str, int]:
-        """Return the worker processes by instance name."""
+        """Return the worker processes by instance name, without the processes in which functions are called."""
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():
@@ -127,7 +127,7 @@ class Serving:
                     ancestor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
                 except (OSError, ValueError):
                     continue
-                if ancestor == self.process.pid:
+                if ancestor == self.process.pid and name != "helper":
                     found[name] = int(folder.name)
         return found
 
@@ -145,20 +145,34 @@ class Serving:
 
 @contextmanager
 def serving(
-    repository: Path | str, log: Path, *flags: str, environment: Mapping[str, str] | None = None, clean: bool = True
+    repository: Path | str,
+    log: Path,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    clean: bool = True,
+    internal_errors: bool = False,
+    within: Sequence[str] = (),
+    kind: type[Serving] = Serving,
 ) -> Iterator[Serving]:
-    """Run a server on free ports of 127.0.0.1. ``clean``: it must have ended with status 0."""
+    """Run a server on free ports of 127.0.0.1.
+
+    ``within``: a command that becomes the one that stands behind it, with other limits or other mounts.
+    ``kind``: one that finds elsewhere what the server says.
+
+    ``clean``: it must have ended with status 0. Unless ``internal_errors`` are expected, there must have been none: no
+    exception that the server did not foresee, and no finding of its audit.
+    """
     options = [
         f"--{service}-{what}" for service in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")
     ]
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [str(NERITE), "serve", str(repository), *options, *flags],
+            [*within, str(NERITE), "serve", str(repository), *options, *flags],
             stdout=sink,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
         )
-    server = Serving(process, log)
+    server = kind(process, log)
     try:
         server.wait()
         yield server
@@ -166,6 +180,9 @@ def serving(
         status = server.stop()
     if clean:
         assert status == 0, server.text[-4000:]
+    if not internal_errors:
+        at = server.text.find("internal error, incident")
+        assert at < 0, server.text[max(at - 200, 0) : at + 4000]
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 45.0, what: str = "") -> None:

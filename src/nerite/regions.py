@@ -1,23 +1,56 @@
 """System shared memory that clients have registered: requests say where in it a tensor lies, or is to be written.
 
-A region is mapped when it is registered and used in place, by workers too (``GuestMemory``). It is forgotten when it is
-unregistered; whoever reads or writes it at that moment keeps the mapping until done.
+A region is never mapped. A client may shorten its file at any time, by mistake if it is started again with smaller
+tensors, and a process that reads or writes a mapping beyond the end of its file is ended by SIGBUS. So inputs are read
+from the file when a request arrives, which also means that a model sees what was there then, and outputs are written to
+the file; a file that is too short by then is an error of one request. A file stays open, though unregistered, until
+those requests are answered that use it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unsupported
+import numpy as np
+
+from nerite.core.errors import (
+    AlreadyExists,
+    Internal,
+    InvalidArgument,
+    NeriteError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from nerite.core.failure_text import system_error
 from nerite.core.request import SharedPlace
-from nerite.execution.arena import Segment, address_of
-from nerite.execution.guest_memory import GuestMemory
+from nerite.core.tensor import Buffer
 
 _FOLDER: Final = Path("/dev/shm")
 _RESERVED: Final = "triton_python_backend_shm_region_"
 _DISABLED: Final = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+_MOST: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+"""Bytes of inputs that are held at a time, of those that are in no memory of a model."""
+
+Room = Callable[[int], memoryview | None]
+"""Returns writable memory of so many bytes; None if there is none of that kind."""
+
+
+class _File:
+    """An open file, which is closed when the last that uses it is gone."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
 
 class Region(NamedTuple):
@@ -27,23 +60,46 @@ class Region(NamedTuple):
     key: str
     offset: int
     byte_size: int
-    memory: memoryview
-    """Its bytes, writable."""
-    guest: int
-    """Its number in the ``GuestMemory``."""
+    file: _File
+
+
+class OutputPlace:
+    """Where in a region an output is to be written."""
+
+    __slots__ = ("_offset", "_region", "size")
+
+    def __init__(self, region: Region, offset: int, size: int) -> None:
+        self._region = region
+        self._offset = region.offset + offset
+        self.size = size
+
+    def write(self, data: Buffer) -> None:
+        """Write ``data``, of at most ``size`` bytes. Raises ``NeriteError`` if the file has no room for it any more."""
+        region = self._region
+        descriptor = region.file.descriptor
+        if os.fstat(descriptor).st_size < self._offset + len(data):  # writing would make it longer
+            raise _too_short(region)
+        at, rest = self._offset, memoryview(data)
+        try:
+            while rest:
+                written = os.pwrite(descriptor, rest, at)
+                at, rest = at + written, rest[written:]
+        except OSError as error:
+            reason = system_error(error, _FOLDER / region.key.removeprefix("/"))
+            raise Internal(f"unable to write to shared memory region '{region.name}': {reason}") from None
 
 
 class Regions:
     """Every region there is, by name."""
 
-    def __init__(self, guests: GuestMemory, *, allowed: bool) -> None:
+    def __init__(self, *, allowed: bool) -> None:
         """``allowed``: clients may register regions."""
-        self._guests = guests
         self._allowed = allowed
         self._regions: dict[str, Region] = {}
+        self._copies = _Copies()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Map a part of the file ``key``. Raises Triton's refusals."""
+        """Take in a part of the file ``key``. Raises Triton's refusals."""
         self._check_allowed()
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
@@ -52,22 +108,20 @@ class Regions:
                 f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved "
                 f"prefix '{_RESERVED}'"
             )
-        descriptor = _opened(key)
-        try:
-            memory = _mapped(name, descriptor, offset, byte_size)
-        except NeriteError:
-            os.close(descriptor)
-            raise
-        guest = self._guests.add(descriptor, offset, byte_size, address_of(memory))
-        self._regions[name] = Region(name, key, offset, byte_size, memory, guest)
+        file = _opened(key)
+        size = os.fstat(file.descriptor).st_size
+        if not byte_size or offset + byte_size > size:
+            raise InvalidArgument(
+                f"failed to register shared memory region '{name}': invalid args\n    The file has {size} bytes; "
+                f"{byte_size} from {offset} on were asked for."
+            )
+        self._regions[name] = Region(name, key, offset, byte_size, file)
 
     def unregister(self, name: str) -> None:
         """Forget a region, all of them for an empty name; one that there is not is no mistake."""
         self._check_allowed()
         for each in [name] if name else list(self._regions):
-            region = self._regions.pop(each, None)
-            if region is not None:
-                self._guests.remove(region.guest)
+            self._regions.pop(each, None)
 
     def listed(self, name: str) -> list[Region]:
         """Return a region, or all of them for an empty name. Raises ``NotFound``."""
@@ -77,17 +131,37 @@ class Regions:
             raise NotFound(f"Unable to find system shared memory region: '{name}'")
         return [self._regions[name]]
 
-    def view(self, place: SharedPlace) -> memoryview:
-        """Return the bytes of a place, writable. Raises Triton's refusals."""
+    def read(self, place: SharedPlace, room: Room) -> memoryview:
+        """Return the bytes that are in a place now, in memory of ``room`` if it has some. Raises ``NeriteError``."""
+        region = self._found(place)
+        size = place.byte_size
+        memory = room(size) or self._copies.room(size)
+        at, rest = region.offset + place.offset, memory
+        try:
+            while rest:
+                count = os.preadv(region.file.descriptor, [rest], at)
+                if not count:
+                    raise _too_short(region)
+                at, rest = at + count, rest[count:]
+        except OSError as error:
+            reason = system_error(error, _FOLDER / region.key.removeprefix("/"))
+            raise Internal(f"unable to read shared memory region '{region.name}': {reason}") from None
+        return memory
+
+    def output(self, place: SharedPlace) -> OutputPlace:
+        """Return where an output is to be written. Raises Triton's refusals."""
+        return OutputPlace(self._found(place), place.offset, place.byte_size)
+
+    def _found(self, place: SharedPlace) -> Region:
+        """Return the region of a place that lies within it. Raises Triton's refusals."""
         region = self._regions.get(place.region)
         if region is None:
             raise NotFound(f"Unable to find shared memory region: '{place.region}'")
         if place.offset >= region.byte_size:
             raise InvalidArgument(f"Invalid offset for shared memory region: '{place.region}'")
-        end = place.offset + place.byte_size
-        if not place.byte_size or end > region.byte_size:
+        if not place.byte_size or place.offset + place.byte_size > region.byte_size:
             raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{place.region}'")
-        return region.memory[place.offset : end]
+        return region
 
     # CUDA's, of which there are none: as a server that was built without GPUs answers.
 
@@ -112,28 +186,49 @@ class Regions:
             raise Unsupported(_DISABLED)
 
 
-def _opened(key: str) -> int:
-    """Return a descriptor of a shared memory file."""
+class _Copies:
+    """The memory of inputs for which no model has room, and how much of it there is."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._live: dict[int, weakref.ref[Any]] = {}
+
+    def room(self, size: int) -> memoryview:
+        """Return ``size`` writable bytes. Raises ``Unavailable`` if too many are in use."""
+        if self._used + size > _MOST:
+            raise Unavailable(
+                f"{size} bytes of shared memory cannot be read now: inputs of requests that are not answered have "
+                f"{self._used} of {_MOST} bytes"
+            )
+        array = np.empty(size, np.uint8)
+        key = id(array)
+
+        def gone(_: object) -> None:
+            del self._live[key]
+            self._used -= size
+
+        self._live[key] = weakref.ref(array, gone)
+        self._used += size
+        return array.data
+
+
+def _opened(key: str) -> _File:
+    """Return a shared memory file."""
     file = key.removeprefix("/")
     if not file or "/" in file or file in (".", ".."):
         raise Internal(f"Unable to open shared memory region: '{key}'")
     try:
-        return os.open(_FOLDER / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except (OSError, ValueError):
-        raise Internal(f"Unable to open shared memory region: '{key}'") from None
+        return _File(os.open(_FOLDER / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+    except (OSError, ValueError) as error:
+        why = ""  # What there is for others is not told.
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            why = f"\n    {system_error(error)}"
+        raise Internal(f"Unable to open shared memory region: '{key}'{why}") from None
 
 
-def _mapped(name: str, descriptor: int, offset: int, byte_size: int) -> memoryview:
-    """Map ``byte_size`` bytes of a file from ``offset`` on."""
-    try:
-        size = os.fstat(descriptor).st_size
-        if not byte_size or offset + byte_size > size:
-            raise InvalidArgument(
-                f"failed to register shared memory region '{name}': invalid args\n    The file has {size} bytes; "
-                f"{byte_size} from {offset} on were asked for."
-            )
-        return Segment(descriptor, byte_size, offset).array(0, byte_size).data
-    except OSError as error:
-        raise InvalidArgument(
-            f"failed to register shared memory region '{name}': unable to process address space: {error.strerror}"
-        ) from None
+def _too_short(region: Region) -> NeriteError:
+    size = os.fstat(region.file.descriptor).st_size
+    return InvalidArgument(
+        f"shared memory region '{region.name}' has been shortened: its file has {size} bytes, and the region ends at "
+        f"{region.offset + region.byte_size}. Unregister the region, and register it with the size that it has."
+    )

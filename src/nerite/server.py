@@ -12,16 +12,21 @@ from typing import Any, cast
 
 from nerite import __version__
 from nerite.cache.interface import ResponseCache
+from nerite.config import exposure
 from nerite.config.options import ServerOptions
 from nerite.core.child_request import ChildRequest
+from nerite.core.client_text import checked
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest, PlacedRequest, ReplySink, RequestHeader, SharedPlace
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import ALIGNMENT, Buffer
+from nerite.core.text import MAX_VALUE
+from nerite.execution.arena import MIN_SIZE
 from nerite.execution.door import Door
-from nerite.execution.guest_memory import GuestMemory
+from nerite.execution.helper_pool import HelperPool
 from nerite.execution.readiness import ask_all
 from nerite.execution.reception import Reception
 from nerite.execution.running_version import RunningVersion
@@ -64,28 +69,37 @@ class InferenceServer:
         self,
         options: ServerOptions,
         manager_of: Callable[[Door, Callable[[], None]], ModelManager],
-        guests: GuestMemory,
         cache: ResponseCache | None = None,
         reception: Reception | None = None,
+        helpers: HelperPool | None = None,
     ) -> None:
         """``manager_of`` makes the model manager, given this door and what to call when models come and go."""
         self._options = options
         self._epoch = object()
         self._cache = cache
         self._reception = reception
-        self.regions = Regions(guests, allowed=options.device.allow_client_shared_memory)
+        self.regions = Regions(allowed=options.device.allow_client_shared_memory)
         """The shared memory that clients have registered."""
         self.tracing = Tracing(options.trace, self._trace_running)
         """What is noted of requests."""
+        self._helpers = helpers
         self._manager = manager_of(self, self._changed)
         self._descriptions = Descriptions(self._manager)
         self._starting = True
+        self._leaving = False
+        """It stops once what is there is answered."""
         self._stopping = False
 
     @property
     def manager(self) -> ModelManager:
         """The models."""
         return self._manager
+
+    @property
+    def helpers(self) -> HelperPool:
+        """Processes for what would hold up the event loop."""
+        assert self._helpers is not None
+        return self._helpers
 
     def _changed(self) -> None:
         """Forget where headers led: a version came or went."""
@@ -125,7 +139,11 @@ class InferenceServer:
             except NeriteError as error:
                 request.respond(InferenceResponse.failed(error))
                 return
-        route[1].submit(request)
+        try:
+            route[1].submit(request)
+        except Exception as error:
+            where = f"of a request to model '{request.header.model_name}'"
+            request.respond(InferenceResponse.failed(report("admission", error, where, request.id)))
 
     def request(
         self,
@@ -141,11 +159,16 @@ class InferenceServer:
         """
         if not header.shared:
             return InferenceRequest(header, cast(Sequence[Buffer], data), sink, arrived_ns, request_id)
+
+        def room(size: int) -> memoryview | None:
+            if size < MIN_SIZE:
+                return None
+            return self.receive_buffer(header.model_name, header.model_version, size, 0)
+
         regions = self.regions
-        # Models may work in place, but not in the client's memory.
-        inputs = [regions.view(each).toreadonly() if isinstance(each, SharedPlace) else each for each in data]
+        inputs = [regions.read(each, room) if isinstance(each, SharedPlace) else each for each in data]
         request = PlacedRequest(header, inputs, sink, arrived_ns, request_id)
-        request.places = {output.name: regions.view(output.place) for output in header.outputs if output.place}
+        request.places = {output.name: regions.output(output.place) for output in header.outputs if output.place}
         return request
 
     def version_of(self, request: InferenceRequest) -> RunningVersion:
@@ -223,7 +246,7 @@ class InferenceServer:
 
         A model whose configuration cannot be read has none, and does not count, as with Triton.
         """
-        if self._starting or self._stopping:
+        if self._starting or self._leaving:
             answered(False)
             return
         if not self._options.repository.strict_readiness:
@@ -308,11 +331,37 @@ class InferenceServer:
         """
         return await self._manager.index(ready_only=ready_only)
 
+    async def load_for_client(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
+        """Do as ``load``, for a client: files that it sends are refused where anybody could send some."""
+        self._require_explicit()
+        sent = next((name for name in parameters if name.startswith("file:")), None)
+        if sent is not None and (reason := self._files_refused()):
+            raise Forbidden(f"load parameter '{sent}' is refused: {reason}")
+        await self.load(model, parameters)
+
+    def _files_refused(self) -> str:
+        """Return why clients may not send files, and what to do; empty where they may."""
+        allowed = self._options.repository.load_files
+        if allowed == "none":
+            return "this server takes no files of models from clients (--model-load-files=none)"
+        ports = [port for port in exposure.open_ports(self._options) if exposure.LOAD in port.categories]
+        if allowed == "any" or not ports:
+            return ""
+        return (
+            f"files of a model may be programs, and {exposure.rights(ports)}. {exposure.remedy(ports)} "
+            "With --model-load-files=any files are taken from anybody."
+        )
+
     async def load(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
         """Load or reload a model by hand: from its files, or from the configuration and files in ``parameters``."""
         self._require_explicit()
         if not model:
             raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
+        checked(model, "the name of a model")
+        for name, value in parameters.items():
+            checked(name, "the name of a load parameter")
+            if isinstance(value, str):
+                checked(value, f"load parameter '{name}'", MAX_VALUE)
         if "/" in model or ".." in model:
             raise InvalidArgument(
                 f"invalid model name '{model}', model name must not contain path traversal characters"
@@ -350,7 +399,8 @@ class InferenceServer:
     # Stopping
 
     def announce_stop(self) -> None:
-        """Tell the models that the server stops once what is there is answered."""
+        """Take note, and tell the models, that the server stops once what is there is answered."""
+        self._leaving = True
         for record in self._manager.records:
             for running in record.running.values():
                 running.server_stops()
@@ -359,7 +409,7 @@ class InferenceServer:
 
     def stop_accepting(self) -> None:
         """Refuse new requests from now on."""
-        self._stopping = True
+        self._leaving = self._stopping = True
         self._changed()
 
     @property

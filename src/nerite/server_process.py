@@ -22,17 +22,22 @@ from nerite import welcome
 from nerite.backends.python import installer
 from nerite.cache.interface import ResponseCache
 from nerite.cache.opening import open_cache
+from nerite.config import exposure
 from nerite.config.options import ServerOptions
 from nerite.config.standing_file import watch
 from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import report
+from nerite.execution.auditor import Auditor
 from nerite.execution.door import Door
 from nerite.execution.guest_memory import GuestMemory
+from nerite.execution.helper_pool import HelperPool
 from nerite.execution.host_policy import HostPolicies
 from nerite.execution.launcher import Launcher
 from nerite.execution.nursery import Nursery
 from nerite.execution.overseer import Overseer
 from nerite.execution.reception import Reception
 from nerite.execution.runner import Runner
+from nerite.execution.running_version import RunningVersion
 from nerite.execution.standing_policy import StandingPolicy, open_policy
 from nerite.execution.surroundings import Surroundings
 from nerite.execution.vigil import limit_of
@@ -59,6 +64,8 @@ from nerite.transports.ports import Ports
 _COLLECT_EVERY = 10_000
 """Objects made and not yet gone, before the collector looks for cycles. A batch of requests is some thousand."""
 
+_BEGIN_AGAIN = 1.0
+"""Seconds after which what goes on beside the serving begins again if it has failed."""
 
 _SAID = {"INVALID_ARG": "Invalid argument", "INTERNAL": "Internal", "UNSUPPORTED": "Unsupported"}
 """How Triton says the codes of errors where it prints them."""
@@ -103,11 +110,13 @@ class ServerProcess:
             log.error(error.message)
             return 1
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_unforeseen)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._asked_to_stop)
         lines = WorkerLines(log)
         nursery = Nursery(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
         guests = GuestMemory()
+        helpers = HelperPool(nursery, loop, guests)
         device = self._options.device
         library = gpus.open_library()
         found = gpus.of_this_machine(library, os.environ, device.min_compute_capability)
@@ -138,7 +147,7 @@ class ServerProcess:
             maker = VersionMaker(repository, settings_of, Launcher(around), self._loader, loading, cache, placement)
             return ModelManager(repository, self._repositories, maker, self._loader, on_change)
 
-        server = InferenceServer(self._options, manager, guests, cache, reception)
+        server = InferenceServer(self._options, manager, cache, reception, helpers)
         callers = None if self._policy is None else Callers(lambda: reception.policy)
         self._ports = Ports(server, self._options, self._key_files, callers, gauges)
         watchdog: Watchdog | None = None
@@ -153,7 +162,7 @@ class ServerProcess:
                 return 1
             if self._options.stall_seconds:
                 watchdog = Watchdog(loop, self._options.stall_seconds)
-            watching = [loop.create_task(work) for work in self._watching(server)]
+            watching = [loop.create_task(_lasting(work)) for work in self._watching(server)]
             await stop
             for task in watching:
                 task.cancel()
@@ -172,6 +181,7 @@ class ServerProcess:
                 cache.close()
             if gauges is not None:
                 gauges.close()
+            helpers.close()
             nursery.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
             installer.stop()
@@ -209,6 +219,9 @@ class ServerProcess:
         except NeriteError as error:
             log.error(error.message)
             return False
+        exposed = exposure.open_ports(self._options)
+        if exposed:
+            log.warning(f"{exposure.rights(exposed)}. {exposure.remedy(exposed)}")
         server.started()
         if self._options.trace.levels and not server.tracing.wants(""):
             spans = self._options.trace.mode == "opentelemetry"
@@ -239,16 +252,17 @@ class ServerProcess:
             for line in lines:
                 log.info(line)
 
-    def _watching(self, server: InferenceServer) -> Iterator[Coroutine[Any, Any, None]]:
+    def _watching(self, server: InferenceServer) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
         """Yield what goes on beside the serving: looking at workers, and at files that may change."""
+        yield Auditor(lambda: _versions(server)).run
         if self._options.stall_seconds:
-            yield Overseer(lambda: _runners(server), self._options.stall_seconds).run()
+            yield Overseer(lambda: _runners(server), self._options.stall_seconds).run
         if self._options.repository.control_mode == "poll":
-            yield Poller(server.manager, self._options.repository.poll_secs).run()
+            yield Poller(server.manager, self._options.repository.poll_secs).run
         for file in self._key_files.values():
-            yield watch(file, partial(self._changed, file))
+            yield partial(watch, file, partial(self._changed, file))
         if self._policy is not None:
-            yield watch(self._policy, partial(self._changed, self._policy))
+            yield partial(watch, self._policy, partial(self._changed, self._policy))
 
     def _changed(self, file: KeyFile | StandingPolicy) -> None:
         """Have what is new in a file count from the next request on."""
@@ -262,8 +276,9 @@ class ServerProcess:
         patience = self._options.exit_timeout_secs
         deadline = time.monotonic() + patience
         log.info("Waiting for in-flight requests to complete.")
-        self._ports.stop_accepting()
         server.announce_stop()
+        await self._ports.drain(patience)
+        self._ports.stop_accepting()
         said = patience + 1
         while True:
             held = server.in_flight
@@ -284,6 +299,22 @@ class ServerProcess:
         server.stop_accepting()
 
 
+def _unforeseen(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an exception that a callback of the loop did not catch."""
+    message = context.get("message", "")
+    report("loop", context.get("exception") or RuntimeError(message), f"({message})")
+
+
+async def _lasting(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do what is to go on as long as the server does. What it did not foresee does not end it."""
+    while True:
+        try:
+            await work()
+        except Exception as error:
+            report("loop", error, "in what goes on beside the serving")
+            await asyncio.sleep(_BEGIN_AGAIN)
+
+
 async def _give_up_others() -> None:
     """Cancel every other task, a load that is under way among them, and wait until all have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -302,8 +333,13 @@ def _model_table(index: list[dict[str, str]]) -> Table:
     return Table(("Model", "Version", "Status"), rows)
 
 
+def _versions(server: InferenceServer) -> Iterator[RunningVersion]:
+    """Yield all model versions that run."""
+    for record in server.manager.records:
+        yield from record.running.values()
+
+
 def _runners(server: InferenceServer) -> Iterator[Runner]:
     """Yield the instances of all models that run."""
-    for record in server.manager.records:
-        for running in record.running.values():
-            yield from running.runners
+    for running in _versions(server):
+        yield from running.runners

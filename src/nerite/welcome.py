@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nerite import __version__
+from nerite.config.exposure import is_loopback
 from nerite.repository.model_record import ModelRecord
 from nerite.server import InferenceServer
 from nerite.transports.http.docs.sample import sample_of
@@ -19,6 +20,8 @@ def lines(server: InferenceServer, ports: Mapping[str, int], address: str, *, co
     said = [f"Nerite {__version__} serves {_count(len(ready), 'model')}" + _failures(failed)]
     where = [f"{name} {host}:{port}" for name, port in ports.items()]
     said.append(f"Listening: {', '.join(where)}")
+    if is_loopback(address):
+        said.append("Only this machine gets in. For others, start it with --address=0.0.0.0 (docs/access.md)")
     if "HTTP" not in ports:
         return said
     url = f"http://{host}:{ports['HTTP']}"

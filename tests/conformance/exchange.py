@@ -54,7 +54,7 @@ class Http:
     def encode(self) -> bytes:
         """Return the bytes to send. ``Host`` and ``Content-Length`` are added where they are not given."""
         names = {name.lower() for name, _ in self.headers}
-        lines = [f"{self.method} {self.path} {self.version}", "Host: exam"]
+        lines = [f"{self.method} {self.path} {self.version}", "Host: localhost"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         if self.body and not names & {"content-length", "transfer-encoding"}:
             lines.append(f"Content-Length: {len(self.body)}")

@@ -211,7 +211,7 @@ def test_a_client_that_goes_takes_the_calls_along(server: Serving) -> None:
     tensor = {"name": "PROGRAM", "shape": [1], "datatype": "BYTES", "data": ["tell(ask('patient', [1.0]).exec())"]}
     body = json.dumps({"inputs": [tensor]}).encode()
     with socket.create_connection((host, int(port))) as connection:
-        head = b"POST /v2/models/lab/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /v2/models/lab/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
         connection.sendall(head % len(body) + body)
         eventually(lambda: server.text.count("waiting") > waiting)
     eventually(lambda: server.text.count("cancelled") > cancelled)
@@ -294,6 +294,72 @@ def test_who_is_ready(server: Serving) -> None:
 def test_loading_needs_explicit_mode(server: Serving) -> None:
     with pytest.raises(RuntimeError, match="explicit model load / unload is not allowed if polling is enabled"):
         said(server, "pb_utils.load_model('echo')")
+
+
+FORKING = """
+import multiprocessing
+processes = multiprocessing.get_context("fork")
+
+def told(*calls):
+    def child(queue):
+        for call in calls:
+            try:
+                queue.put(repr(call()))
+            except Exception as error:
+                queue.put(f"{type(error).__name__} {error}")
+
+    queue = processes.SimpleQueue()
+    process = processes.Process(target=child, args=(queue,))
+    process.start()
+    try:
+        return [queue.get() for _ in calls]
+    finally:
+        process.join()
+"""
+FORKED = "A process that a model has forked cannot ask the server, or send responses"
+
+
+@pytest.mark.parametrize("model", ["lab", "alab"])
+def test_a_forked_process_cannot_ask_the_server(server: Serving, model: str) -> None:
+    program = f"""
+{FORKING}
+kept = ask('counter', [3.0]).exec(decoupled=True)
+for line in told(
+    ask().exec,
+    lambda: ask().exec(decoupled=True),
+    lambda: pb_utils.is_model_ready("echo"),
+    lambda: pb_utils.load_model("echo"),
+    request.is_cancelled,
+    lambda: next(kept),
+    lambda: kept.__del__(),
+):
+    say(line)
+tell(ask().exec())
+for response in kept:
+    tell(response)
+"""
+    lines = said(server, program, model)
+    assert [line.partition(FORKED)[0] for line in lines[:6]] == [
+        "TritonModelException ",
+        "TritonModelException ",
+        "TritonModelException Failed to ask after model: ",
+        "TritonModelException Failed to load model: ",
+        "Unsupported ",
+        "TritonModelException ",
+    ]
+    assert lines[6:] == ["None", "[[1.0, 2.0]]", "[[0.0]]", "[[1.0]]", "[[2.0]]", "nothing"]
+
+
+def test_a_forked_process_cannot_send_responses(server: Serving) -> None:
+    program = f"""
+{FORKING}
+sender = request.get_response_sender()
+(line,) = told(lambda: sender.send(pb_utils.InferenceResponse([]), 1))
+say(line)
+"""
+    (line,) = said(server, program)
+    assert line.startswith(f"TritonModelException {FORKED}")
+    assert said(server, "tell(ask().exec())") == ["[[1.0, 2.0]]"]
 
 
 def test_callers_and_called_are_counted(server: Serving) -> None:

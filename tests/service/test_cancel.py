@@ -29,7 +29,7 @@ def http_request(server: Serving, value: float) -> socket.socket:
     raw = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [value]}]}).encode()
     connection = socket.create_connection((host, int(port)))
     connection.sendall(
-        b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
+        b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
     )
     return connection
 

@@ -80,7 +80,7 @@ def hang_up(server: Serving, once: str) -> None:
     host, port = server.http.split(":")
     raw = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [-1]}]}).encode()
     with socket.create_connection((host, int(port))) as connection:
-        head = b"POST /v2/models/chain/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw)
+        head = b"POST /v2/models/chain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(raw)
         connection.sendall(head + raw)
         eventually(lambda: once in server.text)
 

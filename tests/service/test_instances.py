@@ -104,7 +104,8 @@ def test_waiting_for_a_resource_can_be_given_up(tmp_path: Path) -> None:
         body = b'{"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [5]}]}'
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(
-                b"POST /v2/models/other/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                b"POST /v2/models/other/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body)
             )
             eventually(lambda: server.metrics()[pending] == 1)
         eventually(lambda: server.metrics()[pending] == 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -85,33 +84,13 @@ def test_both_ways(server: Serving, protocol: str, model: str) -> None:
     client.close()
 
 
-def test_a_worker_maps_what_it_reads_until_it_is_unregistered(server: Serving) -> None:
-    _, client = of(server, "http")
-    worker = next(pid for name, pid in server.workers().items() if name.startswith("double"))
-
-    def maps() -> bool:
-        return f"nerite_{os.getpid()}_in" in Path(f"/proc/{worker}/maps").read_text()
-
-    tensor = httpclient.InferInput("INPUT0", [1, COUNT], "FP32")
-    tensor.set_shared_memory("in", BYTES)
-    for _ in range(3):
-        with region(client, "in", BYTES) as there:
-            assert not maps()
-            shm.set_shared_memory_region(there, [np.arange(COUNT, dtype=np.float32)])
-            for _ in range(2):
-                answer = client.infer("double", [tensor])
-                assert answer.as_numpy("OUTPUT0").tolist() == [(np.arange(COUNT, dtype=np.float32) * 2).tolist()]
-            assert maps()
-        eventually(lambda: not maps())
-    client.close()
-
-
 @pytest.mark.parametrize("model", ["mischief", "mischief_inside"])
-def test_a_model_cannot_write_into_what_it_is_given(tmp_path: Path, model: str) -> None:
+def test_a_model_changes_what_it_is_given_and_not_what_the_client_has(tmp_path: Path, model: str) -> None:
     mischief = """
 def execute(self, requests):
     array = requests[0].inputs()[0].as_numpy()
     array[:] = 0
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)])]
 """
     python_model(tmp_path / "models", "mischief", mischief)
     python_model(tmp_path / "models", "mischief_inside", mischief, pbtxt(parameters=IN_PROCESS))
@@ -122,8 +101,7 @@ def execute(self, requests):
             shm.set_shared_memory_region(there, [sent])
             tensor = httpclient.InferInput("INPUT0", [1, COUNT], "FP32")
             tensor.set_shared_memory("in", BYTES)
-            with pytest.raises(InferenceServerException, match="read-only"):
-                client.infer(model, [tensor])
+            assert not client.infer(model, [tensor]).as_numpy("OUTPUT0").any()
             assert np.array_equal(shm.get_contents_as_numpy(there, np.float32, [COUNT]), sent)
         client.close()
 

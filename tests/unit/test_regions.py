@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unsupported
+from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
 from nerite.core.request import SharedPlace
-from nerite.execution.guest_memory import GuestMemory
 from nerite.regions import Regions
 
 KEY = f"nerite_test_{os.getpid()}"
@@ -26,48 +25,128 @@ def file() -> Iterator[Path]:
 
 @pytest.fixture
 def regions() -> Regions:
-    return Regions(GuestMemory(), allowed=True)
+    return Regions(allowed=True)
 
 
-def test_a_region_is_the_memory_itself(regions: Regions, file: Path) -> None:
+def no_room(size: int) -> None:
+    """A model has no memory for it."""
+
+
+def read(of: Regions, offset: int, size: int, name: str = "r") -> memoryview:
+    return of.read(SharedPlace(name, offset, size), no_room)
+
+
+def test_inputs_are_what_was_there(regions: Regions, file: Path) -> None:
     regions.register("r", KEY, 100, 1000)
-    view = regions.view(SharedPlace("r", 10, 4))
-    assert bytes(view) == bytes([110, 111, 112, 113])
-    view[:2] = b"ab"
-    assert file.read_bytes()[110:114] == b"ab" + bytes([112, 113])
+    data = read(regions, 10, 4)
+    assert bytes(data) == bytes([110, 111, 112, 113])
+    # It is the request's own: neither side sees what the other does with it.
+    data[0] = 7
+    assert file.read_bytes()[110] == 110
+    file.write_bytes(bytes(10240))
+    assert bytes(data) == bytes([7, 111, 112, 113])
+
+
+def test_inputs_are_read_into_memory_of_the_model(regions: Regions, file: Path) -> None:
+    regions.register("r", KEY, 0, 1000)
+    room = memoryview(bytearray(4))
+    assert regions.read(SharedPlace("r", 10, 4), lambda size: room) is room
+    assert bytes(room) == bytes([10, 11, 12, 13])
+
+
+def test_outputs_are_written(regions: Regions, file: Path) -> None:
+    regions.register("r", KEY, 100, 1000)
+    place = regions.output(SharedPlace("r", 10, 4))
+    assert place.size == 4
+    place.write(b"ab")
+    place.write(b"")
+    assert file.read_bytes()[108:114] == bytes([108, 109]) + b"ab" + bytes([112, 113])
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 5000])
 def test_any_offset(regions: Regions, file: Path, offset: int) -> None:
     regions.register("r", "/" + KEY, offset, 10240 - offset)
-    assert bytes(regions.view(SharedPlace("r", 0, 1))) == bytes([offset % 256])
+    assert bytes(read(regions, 0, 1)) == bytes([offset % 256])
     (region,) = regions.listed("r")
     assert region[:4] == ("r", "/" + KEY, offset, 10240 - offset)
 
 
-def test_whoever_uses_a_region_keeps_it(regions: Regions, file: Path) -> None:
+def test_who_writes_to_a_region_keeps_it(regions: Regions, file: Path) -> None:
     regions.register("r", KEY, 0, 100)
-    view = regions.view(SharedPlace("r", 0, 100))
+    place = regions.output(SharedPlace("r", 0, 100))
     regions.unregister("r")
-    with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
-        regions.view(SharedPlace("r", 0, 100))
-    view[0] = 7
-    assert file.read_bytes()[0] == 7
+    for ask in (lambda: read(regions, 0, 100), lambda: regions.output(SharedPlace("r", 0, 100))):
+        with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
+            ask()
+    place.write(b"a")
+    assert file.read_bytes()[:2] == b"a\1"
 
 
-def mappings() -> int:
-    return Path("/proc/self/maps").read_text().count(KEY)
+def descriptors() -> int:
+    links = Path("/proc/self/fd").iterdir()
+    return sum(os.path.basename(os.readlink(link)) == KEY for link in links if link.is_symlink())
 
 
 def test_what_nobody_uses_is_given_back(regions: Regions, file: Path) -> None:
     for name in "ab":
         regions.register(name, KEY, 0, 100)
-    assert mappings() == 2
+    assert descriptors() == 2
     regions.unregister("a")
-    assert mappings() == 1
+    assert descriptors() == 1
+    with pytest.raises(InvalidArgument):
+        regions.register("c", KEY, 0, 1 << 20)
+    place = regions.output(SharedPlace("b", 0, 100))
     regions.unregister("")
     regions.unregister("c")
-    assert (mappings(), regions.listed("")) == (0, [])
+    assert (descriptors(), regions.listed("")) == (1, [])
+    del place
+    assert descriptors() == 0
+
+
+SHORTENED = (
+    "shared memory region 'r' has been shortened: its file has {} bytes, and the region ends at 9000. Unregister"
+)
+
+
+@pytest.mark.parametrize("left", [0, 4096, 8100, 8999])
+def test_a_file_that_was_shortened(regions: Regions, file: Path, left: int) -> None:
+    regions.register("r", KEY, 100, 8900)
+    place = regions.output(SharedPlace("r", 8000, 900))
+    os.truncate(file, left)
+    for use in (lambda: read(regions, 8000, 900), lambda: place.write(bytes(900))):
+        with pytest.raises(InvalidArgument, match=SHORTENED.format(left)):
+            use()
+    assert file.stat().st_size == left, "it must not be made longer"
+    if left > 200:  # what is there is there
+        assert len(read(regions, 0, 100)) == 100
+        regions.output(SharedPlace("r", 0, 100)).write(b"x" * 100)
+    os.truncate(file, 10240)
+    assert bytes(read(regions, 8899, 1)) == (bytes([8999 % 256]) if left > 8999 else b"\0")
+    place.write(b"y" * 900)
+    assert file.read_bytes()[8100:9000] == b"y" * 900
+
+
+def test_a_file_that_was_made_longer_or_removed(regions: Regions, file: Path) -> None:
+    regions.register("r", KEY, 0, 100)
+    os.truncate(file, 1 << 20)
+    assert bytes(read(regions, 99, 1)) == bytes([99])
+    file.unlink()
+    file.write_bytes(b"another file")  # of the same name
+    regions.output(SharedPlace("r", 0, 1)).write(b"z")
+    assert (bytes(read(regions, 0, 2)), file.read_bytes()) == (b"z\1", b"another file")
+
+
+def test_inputs_without_room_have_bounds(regions: Regions, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nerite.regions._MOST", 1000)
+    regions.register("r", KEY, 0, 10240)
+    held = [read(regions, 0, 400), read(regions, 0, 600)]
+    with pytest.raises(Unavailable, match=r"1 bytes of shared memory cannot be read now: .* have 1000 of 1000 bytes"):
+        read(regions, 0, 1)
+    part = held.pop()[:1]
+    with pytest.raises(Unavailable):
+        read(regions, 0, 1)
+    del part
+    assert len(read(regions, 0, 600)) == 600
 
 
 def test_regions_are_listed_by_name(regions: Regions, file: Path) -> None:
@@ -91,8 +170,8 @@ MISTAKES: dict[str, tuple[Callable[[Regions], object], type[NeriteError], str]] 
         "cannot register shared memory region 'r' with key '/triton_python_backend_shm_region_7' as the key contains",
     ),
     "listed": (lambda of: of.listed("r"), NotFound, "Unable to find system shared memory region: 'r'"),
-    "offset": (lambda of: of.view(SharedPlace("known", 100, 1)), InvalidArgument, "Invalid offset for shared memory"),
-    "size": (lambda of: of.view(SharedPlace("known", 90, 11)), InvalidArgument, "Invalid offset + byte size for"),
+    "offset": (lambda of: read(of, 100, 1, "known"), InvalidArgument, "Invalid offset for shared memory"),
+    "size": (lambda of: of.output(SharedPlace("known", 90, 11)), InvalidArgument, "Invalid offset + byte size for"),
     "CUDA": (lambda of: of.register_cuda("r"), Unsupported, "failed to register CUDA shared memory region: 'r', GPUs"),
     "CUDA listed": (lambda of: of.check_cuda("r"), NotFound, "Unable to find cuda shared memory region: 'r'"),
     "CUDA of the system": (lambda of: of.check_cuda("known"), NotFound, "The region named 'known' is registered as"),
@@ -123,5 +202,5 @@ def test_a_link_is_not_followed(regions: Regions, tmp_path: Path) -> None:
 def test_nothing_is_registered_unless_that_is_allowed(call: str) -> None:
     arguments = ("r", KEY, 0, 1) if call == "register" else ("r",)
     with pytest.raises(Unsupported, match="Start the server with '--allow-client-shm=true' to enable"):
-        getattr(Regions(GuestMemory(), allowed=False), call)(*arguments)
-    assert Regions(GuestMemory(), allowed=False).listed("") == []
+        getattr(Regions(allowed=False), call)(*arguments)
+    assert Regions(allowed=False).listed("") == []

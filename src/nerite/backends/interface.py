@@ -114,7 +114,10 @@ class Instance(Protocol):
         """
 
     def is_ready(self) -> bool:
-        """Return False if this instance cannot serve just now."""
+        """Return False if this instance cannot serve just now. Not called while ``execute`` runs.
+
+        An instance that has an attribute ``checks_readiness`` which is False is never asked: it is ready.
+        """
 
     def close(self) -> None:
         """Give everything back. Called once, after the last ``execute``."""

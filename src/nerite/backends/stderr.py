@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from nerite.core.anonymous_file import anonymous_file
 
 _one_at_a_time = threading.Lock()
 
@@ -20,7 +21,7 @@ def taken(chatter: re.Pattern[bytes], log: logging.Logger) -> Iterator[list[str]
     For moments only: all threads of the process write there. The list has the lines that were logged, afterwards.
     """
     found: list[str] = []
-    with _one_at_a_time, tempfile.TemporaryFile() as said:
+    with _one_at_a_time, open(anonymous_file(), "r+b") as said:
         kept = os.dup(2)
         os.dup2(said.fileno(), 2)
         try:

@@ -24,13 +24,14 @@ Values = Mapping[str, Any]
 _T = TypeVar("_T")
 
 
-def assemble(values: Values, environment: Mapping[str, str]) -> tuple[ServerOptions, list[str]]:
+def assemble(values: Values, environment: Mapping[str, str], address: str) -> tuple[ServerOptions, list[str]]:
     """Return the options and the warnings to print. Raises ``UsageError`` for flags that contradict each other.
 
-    Of the environment only the variables of the clouds and of OpenTelemetry are looked at.
+    ``address`` is where ports listen of which nothing is said. Of the environment only the variables of the clouds and
+    of OpenTelemetry are looked at.
     """
     warnings: list[str] = []
-    options = clouds.defaults(ServerOptions(), environment)
+    options = _listening(clouds.defaults(ServerOptions(), environment), values.get("address", ""), address)
     for flag in FLAGS:
         if flag.field and flag.key == flag.name and flag.name in values:
             options = _placed(options, flag.field, values[flag.name])
@@ -49,6 +50,17 @@ def assemble(values: Values, environment: Mapping[str, str]) -> tuple[ServerOpti
     _check_devices(options)
     _check_server(values, options)
     return clouds.told(options, environment), warnings
+
+
+def _listening(options: ServerOptions, given: str, usual: str) -> ServerOptions:
+    """Return the options with the address of every port: what was given for all of them, or else the usual one."""
+    address = given or usual
+    options = replace(options, http=replace(options.http, address=address), grpc=replace(options.grpc, address=address))
+    if not given:  # a cloud reaches its port from outside, always
+        return options
+    return replace(
+        options, sagemaker=replace(options.sagemaker, address=given), vertex=replace(options.vertex, address=given)
+    )
 
 
 def _placed(options: _T, path: str, value: object) -> _T:

@@ -25,9 +25,16 @@ class CommandLine(NamedTuple):
 
 
 def parse(
-    arguments: Sequence[str], environment: Mapping[str, str], program: str, *, repositories: bool = False
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    program: str,
+    *,
+    repositories: bool = False,
+    address: str = "0.0.0.0",
 ) -> CommandLine:
     """Read ``arguments``. With ``repositories`` an argument that is not a flag is a model repository.
+
+    ``address`` is where ports listen of which nothing is said.
 
     Raises ``UsageError`` for the first mistake in Triton's order, and ``HelpRequested`` if that is no mistake but
     ``--help``. Reads the options file; touches nothing else.
@@ -39,7 +46,7 @@ def parse(
     if path := flags.get(OPTIONS_FILE.name) or environment.get(OPTIONS_FILE.environment):
         values = {**_collect(from_file(path), warnings), **values}
     values = {**values, **flags}
-    options, more = assemble(values, environment)
+    options, more = assemble(values, environment, address)
     return CommandLine(options, warnings + more, _idle(values, options))
 
 

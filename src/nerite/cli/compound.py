@@ -181,6 +181,7 @@ GRPC_RESTRICTED, JOIN_GRPC_RESTRICTED = restricted(
 
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/:?#@,*\[\]]+)(:[0-9]{1,5})?")
+_HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 
 
@@ -195,6 +196,13 @@ def cors_origin(text: str) -> tuple[str, ...]:
         )
     scheme, host, port = match.groups("")
     return (f"{scheme}://{host}{'' if port == _USUAL_PORTS.get(scheme) else port}",)
+
+
+def host_name(text: str) -> tuple[str, ...]:
+    """Read the name of a host as ``Host`` has it, in lower case and without a port."""
+    if text != "*" and not _HOST.fullmatch(text):
+        raise BadValue(f"a host is a name without scheme and port, such as models.example.com, or *. Got {text}")
+    return (text.lower().removesuffix("."),)
 
 
 def host_policy(text: str) -> tuple[HostPolicy, ...]:

@@ -49,15 +49,20 @@ _CACHE_SIZE = (
 )
 
 _ORIGIN = Kind("origin", parts.cors_origin)
+_HOST = Kind("name", parts.host_name)
 _PATH = Kind("path", lambda text: (text,))
 _MODEL = Kind("name", lambda text: (text,))
 _FORMAT = choice("log-format", LOG_FORMATS, any_case=False)
 _CONTROL = choice("model-control-mode", ("none", "poll", "explicit"))
+_LOAD_FILES = choice("model-load-files", ("guarded", "any", "none"))
 _LEVEL = choice("grpc_infer_response_compression_level", ("none", "low", "medium", "high"))
 _LIMITER = choice("rate-limit", ("off", "execution_count"))
 _INPUT_SIZE = at_least(1, "Error: --http-max-input-size must be greater than 0.", INT64)
 _SECONDS = Kind("float", not_negative)
 _UPLOAD_TIMEOUT = at_least(0, "Error: --http-upload-timeout must not be negative.")
+_GRPC_UPLOAD_TIMEOUT = at_least(0, "Error: --grpc-upload-timeout must not be negative.")
+_MESSAGE_SIZE = at_least(1, "Error: --grpc-max-message-size must be greater than 0.")
+_IN_FLIGHT = at_least(0, "Error: --max-bytes-in-flight must not be negative.", INT64)
 _POOL_SIZE = at_least(1, "Error: --grpc-max-response-pool-size must be greater than 0.")
 _BACKEND = Kind("[backend,]setting=value", parts.backend_config)
 _CACHE = Kind("cache,setting=value", parts.cache_config)
@@ -126,7 +131,7 @@ FLAGS: tuple[Flag, ...] = (
          "Let GPUs read each other's memory.", "device.peer_access", accepted=_GPU),
 
     Flag("allow-http", "HTTP", BOOLEAN, "Serve HTTP.", "http.enabled"),
-    Flag("http-address", "HTTP", TEXT, "Address to listen on.", "http.address"),
+    Flag("http-address", "HTTP", TEXT, "Address to listen on.", "http.address", default_text="that of --address"),
     Flag("http-port", "HTTP", PORT, "Port to listen on; 0 takes a free one.", "http.port"),
     Flag("reuse-http-port", "HTTP", BOOLEAN, "Share the port with other servers that set this.", "http.reuse_port"),
     Flag("http-header-forward-pattern", "HTTP", PATTERN,
@@ -142,7 +147,7 @@ FLAGS: tuple[Flag, ...] = (
          "May be repeated.", "http.restricted", parts.JOIN_HTTP_RESTRICTED),
 
     Flag("allow-grpc", "GRPC", BOOLEAN, "Serve gRPC.", "grpc.enabled"),
-    Flag("grpc-address", "GRPC", TEXT, "Address to listen on.", "grpc.address"),
+    Flag("grpc-address", "GRPC", TEXT, "Address to listen on.", "grpc.address", default_text="that of --address"),
     Flag("grpc-port", "GRPC", PORT, "Port to listen on; 0 takes a free one.", "grpc.port"),
     Flag("reuse-grpc-port", "GRPC", BOOLEAN, "Share the port with other servers that set this.", "grpc.reuse_port"),
     Flag("grpc-header-forward-pattern", "GRPC", PATTERN,
@@ -270,6 +275,13 @@ FLAGS: tuple[Flag, ...] = (
 
     Flag("options-file", "Nerite", TEXT,
          "TOML file with more options: each key is a flag without its dashes, a repeated flag is a list."),
+    Flag("address", "Nerite", TEXT,
+         "Address that every port listens on whose own flag says nothing else. 0.0.0.0 is all of this machine's "
+         "networks.",
+         default_text="127.0.0.1; as `tritonserver` 0.0.0.0"),
+    Flag("model-load-files", "Nerite", _LOAD_FILES,
+         "Whether a load by a client may bring files ('file:…'), which may be programs: 'any'; 'none'; 'guarded' while "
+         "no port lets other machines load models without a key.", "repository.load_files"),
     Flag("repository-cache-directory", "Nerite", TEXT,
          "Directory for the files of models in object stores.", "repository.cache_directory",
          default_text="nerite/repositories in the user's directory of caches"),
@@ -305,9 +317,29 @@ FLAGS: tuple[Flag, ...] = (
     Flag("http-upload-timeout", "Nerite", _UPLOAD_TIMEOUT,
          "Seconds that an HTTP request may arrive without coming on by 16 KiB or being complete; 0 is no limit.",
          "http.upload_seconds"),
+    Flag("grpc-upload-timeout", "Nerite", _GRPC_UPLOAD_TIMEOUT,
+         "Seconds that a gRPC message may arrive without coming on by 16 KiB or being complete; 0 is no limit.",
+         "grpc.upload_seconds"),
+    Flag("grpc-max-message-size", "Nerite", _MESSAGE_SIZE,
+         "Largest gRPC message in bytes, measured after decompression. Triton takes 2147483647.",
+         "grpc.max_message_size"),
+    Flag("max-connections", "Nerite", COUNT,
+         "Connections that may be open, on all ports together. The longest idle one makes room for a new one; if none "
+         "is idle, the new one is refused with status 503, or a GOAWAY. 0 is no limit.", "connections.max_connections",
+         default_text="16384, or fewer where the limit of open files is low"),
+    Flag("connection-idle-timeout", "Nerite", COUNT,
+         "Seconds that a connection may be open without a request; 0 is no limit.", "connections.idle_seconds"),
+    Flag("max-bytes-in-flight", "Nerite", _IN_FLIGHT,
+         "Bytes of requests that may arrive, wait or run, over all connections; requests for which there is no room "
+         "are refused with status 429, or RESOURCE_EXHAUSTED. 0 is no limit.", "connections.max_bytes_in_flight",
+         default_text="a quarter of the memory"),
     Flag("http-cors-origin", "Nerite", _ORIGIN,
          "Let web pages of this origin, such as https://app.example.com, use the HTTP port (CORS); '*' is any page. "
          "May be repeated.", "http.cors_origins", parts.union),
+    Flag("http-allowed-host", "Nerite", _HOST,
+         "Name by which clients may call the server in 'Host', besides localhost and IP addresses; '*' is any. Other "
+         "names are refused on every port that speaks HTTP. May be repeated.", "http.allowed_hosts", parts.union,
+         default_text="any; none where a port listens on this machine alone"),
     Flag("http-use-ssl", "Nerite", BOOLEAN, "Serve HTTP over TLS.", "http.tls.enabled"),
     Flag("http-use-ssl-mutual", "Nerite", BOOLEAN,
          "Serve HTTP over TLS, and ask clients for a certificate.", "http.tls.mutual"),

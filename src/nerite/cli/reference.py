@@ -11,7 +11,8 @@ _INTRODUCTION = """\
 <!-- Written by `python -m nerite.cli.reference > docs/flags.md`. Do not edit. -->
 
 `nerite serve [flags] [repository ...]`, or `tritonserver [flags]` for scripts and manifests that were written for
-Triton. Names, defaults and messages are Triton's; the group *Nerite* has what we added.
+Triton. Names, defaults and messages are Triton's; the group *Nerite* has what we added. Without `--address` the first
+is reached from this machine alone, the second from everywhere, as Triton is.
 
 A flag is written `--name=value` or `--name value`, and may be shortened as long as it stays clear which one is meant.
 What is not on the command line is looked for in the environment (`--http-port` is `NERITE_HTTP_PORT`; several values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nerite.cli.command import show
@@ -25,16 +25,24 @@ class Manner:
     """Arguments that are not flags are model repositories."""
     brief: bool
     """Help is no mistake, and a mistake is not answered with a page of help."""
+    address: str
+    """Where ports listen of which nothing is said."""
+
+    def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> CommandLine:
+        """Read a command line. Raises as ``command_line.parse``."""
+        return parse(arguments, environment, self.program, repositories=self.repositories, address=self.address)
 
 
-NERITE = Manner("nerite serve", "nerite serve [flags] [repository ...]", repositories=True, brief=True)
-TRITON = Manner("tritonserver", "tritonserver [options]", repositories=False, brief=False)
+NERITE = Manner(
+    "nerite serve", "nerite serve [flags] [repository ...]", repositories=True, brief=True, address="127.0.0.1"
+)
+TRITON = Manner("tritonserver", "tritonserver [options]", repositories=False, brief=False, address="0.0.0.0")
 
 
 def run(arguments: Sequence[str], manner: Manner = NERITE) -> int:
     """Serve until told to stop; return the exit status. A bad command line is 1, as in Triton."""
     try:
-        command = parse(arguments, os.environ, manner.program, repositories=manner.repositories)
+        command = manner.parse(arguments, os.environ)
         log.configure(command.options.log)
     except HelpRequested:
         if manner.brief:

@@ -1,8 +1,8 @@
-"""Who asks, as far as that matters to whoever lets requests in: their model never sees it."""
+"""Who asks, as far as that matters to whoever lets requests in, and to caches: no code of a model sees it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Caller(NamedTuple):
@@ -16,3 +16,7 @@ class Caller(NamedTuple):
     """From the request's arrival on; after that nobody waits for the answer. 0: for ever."""
     retry: bool = False
     """It was asked before."""
+
+
+MIXED: Final = Caller("")
+"""Of a request that is for several tenants at once, or for one that cannot be told: no cache keeps anything of it."""

@@ -29,6 +29,13 @@ class ChildRequest(InferenceRequest):
         self.parent = parent
 
 
+def first_of(request: InferenceRequest) -> InferenceRequest:
+    """Return the request of a client that ``request`` is part of: itself, if nothing else causes it."""
+    while isinstance(request, ChildRequest):
+        request = request.parent.origin
+    return request
+
+
 class CallRequest(ChildRequest):
     """A call that a model makes."""
 

@@ -8,7 +8,9 @@ was caught, and the traceback goes to the log.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
+
+from nerite.core.text import bounded
 
 
 class NeriteError(Exception):
@@ -25,10 +27,20 @@ class NeriteError(Exception):
     """Seconds after which it may be otherwise, where that is so; clients are told. 0: nobody knows."""
 
     def __init__(self, message: str, retry_after: int = 0) -> None:
+        """``message`` is cut to a bounded length, and so is each long name in it: it may quote what a client wrote."""
+        message = bounded(message)
         super().__init__(message)
         self.message = message
         if retry_after:
             self.retry_after = retry_after
+
+    def without_frames(self) -> Self:
+        """Return it without the frames that it came through: they hold a request and its tensors, and this error.
+
+        For whoever keeps an error that was caught: what holds each other is freed when the collector comes.
+        """
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
 
     def prefixed(self, prefix: str, note: str = "") -> NeriteError:
         """Return the same error with ``prefix`` before its text and ``note`` after it."""
@@ -102,6 +114,15 @@ class QuotaExceeded(NeriteError):
     grpc_status = 8
 
 
+class Exhausted(NeriteError):
+    """More than the server takes from all clients together, or in one message."""
+
+    plain = True
+    code = "UNAVAILABLE"
+    http_status = 429
+    grpc_status = 8
+
+
 class TooLarge(NeriteError):
     """More than the model takes, however long the caller waits."""
 
@@ -135,6 +156,15 @@ class Cancelled(NeriteError):
     code = "CANCELLED"
     http_status = 400
     grpc_status = 1
+
+
+class Forbidden(NeriteError):
+    """Not allowed here, whatever key the caller has."""
+
+    plain = True
+    code = "UNAVAILABLE"
+    http_status = 403
+    grpc_status = 7
 
 
 class Restricted(NeriteError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nerite.core import dtype as dtypes
+from nerite.core.caller import Caller
 from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec
@@ -29,12 +30,14 @@ def describe(header: RequestHeader | ResponseHeader) -> dict[str, Any]:
         "timeout_us": header.timeout_us,
         "sequence": [header.sequence_id, header.sequence_start, header.sequence_end],
         "batch_size": header.batch_size,
+        "tenant": None if header.caller is None else header.caller.tenant,
     }
 
 
 def read_request_header(value: dict[str, Any]) -> RequestHeader:
     """Return the request header that ``describe`` was given."""
     sequence_id, start, end = value["sequence"]
+    tenant = value["tenant"]
     header = RequestHeader(
         value["model"],
         value["version"],
@@ -46,6 +49,7 @@ def read_request_header(value: dict[str, Any]) -> RequestHeader:
         sequence_id=sequence_id,
         sequence_start=start,
         sequence_end=end,
+        caller=None if tenant is None else Caller(tenant),
     )
     header.batch_size = value["batch_size"]
     return header

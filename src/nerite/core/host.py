@@ -85,7 +85,8 @@ class _Nobody:
 def _alone() -> Unsupported:
     return Unsupported(
         "A model can ask something of the server only from a worker: leave EXECUTION_MODE in_process out of its "
-        "configuration. In a test, say what other models answer: load_model(…, calls={'name': function})."
+        "configuration. To a process that a model starts, pass the results. In a test, say what other models answer: "
+        "load_model(…, calls={name: function})."
     )
 
 

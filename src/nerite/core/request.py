@@ -13,6 +13,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from nerite.core.internal_errors import Where, report
 from nerite.core.tensor import Buffer, TensorSpec
 
 if TYPE_CHECKING:
@@ -278,13 +279,31 @@ class InferenceRequest:
         """When it began to wait there."""
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
-        """Pass one answer to the caller. The only door out; ignored once a final answer has left."""
+        """Pass one answer to the caller. The only door out; ignored once a final answer has left.
+
+        Never raises: where the sink fails, the request ends with an internal error, which the sink is given once.
+        """
         if self.finished:
             return
         if final:
             self.finished = True
             self.on_cancel = self.on_pause = None
-        self.sink.respond(self, response, final)
+        try:
+            self.sink.respond(self, response, final)
+        except Exception as error:
+            self._sink_failed(error, response)
+
+    def _sink_failed(self, error: Exception, response: InferenceResponse) -> None:
+        """End the request after its sink has failed to take ``response``."""
+        failure = self._report("reply", error)
+        if not self.finished:
+            self.cancel()
+            self.finished = True
+            self.on_cancel = self.on_pause = None
+        try:
+            self.sink.respond(self, response.failed(failure), True)
+        except Exception as again:
+            self._report("reply", again)
 
     def cancel(self, why: GaveUp = GaveUp.CANCELLED) -> None:
         """Say that nobody waits for the answer any more. Idempotent; does nothing to a finished request."""
@@ -294,13 +313,21 @@ class InferenceRequest:
         if self.header.route is not None:
             self.header.route[1].given_up(why)
         if self.on_cancel is not None:
-            holder, self.on_cancel = self.on_cancel, None
-            holder(self)
+            try:
+                self.on_cancel(self)
+            except Exception as error:
+                self._report("cancel", error)
 
     def pause(self, paused: bool) -> None:
         """Say that no more responses are wanted for now, or that they are again."""
         if self.on_pause is not None:
-            self.on_pause(self, paused)
+            try:
+                self.on_pause(self, paused)
+            except Exception as error:
+                self._report("cancel", error)
+
+    def _report(self, where: Where, error: Exception) -> NeriteError:
+        return report(where, error, f"of a request to model '{self.header.model_name}'", self.id)
 
     def is_cancelled(self) -> bool:
         """Return whether nobody waits for the answer any more. For models, which may ask at any time."""
@@ -317,12 +344,21 @@ class InferenceRequest:
         return f"[request id: {self.id or '<id_unknown>'}] "
 
 
+class OutputPlace(Protocol):
+    """Memory of a client's that an output is to be written to."""
+
+    size: int
+
+    def write(self, data: Buffer) -> None:
+        """Write ``data``, of at most ``size`` bytes. Raises ``NeriteError`` if that is not possible any more."""
+
+
 class PlacedRequest(InferenceRequest):
-    """A request some of whose tensors are in shared memory."""
+    """A request some of whose outputs are to be written to shared memory."""
 
     __slots__ = ("places",)
 
-    places: dict[str, memoryview]
+    places: dict[str, OutputPlace]
     """Where outputs are to be written, by name."""
 
 

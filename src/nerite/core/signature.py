@@ -14,7 +14,7 @@ from typing import NamedTuple
 from nerite.core.dtype import DataType
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, RequestHeader, labelled
-from nerite.core.tensor import Buffer, TensorSpec
+from nerite.core.tensor import Buffer, Miscounted, TensorSpec
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -190,13 +190,13 @@ class Signature:
 
     def check_data(self, request: InferenceRequest) -> NeriteError | None:
         """Check the bytes of ``request`` against its header; return what is wrong, or None."""
-        for spec, data in zip(request.header.inputs, request.data, strict=True):
-            if spec.byte_size >= 0:
-                if len(data) != spec.byte_size:
+        for spec, size, data in zip(request.header.inputs, request.header.sizes, request.data, strict=True):
+            if size >= 0:
+                if len(data) != size:
                     return labelled(
                         InvalidArgument(
                             f"input byte size mismatch for input '{spec.name}' for model '{self.model_name}'. "
-                            f"Expected {spec.byte_size}, got {len(data)}"
+                            f"Expected {size}, got {len(data)}"
                         ),
                         request.id,
                     )
@@ -206,19 +206,17 @@ class Signature:
 
     def _check_strings(self, spec: TensorSpec, data: Buffer, request: InferenceRequest) -> NeriteError | None:
         """Walk the elements of a BYTES tensor: each length in place, and as many as the shape says."""
-        where = f"for inference input '{spec.name}' for model '{self.model_name}'"
+        if type(data) is Miscounted:
+            return self._miscounted(spec, data.elements, request)
         size = len(data)
         at = found = 0
         while at < size:
             if found == spec.elements:
-                return InvalidArgument(
-                    f"{request.label}unexpected number of string elements {found + 1} {where}, "
-                    f"expecting {spec.elements}"
-                )
+                return self._miscounted(spec, found + 1, request)
             if size - at < 4:
                 return InvalidArgument(
-                    f"{request.label}incomplete string length indicator {where}, expecting 4 bytes but only "
-                    f"{size - at} bytes available. Please make sure the string length indicator is in one buffer."
+                    f"{request.label}incomplete string length indicator {self._where(spec)}, expecting 4 bytes but "
+                    f"only {size - at} bytes available. Please make sure the string length indicator is in one buffer."
                 )
             length = int.from_bytes(data[at : at + 4], "little")
             at += 4
@@ -230,6 +228,17 @@ class Signature:
                 )
             at += length
             found += 1
-        if found != spec.elements:
+        return None if found == spec.elements else self._miscounted(spec, found, request)
+
+    def _miscounted(self, spec: TensorSpec, found: int, request: InferenceRequest) -> NeriteError:
+        """Return what is wrong with a BYTES tensor of more or fewer elements than its shape says."""
+        where = self._where(spec)
+        if found < spec.elements:
             return InvalidArgument(f"{request.label}expected {spec.elements} string elements {where}, got {found}")
-        return None
+        return InvalidArgument(
+            f"{request.label}unexpected number of string elements {spec.elements + 1} {where}, "
+            f"expecting {spec.elements}"
+        )
+
+    def _where(self, spec: TensorSpec) -> str:
+        return f"for inference input '{spec.name}' for model '{self.model_name}'"

@@ -7,6 +7,7 @@ its elements one after another, each behind its length in four little-endian byt
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -19,8 +20,17 @@ from nerite.core.dtype import DataType
 ALIGNMENT = 64
 """Where the first tensor of a large request begins: at a multiple of this."""
 
+_LENGTH = struct.Struct("<I")
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = NDArray[Any]
+
+
+class Miscounted(bytes):
+    """The wire form of a BYTES tensor of which it is known that it has other than as many elements as its shape."""
+
+    elements: int
+    """So many, or that many and one more than the shape."""
 
 
 class TensorSpec:
@@ -83,13 +93,19 @@ def buffer_of(array: Array, datatype: DataType) -> Buffer:
 def decode_bytes(data: Buffer, count: int) -> Array:
     """Take the wire form of a BYTES tensor apart into a flat object array of ``count`` elements."""
     elements = np.empty(count, object)
+    elements[:] = split_bytes(data, count)
+    return elements
+
+
+def split_bytes(data: Buffer, count: int) -> list[bytes]:
+    """Take the wire form of a BYTES tensor apart into ``count`` elements."""
     raw = bytes(data)
+    elements: list[bytes] = []
     at = 0
-    for index in range(count):
-        length = int.from_bytes(raw[at : at + 4], "little")
-        at += 4
-        elements[index] = raw[at : at + length]
-        at += length
+    for _ in range(count):
+        begin = at + _LENGTH.size
+        at = begin + _LENGTH.unpack_from(raw, at)[0]
+        elements.append(raw[begin:at])
     return elements
 
 
@@ -105,9 +121,9 @@ def _fixed_width(array: Array) -> list[bytes]:
 
 def join_bytes(elements: Iterable[object]) -> bytes:
     """Put single elements into the wire form of a BYTES tensor."""
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for element in elements:
-        raw = element if isinstance(element, bytes) else str(element).encode()
+        raw = element if isinstance(element, bytes | memoryview) else str(element).encode()
         parts.append(len(raw).to_bytes(4, "little"))
         parts.append(raw)
     return b"".join(parts)

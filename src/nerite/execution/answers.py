@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -19,7 +20,7 @@ _now = time.monotonic_ns
 class Answers:
     """Those of one model version. For the loop's thread only."""
 
-    __slots__ = ("_on_pause", "_order", "_progress", "_statistics", "_turns", "open")
+    __slots__ = ("_on_pause", "_order", "_progress", "_statistics", "_turns", "entered", "open")
 
     def __init__(
         self,
@@ -31,6 +32,8 @@ class Answers:
         """``on_pause`` is told who has enough responses for now, or wants more again."""
         self._statistics = statistics
         self._on_pause = on_pause
+        self.entered = 0
+        """How many requests were let wait and have not come to their end. An audit counts them again."""
         self.open: set[InferenceRequest] = set()
         """Requests that ran, and get their responses one by one."""
         self._progress: dict[InferenceRequest, Progress] = {}
@@ -65,6 +68,9 @@ class Answers:
         if self._progress or None in responses:
             answered, later = self._sorted(batch, responses)
             apart = [*apart, *later]
+            self.entered -= sum(request not in self.open for request in batch)
+        else:
+            self.entered -= len(batch)
         if self._order is None:
             for request, response in zip(batch, responses, strict=True):
                 if response is not None:
@@ -74,7 +80,10 @@ class Answers:
                 if response is not None:
                     self._respond(request, response)
         now = marks.ended_ns if marks is not None and marks.followed else _now()
-        self._statistics.executed(answered, marks, now, apart)
+        try:
+            self._statistics.executed(answered, marks, now, apart)
+        except Exception as error:
+            report("dispatcher", error, "while a batch was counted")
 
     def part(self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None) -> None:
         """Pass on one of several responses to a request. Only last ones keep an order."""
@@ -90,6 +99,7 @@ class Answers:
         self._statistics.ended(request, response, progress, marks, _now())
         if request in self.open:
             self.open.remove(request)
+            self.entered -= 1
             self._progress.pop(request, None)
         elif progress is not None:
             progress.over = True
@@ -99,6 +109,7 @@ class Answers:
         """Answer a request that waited with an error. It may have run before, and was to run once more."""
         self._statistics.failed(outcome, request.arrived_ns)
         self._progress.pop(request, None)
+        self.entered -= 1
         response = InferenceResponse.failed(error)
         if request in self._turns:
             self._respond(request, response)

@@ -67,6 +67,14 @@ class AnyInstance:
         """How many batches began for which reason."""
         return self._decider.releases
 
+    def renewed(self) -> AnyInstance:
+        """Return an empty one with the same rules, which knows no instances."""
+        return AnyInstance(self._decider.renewed())
+
+    def alone(self, batch: Batch, index: int) -> Batch:
+        """Return the request as a batch: none needs the others."""
+        return [batch[index]]
+
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
         """Return a request of lower priority than ``request``, dropped here; ``request`` itself if there is none."""
         return self._decider.give_way(request) or request

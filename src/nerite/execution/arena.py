@@ -14,27 +14,22 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from nerite.core.anonymous_file import anonymous_file
+
 MIN_SIZE = 64 * 1024
 SEGMENT_SIZE = 64 * 1024 * 1024
 BUDGET = 1024 * 1024 * 1024
-
-
-def anonymous_file(size: int) -> int:
-    """Return a descriptor of ``size`` bytes of memory that have no name."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("nerite", os.MFD_CLOEXEC)
-    else:  # macOS
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size)
-    return descriptor
+TRIM_EVERY = 5.0
+"""Seconds from one ``Arena.trim`` to the next: what is not used for twice as long has no memory."""
+TRIM_STEP = 0.02
+"""Seconds between two steps of it."""
+_TRIMMED_AT_ONCE = 8 * 1024 * 1024
 
 
 def address_of(view: memoryview) -> int:
@@ -43,28 +38,47 @@ def address_of(view: memoryview) -> int:
 
 
 class Segment:
-    """One mapped file, or a part of one."""
+    """One mapped file."""
 
-    __slots__ = ("_before", "base", "descriptor", "memory", "size")
+    __slots__ = ("base", "descriptor", "memory", "size")
 
-    def __init__(self, descriptor: int, size: int, offset: int = 0, *, writable: bool = True) -> None:
+    def __init__(self, descriptor: int, size: int, *, writable: bool = True) -> None:
         self.descriptor = descriptor
         self.size = size
-        # Whole pages are mapped; what lies before the offset is left out afterwards.
-        self._before = offset % mmap.ALLOCATIONGRANULARITY
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        self.memory = mmap.mmap(descriptor, self._before + size, offset=offset - self._before, access=access)
+        self.memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
         self.base = int(self.array(0, size).__array_interface__["data"][0])
 
     def array(self, offset: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return a piece of it: an object that exports the bytes, and whose end can be watched."""
-        return np.frombuffer(self.memory, np.uint8, size, self._before + offset)
+        return np.frombuffer(self.memory, np.uint8, size, offset)
+
+
+class _Pieces:
+    """The free pieces of one size, each as segment number and offset. What came back last is used first."""
+
+    __slots__ = ("empty", "places", "rested")
+
+    def __init__(self) -> None:
+        self.places: list[tuple[int, int]] = []
+        self.rested = 0
+        """So many, from the first on, have been free since the last trim."""
+        self.empty = 0
+        """So many of those have no pages."""
+
+    def take(self) -> tuple[int, int]:
+        """Remove and return the last piece."""
+        place = self.places.pop()
+        left = len(self.places)
+        if left < self.rested:
+            self.rested = left
+            self.empty = min(self.empty, left)
+        return place
 
 
 class Arena:
     """The owner's side: hands out memory, and knows where a view lies.
 
-    Only one thread allocates; views may end in any thread.
+    Only one thread allocates and trims; views may end in any thread.
     """
 
     def __init__(self, budget: int = BUDGET) -> None:
@@ -75,35 +89,40 @@ class Arena:
         self._budget = budget
         self._used = 0
         self._next = 0
-        self._free: dict[int, list[tuple[int, int]]] = {}
+        self._pieces: dict[int, _Pieces] = {}
+        """By size."""
         self._live: dict[int, weakref.ref[Any]] = {}
 
     def allocate(self, size: int) -> memoryview | None:
         """Return ``size`` writable bytes that come back when the last view on them is gone; None if none are left."""
         rounded = max(MIN_SIZE, 1 << (size - 1).bit_length())
-        place = self._take(rounded)
+        pieces = self._pieces.get(rounded)
+        if pieces is None:
+            pieces = self._pieces[rounded] = _Pieces()
+        place = pieces.take() if pieces.places else self._cut(rounded)
         if place is None:
             return None
         segment, offset = place
         array = self.segments[segment].array(offset, size)
         key = id(array)
+        free = pieces.places
 
         def back(_: object) -> None:
             del self._live[key]
-            self._free.setdefault(rounded, []).append(place)
+            free.append(place)
 
         self._live[key] = weakref.ref(array, back)
         return array.data
 
-    def _take(self, size: int) -> tuple[int, int] | None:
-        free = self._free.get(size)
-        if free:
-            return free.pop()
+    def _cut(self, size: int) -> tuple[int, int] | None:
+        """Return a piece that was never used; None if there is no room for one."""
         if not self.segments or self._next + size > self.segments[-1].size:
             segment_size = max(SEGMENT_SIZE, size)
             if self._used + segment_size > self._budget:
                 return None
-            segment = Segment(anonymous_file(segment_size), segment_size)
+            segment = self._segment(segment_size)
+            if segment is None:
+                return None
             self.segments.append(segment)
             self._used += segment_size
             self._next = 0
@@ -113,12 +132,37 @@ class Arena:
         self._next += size
         return len(self.segments) - 1, offset
 
-    def trim(self) -> None:
-        """Give pages back to the system if nothing is in use. Only for the thread that allocates."""
-        if self._live or not hasattr(mmap, "MADV_REMOVE"):
-            return
-        for segment in self.segments:
-            segment.memory.madvise(mmap.MADV_REMOVE)
+    def _segment(self, size: int) -> Segment | None:
+        """Return a new segment; None if no descriptor or no memory is left for one."""
+        try:
+            descriptor = anonymous_file(size)
+        except OSError:
+            return None
+        try:
+            return Segment(descriptor, size)
+        except (OSError, ValueError):
+            os.close(descriptor)
+            return None
+
+    def trim(self) -> Iterator[None]:
+        """Give the pages of those pieces back to the system that were not used since the last trim.
+
+        In steps of some milliseconds, between which anything else may be done with the arena, but for another trim.
+        """
+        known = [*self._pieces.items()] if hasattr(mmap, "MADV_REMOVE") else []
+        for size, pieces in known:
+            while pieces.empty < pieces.rested:
+                which = pieces.empty
+                segment, offset = pieces.places[which]
+                for at in range(offset, offset + size, _TRIMMED_AT_ONCE):
+                    self.segments[segment].memory.madvise(mmap.MADV_REMOVE, at, min(size, _TRIMMED_AT_ONCE))
+                    yield
+                    if which >= pieces.rested:  # It is in use.
+                        break
+                else:
+                    pieces.empty = which + 1
+        for _, pieces in known:
+            pieces.rested = len(pieces.places)
 
     def place(self, address: int) -> tuple[int, int] | None:
         """Return segment number and offset of an address in this arena, None for one in other memory."""
@@ -135,7 +179,7 @@ class Arena:
         for segment in self.segments:
             os.close(segment.descriptor)
         self.segments.clear()
-        self._free.clear()
+        self._pieces.clear()
         self._budget = 0
 
 
@@ -147,6 +191,17 @@ class Loans:
     def __init__(self) -> None:
         self._out: dict[int, tuple[memoryview, int]] = {}
         self._token = 0
+
+    @property
+    def mark(self) -> int:
+        """The token of what was lent last."""
+        return self._token
+
+    def revoke(self, mark: int) -> None:
+        """Take back what was lent since ``mark``: the borrower was not told of it."""
+        while self._token != mark:
+            self._out.pop(self._token, None)
+            self._token = (self._token - 1) & 0xFFFFFFFF
 
     def lend(self, view: memoryview, offset: int) -> int:
         """Keep ``view``, which begins at ``offset`` of its segment; return its token."""
@@ -173,10 +228,9 @@ class Borrower:
         self._segments: dict[int, Segment] = {}
         self._live: dict[int, tuple[weakref.ref[Any], int, int, int, int]] = {}
 
-    def add(self, number: int, descriptor: int, size: int, offset: int = 0, *, writable: bool = True) -> Segment:
-        """Map one more segment, and return it; takes ownership of ``descriptor``."""
-        segment = self._segments[number] = Segment(descriptor, size, offset, writable=writable)
-        os.close(descriptor)
+    def add(self, number: int, descriptor: int, size: int, *, writable: bool = True) -> Segment:
+        """Map one more segment, and return it. ``descriptor`` is not needed afterwards. Raises ``OSError``."""
+        segment = self._segments[number] = Segment(descriptor, size, writable=writable)
         return segment
 
     def forget(self, number: int) -> None:

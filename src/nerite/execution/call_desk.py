@@ -8,6 +8,7 @@ from typing import Final
 
 from nerite.core.child_request import CallRequest
 from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
@@ -28,9 +29,9 @@ class Ticket:
 
     __slots__ = ("batch", "desk", "index", "number", "on_way", "paused", "request", "starting")
 
-    request: InferenceRequest
-
     def __init__(self, desk: CallDesk, number: int, batch: int, index: int) -> None:
+        self.request: InferenceRequest | None = None
+        """Until its last answer: it has this as its sink, and they would hold each other and what the caller sent."""
         self.desk = desk
         self.number = number
         self.batch = batch
@@ -50,6 +51,7 @@ class Ticket:
         if final:
             # What was sent for the call is given back along with the answer, if nobody else keeps it.
             request.data = ()
+            self.request = None
         else:
             self.on_way += 1
             if self.on_way >= WINDOW and not self.paused:
@@ -60,20 +62,27 @@ class Ticket:
     def taken(self, count: int) -> None:
         """Note that the model has read some answers."""
         self.on_way -= count
-        if self.paused and self.on_way <= _READ_ON:
+        if self.paused and self.on_way <= _READ_ON and self.request is not None:
             self.paused = False
             self.request.pause(False)
+
+    def cancel(self) -> None:
+        """Cancel the request, if its last answer has not come."""
+        if self.request is not None:
+            self.request.cancel()
 
 
 class CallDesk:
     """All calls of one worker. For the loop's thread only."""
 
-    def __init__(self, door: Door, channel: Channel, batch_of: Callable[[int], Batch | None]) -> None:
-        """``batch_of`` gives the requests of a batch that the worker has."""
+    def __init__(
+        self, door: Door, channel: Channel, batch_of: Callable[[int], Batch | None], *, tenants: bool = False
+    ) -> None:
+        """``batch_of`` gives the requests of a batch that the worker has. ``tenants``: requests have callers."""
         self._door = door
         self._channel = channel
         self._batch_of = batch_of
-        self._inheritance = Inheritance()
+        self._inheritance = Inheritance(tenants=tenants)
         self._tickets: dict[int, Ticket] = {}
 
     def call(
@@ -81,17 +90,24 @@ class CallDesk:
     ) -> None:
         """Send a request of the model to another model."""
         ticket = self._tickets[number] = Ticket(self, number, batch, index)
-        now = _now()
+        try:
+            self._call(ticket, decoupled, header, name, data)
+        except Exception as error:
+            failure = report("bls", error, f"in a call of model '{header.model_name}'", name)
+            self.answer(ticket, InferenceResponse.failed(failure), True)
+
+    def _call(self, ticket: Ticket, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]) -> None:
+        batch, index, now = ticket.batch, ticket.index, _now()
         parents = self._parents(batch, index)
+        header = self._inheritance.header(header, parents, now)
         if parents:
-            header = self._inheritance.header(header, parents, now)
             parent = parents[0]
             if len(parents) > 1:  # the trace of a call for all of them is that of the first that has one
                 parent = next((each for each in parents if getattr(each.sink, "trace", None) is not None), parent)
-            ticket.request = CallRequest(parent, header, data, ticket, now, name)
+            request: InferenceRequest = CallRequest(parent, header, data, ticket, now, name)
         else:
-            ticket.request = InferenceRequest(header, data, ticket, now, name)
-        request = ticket.request
+            request = InferenceRequest(header, data, ticket, now, name)
+        ticket.request = request
         self._door.infer(request, "" if decoupled else _several(header.model_name))
         ticket.starting = False
         if parents and all(parent.cancelled for parent in parents):
@@ -124,7 +140,7 @@ class CallDesk:
         """Take note that the model does not wait for the answers to a call any more."""
         ticket = self._tickets.pop(number, None)
         if ticket is not None:
-            ticket.request.cancel()
+            ticket.cancel()
             self._look_at_the_rest(ticket.batch)
 
     def taken(self, number: int, count: int) -> None:
@@ -137,17 +153,17 @@ class CallDesk:
         """Cancel the calls that are for nobody any more, because requests of a batch were cancelled."""
         for ticket in self._of(batch):
             if all(parent.cancelled for parent in self._parents(batch, ticket.index)):
-                ticket.request.cancel()
+                ticket.cancel()
 
     def under_way(self, batch: int) -> list[InferenceRequest]:
         """Return the calls that a batch waits for."""
-        return [ticket.request for ticket in self._of(batch)]
+        return [ticket.request for ticket in self._of(batch) if ticket.request is not None]
 
     def close(self) -> None:
         """Cancel everything: the worker is gone."""
         tickets, self._tickets = self._tickets, {}
         for ticket in tickets.values():
-            ticket.request.cancel()
+            ticket.cancel()
 
     def _of(self, batch: int) -> list[Ticket]:
         return [ticket for ticket in self._tickets.values() if ticket.batch == batch]
@@ -158,8 +174,8 @@ class CallDesk:
 
     def _look_at_the_rest(self, batch: int) -> None:
         """Find out whether the calls that a batch still waits for can be answered, now that it waits for these only."""
-        for ticket in self._of(batch)[:1]:
-            waits.relieve(ticket.request)
+        for request in self.under_way(batch)[:1]:
+            waits.relieve(request)
 
 
 def _several(model: str) -> str:

@@ -47,7 +47,8 @@ class ModelCall:
         self._taken = 0
 
     def next(self) -> tuple[InferenceResponse, bool]:
-        """Wait for the next answer; return it, and whether it is the last."""
+        """Wait for the next answer; return it, and whether it is the last. Raises as ``Inbox.check_process``."""
+        self._calls.inbox.check_process()
         answers = self._answers
         if not answers:
             self._calls.inbox.wait(lambda: bool(answers))
@@ -114,17 +115,23 @@ class Calls:
     ) -> ModelCall:
         """Send a request to another model, on behalf of ``parent`` or else of what the running code is about.
 
-        Raises ``Unsupported`` before the model is initialized and after its last batch.
+        Raises ``Unsupported`` before the model is initialized and after its last batch, and in a forked process.
         """
+        self.inbox.check_process()
         if self._seat() not in self.allowed:
             raise Unsupported("BLS is only supported during the 'execute' function.")
         number = next(self._numbers) & 0xFFFFFFFF
         call = self._open[number] = ModelCall(self, number, windowed=decoupled)
-        self.outbox.call(number, messages.caller(*self._on_behalf(parent), decoupled), header, name, data)
+        try:
+            self.outbox.call(number, messages.caller(*self._on_behalf(parent), decoupled), header, name, data)
+        except BaseException:
+            self._open.pop(number, None)
+            raise
         return call
 
     def ask(self, what: str, **about: Any) -> Any:
         """Ask the server to do or to tell something, and wait for the answer. Raises ``NeriteError``."""
+        self.inbox.check_process()
         number = next(self._numbers) & 0xFFFFFFFF
         answers: list[dict[str, Any]] = []
         self._questions[number] = answers
@@ -165,6 +172,8 @@ class Calls:
 
     def give_up(self, call: ModelCall) -> None:
         """Tell the server that nobody waits for the answers to a call, and end it here. On any thread."""
+        if self.inbox.is_forked:
+            return  # the call is the parent's, which may wait
         if self._open.pop(call.number, None) is not None:
             self.outbox.send(messages.request_frame(messages.GIVE_UP, call.number, 0))
             call.hear(InferenceResponse.failed(Cancelled("the call was cancelled")), True)

@@ -14,15 +14,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from nerite.core import header_form
+from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.failure_text import system_error
+from nerite.core.internal_errors import report
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.core.trace_context import context_of
-from nerite.execution import messages, records
-from nerite.execution.arena import Arena, Borrower, Loans, Segment
+from nerite.execution import descriptors, messages, records
+from nerite.execution.arena import TRIM_EVERY, Arena, Borrower, Loans, Segment
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.messages import Along
 from nerite.execution.nursery import WorkerProcess
@@ -68,19 +70,17 @@ class Channel:
         self._arena = arena
         self._loans = Loans()
         self._borrower = Borrower()
-        self._requests: records.Packer[RequestHeader] = records.Packer(
-            arena, self._loans, self._borrower, self._in_guest
-        )
         self._responses: records.Packer[ResponseHeader] = records.Packer(
-            arena, self._loans, self._borrower, self._in_guest
+            arena, self._loans, self._borrower, WORKER_HEADERS, self._in_guest
         )
         self._guests = guests
         self._known_guests: set[int] = set()
         """Those that the worker maps."""
         self._own_guests: list[int] = []
         """The worker's memory, for other workers to map."""
-        self._results: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
-        self._calls: records.Unpacker[RequestHeader] = records.Unpacker(self._loans, self._borrower)
+        self._trim_timer: asyncio.TimerHandle | None = None
+        self._results = records.response_unpacker(self._loans, self._borrower)
+        self._calls = records.request_unpacker(self._loans, self._borrower)
         self._answers: dict[int, Callable[[Any, NeriteError | None], None]] = {}
         """By the number of what was asked."""
         self._asked = 0
@@ -109,10 +109,13 @@ class Channel:
                     self._handle(*frame)
         except ConnectionError:
             raise Unavailable(f"the worker process of '{self._process.name}' ended while loading") from None
-        answer, error = answers[0]
-        if error is not None:
+        answer, error = answers.pop()
+        if error is None:
+            return answer
+        try:
             raise error
-        return answer
+        finally:
+            del error  # it has this frame
 
     def attach(
         self,
@@ -136,6 +139,7 @@ class Channel:
         self._on_part = on_part
         self._on_report = on_report
         self._on_end = on_end
+        descriptors.keep_spares()
         self._socket.setblocking(False)
         loop.add_reader(self._socket, self._readable)
         for segment in self._arena.segments:
@@ -151,21 +155,36 @@ class Channel:
         """Tell the worker what may follow a batch; ``execute`` refers to it by the number."""
         self._send(messages.json_frame(messages.STRETCH, {"number": number, "hops": hops}))
 
-    def execute(self, batch: int, requests: Sequence[InferenceRequest], stretch: int, *, traced: bool) -> None:
-        """Send a batch, and which models in the worker may follow. ``traced``: some of the requests may be."""
-        introductions: list[Buffer] = []
-        if traced and self._tells_contexts:
-            introductions.append(_contexts_frame(batch, requests))
-        records: list[Buffer] = [messages.stretch_part(stretch)] if stretch else []
-        packer = self._requests
-        for request in requests:
-            packer.record(packer.entry(request.header, introductions), request.id, request.data, records)
+    def packer(self) -> records.Packer[RequestHeader]:
+        """Return the packer for the requests of one instance, which has just been loaded."""
+        return records.Packer(self._arena, self._loans, self._borrower, WORKER_HEADERS, self._in_guest)
+
+    def execute(
+        self,
+        packer: records.Packer[RequestHeader],
+        batch: int,
+        requests: Sequence[InferenceRequest],
+        stretch: int,
+        *,
+        traced: bool,
+    ) -> None:
+        """Send a batch, and which models in the worker may follow. ``traced``: some of the requests may be.
+
+        Raises what goes wrong with one of the requests; nothing was sent then.
+        """
+        parts: list[Buffer] = [messages.stretch_part(stretch)] if stretch else []
+        packer.begin()
+        try:
+            contexts = _contexts_frame(batch, requests) if traced and self._tells_contexts else b""
+            for request in requests:
+                packer.record(request.header, request.id, request.data, parts)
+        except BaseException:
+            packer.withdraw()
+            raise
         tokens = self._borrower.take_released()
         kind = messages.EXECUTE_ON if stretch else messages.EXECUTE
-        message = messages.batch_message(kind, batch, len(requests), tokens, None, records)
-        if introductions:
-            message = b"".join((*introductions, message))
-        self._send(message)
+        message = messages.batch_message(kind, batch, len(requests), tokens, None, parts)
+        self._send(contexts + message if contexts else message)
 
     def tell_contexts(self, batches: Iterable[tuple[int, Sequence[InferenceRequest]]]) -> None:
         """Say where requests stand in their traces: those of batches that the worker has, and of each from now on."""
@@ -174,13 +193,10 @@ class Channel:
             self._send(_contexts_frame(number, requests))
 
     def answer(self, call: int, response: InferenceResponse, final: bool) -> None:
-        """Send an answer to a call of the model."""
-        introductions: list[Buffer] = []
-        parts: list[Buffer] = []
-        records.response_record(self._responses, response, introductions, parts)
+        """Send an answer to a call of the model: an error, if that one cannot be sent."""
+        parts = records.sendable_response(self._responses, response)
         tokens = self._borrower.take_released()
-        message = messages.batch_message(messages.ANSWER, call, final, tokens, None, parts)
-        self._send(b"".join((*introductions, message)) if introductions else message)
+        self._send(messages.batch_message(messages.ANSWER, call, final, tokens, None, parts))
 
     def tell(self, kind: int, batch: int, index: int) -> None:
         """Say something of one request of a batch: CANCEL, PAUSE or RESUME."""
@@ -191,6 +207,8 @@ class Channel:
         if self._loop is not None:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
+        if self._trim_timer is not None:
+            self._trim_timer.cancel()
         self._on_end = None
         self._socket.close()
         self._process.descriptors.close()
@@ -211,13 +229,31 @@ class Channel:
         except OSError:
             size = 0
         if size == 0:
-            assert self._loop is not None
-            self._loop.remove_reader(self._socket)
-            if self._on_end is not None:
-                self._on_end()
+            self._end()
             return
-        for kind, count, body in self._frames.received(size):
-            self._handle(kind, count, body)
+        try:
+            for kind, count, body in self._frames.received(size):
+                self._handle(kind, count, body)
+        except OSError as error:
+            self._give_up(f"the server could not take a message from it: {system_error(error)}")
+        except Exception as error:
+            report("channel", error, f"of worker '{self._process.name}'")
+            self._give_up("the server could not go on talking to it, see the log")
+
+    def _give_up(self, reason: str) -> None:
+        """End the worker, because a message could not be handled: its requests fail, and it restarts.
+
+        What came after the message cannot be understood any more, as it may refer to what was not taken in.
+        """
+        self._process.kill(reason)
+        self._end()
+
+    def _end(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._socket)
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
 
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
         if kind == messages.RESULT:
@@ -238,24 +274,30 @@ class Channel:
             self._desk.taken(messages.read_batch(body)[0], count)
         elif kind == messages.ASK:
             self._ask(messages.read_json(body), self._send)
-        elif kind == messages.REQUEST_HEADER:
-            self._calls.introduce(header_form.read_request_header(messages.read_json(body)))
-        elif kind == messages.RESPONSE_HEADER:
-            self._results.introduce(header_form.read_response_header(messages.read_json(body)))
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._loans.returned(token)
         elif kind == messages.SEGMENT:
-            _, descriptors, _, _ = socket.recv_fds(self._process.descriptors, 1, 1)
-            guest = os.dup(descriptors[0])
-            segment = self._borrower.add(descriptor=descriptors[0], **messages.read_json(body))
-            self._own_guests.append(self._guests.add(guest, 0, segment.size, segment.base))
+            self._map(**messages.read_json(body))
         elif kind == messages.LOG:
             self._log(self._process.name, *messages.read_json(body))
         elif kind == messages.DONE:
             self._answers.pop(count)(messages.read_json(body), None)
         elif kind == messages.FAILED:
             self._answers.pop(count)(None, messages.read_error(body))
+
+    def _map(self, **segment: Any) -> None:
+        """Map memory of the worker, of which the descriptor is to come, and offer it to other workers."""
+        descriptor = descriptors.received(self._process.descriptors)
+        try:
+            mapped = self._borrower.add(descriptor=descriptor, **segment)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._own_guests.append(self._guests.add(descriptor, mapped.size, mapped.base))
+        descriptors.keep_spares()
+        if self._loop is not None and self._trim_timer is None:
+            self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
 
     def _question(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> bytes:
         self._asked = (self._asked + 1) & 0xFFFF
@@ -325,9 +367,25 @@ class Channel:
             assert self._loop is not None
             self._loop.remove_writer(self._socket)
 
+    def _trim(self) -> None:
+        """Have the worker give back memory that it does not use, from now on every few seconds."""
+        assert self._loop is not None
+        if not self._unsent:
+            self._send(messages.frame(messages.TRIM))
+        self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
+
     def _announce(self, segment: Segment) -> None:
-        socket.send_fds(self._process.descriptors, [b"."], [segment.descriptor])
-        self._send(messages.segment_frame(self._arena.segments.index(segment), segment.size))
+        self._send_segment(segment.descriptor, self._arena.segments.index(segment), segment.size)
+
+    def _send_segment(self, descriptor: int, number: int, size: int, *, writable: bool = True) -> None:
+        """Have the worker map memory. One that takes no more descriptors reads nothing, and is ended."""
+        try:
+            socket.send_fds(self._process.descriptors, [b"."], [descriptor], socket.MSG_DONTWAIT)
+        except OSError as error:
+            if not isinstance(error, ConnectionError):
+                self._process.kill(f"it took no more descriptors of shared memory ({error.strerror})")
+            return  # the end of the channel is reported by ``_readable``
+        self._send(messages.segment_frame(number, size, writable=writable))
 
     def _in_guest(self, view: memoryview, address: int) -> tuple[int, int] | None:
         """Return the place of bytes that lie in memory of others, and have the worker map that: to write if it may."""
@@ -338,8 +396,7 @@ class Channel:
         number = guest.number if view.readonly else guest.number | _WRITABLE
         if number not in self._known_guests:
             self._known_guests.add(number)
-            socket.send_fds(self._process.descriptors, [b"."], [guest.descriptor])
-            self._send(messages.segment_frame(number, guest.size, guest.offset, writable=not view.readonly))
+            self._send_segment(guest.descriptor, number, guest.size, writable=not view.readonly)
         return number, place
 
     def _forget(self, number: int) -> None:

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from nerite.backends.llm.demand import IMAGE_TOKENS, demand, limit
+from nerite.backends.llm.demand import IMAGE_TOKENS, Demand, demand, limit
+from nerite.backends.llm.sampling import MOST_SEQUENCES
 from nerite.cache.gate import Queue
 from nerite.core.engine_report import Ended, EngineReport, Progress
 from nerite.core.request import InferenceRequest, labelled
@@ -109,7 +110,9 @@ class EngineTurnstile(Turnstile):
             gate.finished(ticket, _ENDINGS[progress.ended], now)
 
     def _ticket(self, request: InferenceRequest) -> PromptTicket:
-        return PromptTicket(request, self._ratio, self._image_ratio, self.gate.most_output)
+        runs = max((report.most_sequences for report in self._reports.values()), default=0)
+        asked = demand(request, self.gate.most_output, min(runs or MOST_SEQUENCES, MOST_SEQUENCES))
+        return PromptTicket(request, asked, self._ratio, self._image_ratio)
 
     def _let_in(self, ticket: Ticket, request: InferenceRequest) -> None:
         assert isinstance(ticket, PromptTicket)
@@ -124,10 +127,9 @@ class PromptTicket(Ticket):
 
     __slots__ = ("cached", "demand")
 
-    def __init__(self, request: InferenceRequest, ratio: TokenRatio, image_ratio: TokenRatio, allowed: int) -> None:
-        """``allowed``: output tokens that it may have at the most; 0: any number."""
+    def __init__(self, request: InferenceRequest, asked: Demand, ratio: TokenRatio, image_ratio: TokenRatio) -> None:
         caller = caller_of(request)
-        asked = self.demand = demand(request, allowed)
+        self.demand = asked
         self.cached = 0
         """Tokens of the prompt that the engine had computed before."""
         super().__init__(

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.byte_budget import ENSEMBLES
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader, labelled
 from nerite.core.response import InferenceResponse
@@ -30,8 +32,6 @@ from nerite.scheduling.release import Release
 
 _log = logging.getLogger("nerite.execution")
 _now = time.monotonic_ns
-_MOST_COURSES = 512
-"""Headers of requests whose way is remembered."""
 
 _Waiting: TypeAlias = tuple[EnsembleRun, Wave, Start]
 
@@ -71,6 +71,8 @@ class Ensemble:
         """By step, the requests whose next responses would have to wait for it."""
         self._alarm = Alarm(loop, self._give_way)
         self._tells = False
+        self.sound = True
+        """The last audit found nothing."""
         self._on_drained: list[Callable[[], None]] = []
 
     @property
@@ -104,12 +106,14 @@ class Ensemble:
             return
         beginning = self._beginnings.get(request.header)
         if beginning is None:
-            if len(self._beginnings) >= _MOST_COURSES:
-                self._beginnings.clear()
-            beginning = self._beginnings[request.header] = Course(self._graph, request.header).beginning
+            beginning = Course(self._graph, request.header).begin()
+            ENSEMBLES.put(self._beginnings, request.header, beginning, beginning.footprint)
         run = EnsembleRun(self, request)
         self._runs.add(run)
-        run.begin(beginning)
+        try:
+            run.begin(beginning)
+        except Exception as error:
+            run.fail(report("ensemble", error, f"of model '{self._name}'", request.id), Outcome.OTHER)
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call once nothing is under way any more: at once, if so now."""
@@ -122,6 +126,14 @@ class Ensemble:
         """Answer everything that is under way with ``error``: the models will not go on with it."""
         for run in tuple(self._runs):
             run.fail(error, Outcome.OTHER)
+
+    def audit(self) -> list[str]:
+        """Fail each request of which no step runs and none is to begin; return how many there were, in words."""
+        stuck = [run for run in self._runs if run.stuck]
+        for run in stuck:
+            run.fail(Internal("the request was lost in the server, see its log: send it again"), Outcome.OTHER)
+        self.sound = not stuck
+        return [f"ensemble '{self._name}': {len(stuck)} requests had no step under way"] if stuck else []
 
     def tell_witnesses(self) -> None:
         """Tell sinks how their requests ran, from now on."""

@@ -91,6 +91,11 @@ class EnsembleRun(Witness):
         """The steps that have begun, and have not had their last answer."""
         return tuple(self._open)
 
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing more can come, and the request was not answered."""
+        return not (self.over or self._open or self.waiting)
+
     def begin(self, beginning: Situation) -> None:
         """Begin with the steps that need nothing but what the caller sent."""
         self.request.on_cancel = self._cancelled

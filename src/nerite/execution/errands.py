@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
-from nerite.core.errors import Internal, NeriteError, Unavailable
+from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.internal_errors import report
 from nerite.execution import messages
 from nerite.execution.calls import unpacked
 from nerite.execution.door import Door
-
-_log = logging.getLogger("nerite.execution")
+from nerite.execution.readiness import CHECK_PATIENCE
 
 
 class Asker(NamedTuple):
@@ -72,7 +71,7 @@ class Errands:
             # It is at work, and cannot be asked while it waits for this.
             answer(True)
         else:
-            running.ask_ready(answer)
+            running.ask_ready(answer, CHECK_PATIENCE)
 
     def _run(
         self,
@@ -106,9 +105,8 @@ class Errands:
             answer(None, None)
         except NeriteError as error:
             answer(None, error)
-        except Exception as error:  # the model waits for an answer, whatever happens
-            _log.exception("what '%s' asked for failed", asker.instance)
-            answer(None, Internal(f"{type(error).__name__}: {error}"))
+        except Exception as error:
+            answer(None, report("bls", error, f"in what '{asker.instance}' asked for"))
         finally:
             if asker.loading:
                 self._loads.remove(wait)

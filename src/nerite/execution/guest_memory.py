@@ -1,7 +1,7 @@
 """Shared memory that a worker maps though it is not the arena of its model, so that tensors there need not be copied.
 
-What clients have shared, the arenas of other models, and the memory that other workers write their answers into: an
-output of one model goes to the next as it lies.
+The arenas of other models, and the memory that other workers write their answers into: an output of one model goes to
+the next as it lies. What clients share is not among it: they may shorten it (``regions``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ FIRST: Final = 1 << 16
 
 
 class Guest(NamedTuple):
-    """A part of a file."""
+    """A file that is mapped."""
 
     number: int
     descriptor: int
-    """Of the file."""
-    offset: int
-    """Where in the file it begins."""
     size: int
     base: int
     """Where in this process it is mapped."""
@@ -42,11 +39,11 @@ class GuestMemory:
         """Where each begins, and its number, ascending."""
         self._next = FIRST
 
-    def add(self, descriptor: int, offset: int, size: int, base: int) -> int:
-        """Take in a part of a file, which is mapped at ``base``; return its number. Takes over ``descriptor``."""
+    def add(self, descriptor: int, size: int, base: int) -> int:
+        """Take in a file, which is mapped at ``base``; return its number. Takes over ``descriptor``."""
         number = self._next
         self._next += 1
-        self._guests[number] = Guest(number, descriptor, offset, size, base)
+        self._guests[number] = Guest(number, descriptor, size, base)
         bisect.insort(self._by_base, (base, number))
         return number
 
@@ -54,8 +51,11 @@ class GuestMemory:
         """Have every segment of an arena as a guest for as long as it is open."""
 
         def add(segment: Segment) -> None:
-            number = self.add(os.dup(segment.descriptor), 0, segment.size, segment.base)
-            arena.on_close.append(partial(self.remove, number))
+            try:
+                descriptor = os.dup(segment.descriptor)
+            except OSError:  # no descriptor is left: what lies there is copied for the workers of other models
+                return
+            arena.on_close.append(partial(self.remove, self.add(descriptor, segment.size, segment.base)))
 
         arena.on_segment.append(add)
 

@@ -8,13 +8,13 @@ not wait for it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import Internal, NeriteError, Unavailable
+from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.internal_errors import report
 from nerite.core.marks import Marks
 from nerite.core.response import InferenceResponse
 from nerite.execution import engine_reports, messages
@@ -33,7 +33,6 @@ from nerite.scheduling.backoff import Backoff
 if TYPE_CHECKING:
     from nerite.execution.running_version import RunningVersion
 
-_log = logging.getLogger("nerite.execution")
 
 CLOSE_PATIENCE = 10.0
 """Seconds that a model has for ``finalize`` before its worker is killed."""
@@ -47,6 +46,9 @@ class Member(Runner, Protocol):
     plan: WorkerPlan
     family: object
     """What the instances of one model version have in common: no two of them live together."""
+
+    checks_readiness: bool
+    """The model has a check of its own of whether it can serve."""
 
     def result(
         self, number: int, responses: Sequence[InferenceResponse | None], marks: Marks, along: Along | None
@@ -176,6 +178,7 @@ class Household:
                 self._left(seat)
 
         self._channel.request(messages.CLOSE, {"seat": seat, "last": last}, answered)
+        process.resume()
 
     def kill(self, reason: str) -> None:
         """End the process, which does not go on by itself. Everybody moves into a new one."""
@@ -240,10 +243,11 @@ class Household:
         assert self._channel is not None
         opened = self._loading[seat] = self._loop.create_future()
 
-        def answered(_value: object, error: NeriteError | None) -> None:
+        def answered(value: Any, error: NeriteError | None) -> None:
             if opened.done():
                 return
             if error is None:
+                member.checks_readiness = value["checks_readiness"]
                 opened.set_result(None)
             else:
                 opened.set_exception(error)
@@ -270,7 +274,7 @@ class Household:
             process, channel = await self._around.blocking(start)
         finally:
             self._starting = None
-        desk = CallDesk(self._around.door, channel, self._batch_of)
+        desk = CallDesk(self._around.door, channel, self._batch_of, tenants=self._around.reception.in_force)
         self._process, self._channel, self._desk = process, channel, desk
         self._ways = Ways(self._around.door, channel, self._seat_of)
         channel.on_metrics = self.metrics.reported
@@ -303,10 +307,9 @@ class Household:
         try:
             await self._load(seat, member)
         except NeriteError as error:
-            return error
-        except Exception as error:  # somebody has to try again, whatever it was
-            _log.exception("no new worker '%s'", self.name)
-            return Internal(f"{type(error).__name__}: {error}")
+            return error.without_frames()
+        except Exception as error:
+            return report("loop", error, f"when worker '{self.name}' was to be made again")
         if self._members.get(seat) is member:
             assert self._process is not None
             member.moved_in(self._process.pid)

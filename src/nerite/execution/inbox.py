@@ -17,8 +17,9 @@ import time
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
+from nerite.core.errors import Unsupported
 from nerite.execution.messages import Frames
 from nerite.execution.vigil import Vigil
 
@@ -29,8 +30,18 @@ _now = time.monotonic
 class Inbox:
     """The receiving end of a worker's channel."""
 
-    def __init__(self, channel: socket.socket, control: Callable[[int, int, memoryview], bool]) -> None:
-        """``control`` handles a message that is no job, and returns whether it was one. Called by any thread."""
+    def __init__(
+        self,
+        channel: socket.socket,
+        control: Callable[[int, int, memoryview], bool],
+        on_failure: Callable[[Exception], NoReturn],
+    ) -> None:
+        """``control`` handles a message that is no job, and returns whether it was one. Called by any thread.
+
+        ``on_failure`` ends the process: a message could not be handled, and what follows may refer to it.
+        """
+        self.on_failure = on_failure
+        self._process = os.getpid()
         self._channel = channel
         self._coming = select.poll()
         self._coming.register(channel, select.POLLIN)
@@ -79,8 +90,22 @@ class Inbox:
         """Whether no job waits."""
         return not self._jobs
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is the copy that a process has which the model has forked."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raise ``Unsupported`` in a process that the model has forked: what it reads and sends is its parent's."""
+        if self.is_forked:
+            raise Unsupported(
+                "A process that a model has forked cannot ask the server, or send responses: the server's channel is "
+                "that of the process which runs execute. Do it there, in a thread if need be, and pass the results on."
+            )
+
     def look(self) -> None:
-        """Take what has come, without waiting. For any thread."""
+        """Take what has come, without waiting. For any thread. Raises as ``check_process``."""
+        self.check_process()
         if self._reading.acquire(blocking=False):
             try:
                 self._take(self._channel.recv_into(self._frames.space(), 0, socket.MSG_DONTWAIT))
@@ -93,8 +118,9 @@ class Inbox:
     def wait(self, ready: Callable[[], bool], *, answer: bool = True) -> None:
         """Wait until something that the server says has made ``ready`` true, or the server is gone. For any thread.
 
-        ``answer``: it is the answer to something, rather than a job.
+        ``answer``: it is the answer to something, rather than a job. Raises as ``check_process``.
         """
+        self.check_process()
         self._call_others()
         while not ready() and not self._ended:
             if self._reading.acquire(blocking=False):
@@ -139,9 +165,12 @@ class Inbox:
             self.on_end()
             self._released()
             return
-        for message in self._frames.received(size):
-            if not self._control(*message):
-                self._jobs.append(message)
+        try:
+            for message in self._frames.received(size):
+                if not self._control(*message):
+                    self._jobs.append(message)
+        except Exception as error:
+            self.on_failure(error)
         self._released()
         if self._at_work:
             self._call_others()

@@ -2,41 +2,59 @@
 
 Where a model works on one request, or says by ``trace`` which one a call is for, that is the parent. Where it works on
 a batch, a call is for all of them: it has the highest of their priorities and the longest of their timeouts, and is
-cancelled when all of them are.
+cancelled when all of them are. Its caller is theirs if they have one in common. If not, or if nothing tells what a call
+is for, it is nobody's: what is computed for it must not answer another tenant faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
+from nerite.core import footprint
+from nerite.core.byte_budget import MODEL_CALLS
+from nerite.core.caller import MIXED, Caller
 from nerite.core.request import InferenceRequest, RequestHeader
-
-_MOST: Final = 1024
 
 
 class Inheritance:
-    """The headers of the calls of one worker, with what they inherit. Repeated ones are the same object."""
+    """The headers of the calls of one worker, with what they inherit. Repeated ones are mostly the same object."""
 
-    def __init__(self) -> None:
-        self._headers: dict[tuple[RequestHeader, int, int], RequestHeader] = {}
+    def __init__(self, *, tenants: bool = False) -> None:
+        """``tenants``: requests of clients have callers."""
+        self._of_none = MIXED if tenants else None
+        self._headers: dict[tuple[RequestHeader, int, Caller | None], RequestHeader] = {}
 
     def header(self, own: RequestHeader, parents: Sequence[InferenceRequest], now: int) -> RequestHeader:
-        """Return the header of a call: what it says itself counts more than what it inherits."""
+        """Return the header of a call: what it says itself counts more than what it inherits.
+
+        Without ``parents`` it is not known what it is for.
+        """
         priority, timeout_us = own.priority, own.timeout_us
         headers = [each.header for each in parents]
         if not priority and any(header.priority for header in headers):
             priority = min(header.priority for header in headers if header.priority)
-        if not timeout_us and all(header.timeout_us for header in headers):
+        if not timeout_us and headers and all(header.timeout_us for header in headers):
             timeout_us = max(_left(each, now) for each in parents)
-        if priority == own.priority and timeout_us == own.timeout_us:
+        caller = _common(headers) if headers else self._of_none
+        if timeout_us != own.timeout_us:  # what is left of a timeout is another number each time
+            return _with(own, priority, timeout_us, caller)
+        if priority == own.priority and caller is None:
             return own
-        header = self._headers.get((own, priority, timeout_us))
+        key = own, priority, caller
+        header = self._headers.get(key)
         if header is None:
-            if len(self._headers) >= _MOST:
-                self._headers.clear()
-            header = self._headers[own, priority, timeout_us] = _with(own, priority, timeout_us)
+            header = _with(own, priority, timeout_us, caller)
+            MODEL_CALLS.put(self._headers, key, header, 2 * footprint.of_request_header(header))
         return header
+
+
+def _common(headers: Sequence[RequestHeader]) -> Caller | None:
+    """Return the tenant that all requests are of; ``MIXED`` if there are several, None if there is none."""
+    callers = [header.caller for header in headers if header.caller is not None]
+    if not callers:
+        return None
+    tenant = callers[0].tenant
+    return Caller(tenant) if tenant and all(each.tenant == tenant for each in callers) else MIXED
 
 
 def _left(parent: InferenceRequest, now: int) -> int:
@@ -44,7 +62,7 @@ def _left(parent: InferenceRequest, now: int) -> int:
     return max(1, parent.header.timeout_us - (now - parent.arrived_ns) // 1000)
 
 
-def _with(own: RequestHeader, priority: int, timeout_us: int) -> RequestHeader:
+def _with(own: RequestHeader, priority: int, timeout_us: int, caller: Caller | None) -> RequestHeader:
     return RequestHeader(
         own.model_name,
         own.model_version,
@@ -56,4 +74,5 @@ def _with(own: RequestHeader, priority: int, timeout_us: int) -> RequestHeader:
         sequence_id=own.sequence_id,
         sequence_start=own.sequence_start,
         sequence_end=own.sequence_end,
+        caller=caller,
     )

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from nerite.backends.interface import Instance
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import report
+from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
-from nerite.execution.runner import Done, OnReport, Part, Runner
+from nerite.core.response import InferenceResponse
+from nerite.core.trace_context import TraceContext
+from nerite.execution import guard
+from nerite.execution.runner import Batch, Done, OnReport, Part, Runner
 from nerite.observability.custom_metrics import ReportedMetrics
+
+_log = logging.getLogger("nerite.execution")
 
 
 class InsideRunner:
@@ -45,9 +53,25 @@ class InsideRunner:
         """Return None: nobody waits here for a call."""
         return None
 
-    def is_ready(self, answered: Callable[[bool], None]) -> None:
+    def is_ready(self, answered: Callable[[bool], None], patience: float) -> None:
         """Ask the model, here and now: it answers from memory."""
         answered(self._instance.is_ready())
+
+    def _execute(self, batch: Batch, marks: Marks, span: TraceContext | None) -> list[InferenceResponse | None]:
+        """Return one answer for each request, whatever happens. On any thread."""
+        try:
+            return guard.run(self._instance, self.name, batch, marks, span, contained=True)
+        except BaseException as error:
+            marks.failed = True
+            marks.end()
+            return [InferenceResponse.failed(report("dispatcher", error, f"of instance '{self.name}'"))] * len(batch)
+
+    def _finalize(self) -> None:
+        """Finalize the model. What that raises is for the log: the instance is closed all the same."""
+        try:
+            self._instance.close()
+        except BaseException:
+            _log.exception("instance '%s' failed to finalize", self.name)
 
     def memory(self) -> int:
         """Return 0: what it takes is the server's."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nerite.backends.interface import Instance
 from nerite.core.marks import Marks
-from nerite.execution import current_span, guard
+from nerite.execution import current_span
 from nerite.execution.inside_runner import InsideRunner
 from nerite.execution.runner import Batch
 
@@ -26,9 +26,9 @@ class LoopRunner(InsideRunner):
         """Execute a batch at once; ``done`` is called before this returns."""
         marks = Marks()
         span = current_span.of(batch) if self.traced else None
-        self.done(self, batch, guard.run(self._instance, self.name, batch, marks, span), marks)
+        self.done(self, batch, self._execute(batch, marks, span), marks)
 
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model."""
-        self._instance.close()
+        self._finalize()
         closed()

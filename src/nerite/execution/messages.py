@@ -50,6 +50,7 @@ TOLD: Final = 10  # JSON: the answer to ASK
 STRETCH: Final = 11  # JSON: models here that may follow a batch, and the number that stands for them
 EXECUTE_ON: Final = 12
 CONTEXTS: Final = 13  # the count says of how many requests
+TRIM: Final = 14  # give back memory of tensors that was not used since the last of these
 # From a worker to the server.
 DONE: Final = 16  # JSON: the answer to COMPLETE, LOAD, IS_READY or CLOSE; the count is that of the question
 FAILED: Final = 17  # JSON: code and message, instead of DONE
@@ -65,8 +66,6 @@ RESULT_ON: Final = 26
 REPORT: Final = 27  # the count is the seat of the engine
 METRICS: Final = 28  # JSON: what the models here have counted themselves
 # Either way.
-REQUEST_HEADER: Final = 32  # JSON: the header that the next key for a request stands for
-RESPONSE_HEADER: Final = 36  # JSON: the same for a response
 SEGMENT: Final = 33  # JSON: memory to map; its descriptor comes by the second socket
 RETURN: Final = 34  # tokens of borrowed views that are done with
 FORGET: Final = 35  # JSON: the number of a segment that no later message will name
@@ -107,9 +106,9 @@ def read_json(body: memoryview) -> Any:
     return json.loads(bytes(body).rstrip(b"\0"))
 
 
-def segment_frame(number: int, size: int, offset: int = 0, *, writable: bool = True) -> bytes:
+def segment_frame(number: int, size: int, *, writable: bool = True) -> bytes:
     """Return a SEGMENT message."""
-    return json_frame(SEGMENT, {"number": number, "size": size, "offset": offset, "writable": writable})
+    return json_frame(SEGMENT, {"number": number, "size": size, "writable": writable})
 
 
 def tokens_frame(tokens: Sequence[int]) -> bytes:

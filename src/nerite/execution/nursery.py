@@ -16,16 +16,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from nerite.backends.interface import InstanceContext
 from nerite.core import process_memory
 from nerite.core.errors import Internal
-from nerite.execution import messages
+from nerite.core.failure_text import system_error
+from nerite.execution import messages, orphans
 
 _SPAWN_TIMEOUT = 30.0
+_END_PATIENCE = 10.0
+"""Seconds that the template has to end its workers, and what they have started."""
 
 Output = Callable[[str, str, str], None]
 """Called with worker name, ``stdout`` or ``stderr``, and a line."""
@@ -34,9 +38,12 @@ Output = Callable[[str, str, str], None]
 class WorkerProcess:
     """A worker's process: its sockets, its number, and how it ended."""
 
-    def __init__(self, name: str, pid: int, channel: socket.socket, descriptors: socket.socket) -> None:
+    def __init__(self, name: str, channel: socket.socket, descriptors: socket.socket) -> None:
         self.name = name
-        self.pid = pid
+        self.pid = 0
+        """Not known before it has begun."""
+        self.begun: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when it has begun, or cannot: then with an ``OSError``."""
         self.channel = channel
         self.descriptors = descriptors
         self.since = time.time()
@@ -47,12 +54,24 @@ class WorkerProcess:
         """Called once, on the loop's thread, when ``exit_status`` is known."""
         self._reason = ""
 
+    def resume(self) -> None:
+        """Have it go on if it was stopped, so that it can do what it is told to do before it ends."""
+        if self.pid and self.exit_status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+
     def kill(self, reason: str = "") -> None:
         """End it now. ``reason``, if it was not asked to go, is part of how it ended."""
-        if self.exit_status is None:
+        if self.pid and self.exit_status is None:
             self._reason = reason
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def exited(self, status: int) -> None:
+        """Take note of its end."""
+        self.exit_status = status
+        if self.on_exit is not None:
+            self.on_exit()
 
     def write_stacks(self) -> None:
         """Have it write the stacks of its threads to its standard error. One whose model is open does so at once."""
@@ -82,6 +101,108 @@ class WorkerProcess:
         return f"it was ended by signal {-status}"
 
 
+class _Template:
+    """The template process: takes orders for workers, and says what has become of them. They do not outlive it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start it. For any thread. Raises ``OSError``."""
+        self._loop = loop
+        self._sending = threading.Lock()
+        self._orders = 0
+        self._workers: dict[int, WorkerProcess] = {}
+        """By the number of the order, those that have not ended."""
+        self._rest = b""
+        with ExitStack() as on_failure, ExitStack() as theirs:
+            self._control, control = _connected(on_failure, theirs)
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "nerite.execution.template", str(control.fileno())],
+                pass_fds=[control.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+            on_failure.pop_all()
+        self._control.setblocking(False)
+        loop.call_soon_threadsafe(loop.add_reader, self._control, self._report)
+
+    @property
+    def ended(self) -> bool:
+        """It takes no more orders."""
+        return self._control.fileno() < 0 or self._process.poll() is not None
+
+    def order(self, worker: WorkerProcess, order: Mapping[str, Any], files: Sequence[int]) -> None:
+        """Have a worker made. For any thread. Raises ``OSError`` if the template takes no order."""
+        with self._sending:
+            self._orders += 1
+            number = self._orders
+            self._workers[number] = worker
+            try:
+                socket.send_fds(self._control, [json.dumps({**order, "order": number}).encode()], files)
+            except OSError:
+                self._workers.pop(number, None)
+                raise
+
+    def forget(self, worker: WorkerProcess) -> None:
+        """Wait for a worker no more. If it begins yet, it finds that nobody is there, and ends."""
+        for number in [number for number, each in self._workers.copy().items() if each is worker]:
+            self._workers.pop(number, None)
+
+    def close(self) -> None:
+        """End it, and with it every worker that is left. Blocks for some seconds if it does not go by itself."""
+        self._hang_up()
+        self._process.send_signal(signal.SIGCONT)
+        # The end of the control socket tells it to end what is left.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_PATIENCE)
+        self._process.kill()
+        self._process.wait()
+
+    def _hang_up(self) -> None:
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control)
+            with self._sending:
+                self._control.close()
+
+    def _report(self) -> None:
+        """Take what the template says: a worker has started, or cannot; a worker has ended."""
+        try:
+            data = self._control.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            report: dict[str, Any] = json.loads(line)
+            number = report["order"]
+            worker = self._workers.get(number)
+            if worker is None:  # nobody waits for it any more
+                continue
+            if "pid" in report:
+                worker.pid = report["pid"]
+                worker.begun.set_result(None)
+                continue
+            del self._workers[number]
+            if "failed" in report:
+                worker.begun.set_exception(OSError(report["failed"]))
+            else:
+                worker.exited(report["exited"])
+
+    def _lost(self) -> None:
+        """The template has ended, and nobody else hears how its workers end, or ends what they have started."""
+        self._hang_up()
+        workers, self._workers = self._workers, {}
+        pids = [worker.pid for worker in workers.values() if worker.pid]
+        for worker in workers.values():
+            if worker.pid:
+                worker.kill(f"the process that it was started by (pid {self._process.pid}) has ended")
+                worker.exited(-signal.SIGKILL)
+            else:
+                worker.begun.set_exception(ConnectionError("the process that starts workers has ended"))
+        self._loop.run_in_executor(None, orphans.end_those_of, self._process.pid, pids)
+
+
 class Nursery:
     """Starts workers through one template process, which it starts when the first worker is wanted."""
 
@@ -89,139 +210,120 @@ class Nursery:
         self._loop = loop
         self._output = output
         self._lock = threading.Lock()
-        self._template: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._orders = 0
-        self._ordered: dict[int, concurrent.futures.Future[int]] = {}
-        self._workers: dict[int, WorkerProcess] = {}
-        self._early_exits: dict[int, int] = {}
-        self._rest = b""
+        self._template: _Template | None = None
+        self._closed = False
         self._shims: Path | None = None
         self._lines: set[_Lines] = set()
 
-    def warm_up(self) -> None:
-        """Start the template, so that it is there when the first worker is ordered. Blocks for a moment."""
-        with self._lock:
-            if self._template is None or self._template.poll() is not None:
-                self._start_template()
-
     def spawn(
-        self, instance: InstanceContext, interpreter: Path | None, environment: Mapping[str, str]
+        self,
+        instance: InstanceContext,
+        interpreter: Path | None,
+        environment: Mapping[str, str],
+        *,
+        program: str = "worker",
     ) -> WorkerProcess:
         """Start the worker of an instance and return it. Blocks; for any thread but the loop's. Raises ``Internal``.
 
-        ``interpreter`` is the Python of the model's own environment, if it has one.
+        ``interpreter`` is the Python of the model's own environment, if it has one. ``program``: see ``template``.
         """
         name = instance.name
-        channel, theirs = socket.socketpair()
-        descriptors, their_descriptors = socket.socketpair()
-        output, their_output = os.pipe()
-        errors, their_errors = os.pipe()
-        done: concurrent.futures.Future[int] = concurrent.futures.Future()
-        for stream in (channel, theirs):
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-        order = {
-            "name": name,
-            "cores": instance.cores,
-            "memory_node": instance.memory_node,
-            "interpreter": str(interpreter) if interpreter else "",
-            "environment": {**environment, **(self._foreign_path() if interpreter else {})},
-        }
-        try:
-            with self._lock:
-                if self._template is None or self._template.poll() is not None:
-                    self._start_template()
-                assert self._control is not None
-                self._orders += 1
-                self._ordered[self._orders] = done
-                line = json.dumps({**order, "order": self._orders}).encode()
-                files = [theirs.fileno(), their_descriptors.fileno(), their_output, their_errors]
-                socket.send_fds(self._control, [line], files)
-            pid = done.result(_SPAWN_TIMEOUT)
-        except (OSError, concurrent.futures.TimeoutError) as error:
-            for descriptor in (output, errors):
-                os.close(descriptor)
-            channel.close()
-            descriptors.close()
-            raise Internal(f"could not start a worker process for '{name}': {error!r}") from error
-        finally:
-            theirs.close()
-            their_descriptors.close()
-            os.close(their_output)
-            os.close(their_errors)
-        worker = WorkerProcess(name, pid, channel, descriptors)
-        self._loop.call_soon_threadsafe(self._adopt, worker, output, errors)
+        with ExitStack() as on_failure, ExitStack() as theirs:
+            try:
+                order = {
+                    "name": name,
+                    "cores": instance.cores,
+                    "memory_node": instance.memory_node,
+                    "interpreter": str(interpreter) if interpreter else "",
+                    "program": program,
+                    "environment": {**environment, **(self._foreign_path() if interpreter else {})},
+                }
+                channel, their_channel = _connected(on_failure, theirs)
+                descriptors, their_descriptors = _connected(on_failure, theirs)
+                output, their_output = _pipe(on_failure, theirs)
+                errors, their_errors = _pipe(on_failure, theirs)
+                for stream in (channel, their_channel):
+                    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+                worker = WorkerProcess(name, channel, descriptors)
+                template = self._running_template()
+                files = [their_channel.fileno(), their_descriptors.fileno(), their_output, their_errors]
+                template.order(worker, order, files)
+                _wait_for(worker, template)
+            except OSError as error:
+                raise Internal(f"could not start a worker process for '{name}': {system_error(error)}") from error
+            on_failure.pop_all()
+        self._loop.call_soon_threadsafe(self._listen, worker.name, output, errors)
         return worker
 
     def close(self) -> None:
         """End the template, and with it every worker that is left; pass on what they last said."""
         with self._lock:
-            if self._control is not None:
-                self._loop.remove_reader(self._control)
-                self._control.close()
-                self._control = None
-            if self._template is not None:
-                self._template.kill()
-                self._template.wait()
-                self._template = None
+            self._closed = True
+            template, self._template = self._template, None
+        if template is not None:
+            template.close()
         for lines in tuple(self._lines):
             lines.read()
         if self._shims is not None:
             shutil.rmtree(self._shims)
             self._shims = None
 
-    def _start_template(self) -> None:
-        control, theirs = socket.socketpair()
-        self._template = subprocess.Popen(
-            [sys.executable, "-u", "-m", "nerite.execution.template", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        self._control = control
-        self._loop.call_soon_threadsafe(self._loop.add_reader, control, self._report)
+    def _running_template(self) -> _Template:
+        """Return the template; another one if that has ended. Raises ``OSError``."""
+        with self._lock:
+            if self._closed:
+                raise ConnectionError("the server ends")
+            if self._template is None or self._template.ended:
+                self._template = _Template(self._loop)
+            return self._template
 
-    def _report(self) -> None:
-        """Take what the template says: a worker has started, a worker has ended."""
-        assert self._control is not None
-        data = self._control.recv(65536)
-        if not data:
-            self._loop.remove_reader(self._control)
-            return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            report: dict[str, Any] = json.loads(line)
-            if "order" in report:
-                self._ordered.pop(report["order"]).set_result(report["pid"])
-            else:
-                self._exited(report["exited"], report["status"])
-
-    def _exited(self, pid: int, status: int) -> None:
-        worker = self._workers.pop(pid, None)
-        if worker is None:
-            self._early_exits[pid] = status
-            return
-        worker.exit_status = status
-        if worker.on_exit is not None:
-            worker.on_exit()
-
-    def _adopt(self, worker: WorkerProcess, output: int, errors: int) -> None:
-        self._workers[worker.pid] = worker
+    def _listen(self, name: str, output: int, errors: int) -> None:
         for descriptor, stream in ((output, "stdout"), (errors, "stderr")):
-            _Lines(self._loop, descriptor, worker.name, stream, self._output, self._lines)
-        status = self._early_exits.pop(worker.pid, None)
-        if status is not None:
-            self._exited(worker.pid, status)
+            _Lines(self._loop, descriptor, name, stream, self._output, self._lines)
 
     def _foreign_path(self) -> dict[str, str]:
-        """Return the environment in which another Python finds our worker, and nothing else of ours."""
-        if self._shims is None:
-            self._shims = Path(tempfile.mkdtemp(prefix="nerite-"))
-            for name in ("nerite", "triton_python_backend_utils"):
-                spec = importlib.util.find_spec(name)
-                assert spec is not None and spec.origin is not None
-                (self._shims / name).symlink_to(Path(spec.origin).parent)
-        return {"PYTHONPATH": str(self._shims)}
+        """Return the environment in which another Python finds our worker, and nothing else of ours.
+
+        Raises ``OSError``.
+        """
+        with self._lock:
+            if self._shims is None:
+                folder = Path(tempfile.mkdtemp(prefix="nerite-"))
+                try:
+                    for name in ("nerite", "triton_python_backend_utils"):
+                        spec = importlib.util.find_spec(name)
+                        assert spec is not None and spec.origin is not None
+                        (folder / name).symlink_to(Path(spec.origin).parent)
+                except OSError:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+                self._shims = folder
+            return {"PYTHONPATH": str(self._shims)}
+
+
+def _wait_for(worker: WorkerProcess, template: _Template) -> None:
+    """Return when a worker has begun. Raises ``OSError`` if it does not."""
+    try:
+        worker.begun.result(_SPAWN_TIMEOUT)
+    except TimeoutError:
+        template.forget(worker)
+        raise TimeoutError(
+            f"the process that starts workers has not answered for {_SPAWN_TIMEOUT:g} s: is it stopped?"
+        ) from None
+
+
+def _connected(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Return a pair of sockets, each closed with its stack."""
+    here, there = socket.socketpair()
+    return ours.enter_context(here), theirs.enter_context(there)
+
+
+def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+    """Return the descriptors of a pipe, each closed with its stack."""
+    here, there = os.pipe()
+    ours.callback(os.close, here)
+    theirs.callback(os.close, there)
+    return here, there
 
 
 class _Lines:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from nerite.core.at_hand import ids_at_hand
+from nerite.core.byte_budget import WORKER_REPLIES
 from nerite.core.marks import Marks
 from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
+from nerite.core.text import MAX_RECORD, shown
 from nerite.execution import messages, records
-from nerite.execution.arena import Arena, Borrower, Loans, Segment
+from nerite.execution.arena import TRIM_STEP, Arena, Borrower, Loans, Segment
 
 
 class Outbox:
@@ -27,11 +30,14 @@ class Outbox:
         self.borrower = Borrower()
         arena = self._arena = Arena()
         arena.on_segment.append(self._announce)
-        self._responses: records.Packer[ResponseHeader] = records.Packer(arena, self.loans, self.borrower)
-        self._requests: records.Packer[RequestHeader] = records.Packer(arena, self.loans, self.borrower)
+        self._responses: records.Packer[ResponseHeader] = records.Packer(
+            arena, self.loans, self.borrower, WORKER_REPLIES
+        )
+        self._requests: records.Packer[RequestHeader] = records.Packer(arena, self.loans, self.borrower, WORKER_REPLIES)
         self._sending = threading.RLock()
         """Held by whoever packs and sends. Whoever holds it may yet log a line, or give up a call, where an object of
         the model's goes and says so."""
+        self._trimming = threading.Lock()
         self._gatherers: set[int] = set()
         """Threads whose messages wait until they have said everything."""
         self._gathered: list[bytes] = []
@@ -65,57 +71,81 @@ class Outbox:
         """Send what a batch returned. ``let_go`` is called when it is packed; ``responses`` is empty afterwards.
 
         So the tokens of the inputs that the model did not keep travel with the message. ``along`` is there if other
-        models could follow.
+        models could follow. A response that cannot be sent is replaced by an error; the others are sent.
         """
-        introductions: list[Buffer] = []
         parts: list[Buffer] = [] if along is None else [messages.along_part(along)]
         kind = messages.RESULT if along is None else messages.RESULT_ON
         count = len(responses)
         with self._sending:
-            for response in responses:
-                records.response_record(self._responses, response, introductions, parts)
+            self._pack(responses, parts)
             let_go()
             responses.clear()
-            del response
             tokens = self.borrower.take_released()
-            message = messages.batch_message(kind, batch, count, tokens, marks, parts)
-            if introductions:
-                self._emit(b"".join(introductions))
-            self._emit(message)
+            self._emit(messages.batch_message(kind, batch, count, tokens, marks, parts))
+
+    def _pack(self, responses: Sequence[InferenceResponse | None], parts: list[Buffer]) -> None:
+        """Append the records of responses; that of an error in the place of one that cannot be sent."""
+        packer, first = self._responses, len(parts)
+        packer.begin()
+        try:
+            for response in responses:
+                records.response_record(packer, response, parts)
+        except Exception:
+            packer.withdraw()
+            del parts[first:]
+            for response in responses:
+                parts += records.sendable_response(packer, response)
 
     def part(self, batch: int, index: int, response: InferenceResponse, final: bool, marks: Marks) -> None:
         """Send one response to one request of a batch, and note the end of its ``marks``."""
-        introductions: list[Buffer] = []
-        parts: list[Buffer] = []
         kind = messages.LAST if final else messages.PART
         with self._sending:
-            records.response_record(self._responses, response, introductions, parts)
+            parts = records.sendable_response(self._responses, response)
             tokens = self.borrower.take_released()
             marks.end()
-            message = messages.batch_message(kind, batch, index, tokens, marks, parts)
-            self._emit(b"".join((*introductions, message)))
+            self._emit(messages.batch_message(kind, batch, index, tokens, marks, parts))
 
     def call(self, number: int, caller: bytes, header: RequestHeader, name: str, data: Sequence[Buffer]) -> None:
-        """Send a request to another model."""
-        introductions: list[Buffer] = []
+        """Send a request to another model. Raises what goes wrong with it; nothing was sent then."""
         parts: list[Buffer] = [caller]
         with self._sending:
             packer = self._requests
-            packer.record(packer.entry(header, introductions), name, data, parts)
+            packer.begin()
+            try:
+                packer.record(header, name, data, parts)
+            except BaseException:
+                packer.withdraw()
+                raise
             tokens = self.borrower.take_released()
-            message = messages.batch_message(messages.CALL, number, 1, tokens, None, parts)
-            self._emit(b"".join((*introductions, message)) if introductions else message)
+            self._emit(messages.batch_message(messages.CALL, number, 1, tokens, None, parts))
 
     def return_tokens(self) -> None:
         """Tell what is done with of the server's memory, without waiting for a message to go along with."""
         with self._sending:
             self._emit(messages.tokens_frame(self.borrower.take_released()))
 
+    def trim(self) -> None:
+        """Give back memory of tensors that was not used since the last call. Takes a while, and keeps nobody waiting.
+
+        Does nothing while another thread is at it.
+        """
+        if not self._trimming.acquire(blocking=False):
+            return
+        try:
+            steps = self._arena.trim()
+            while True:
+                with self._sending:
+                    if next(steps, steps) is steps:
+                        return
+                time.sleep(TRIM_STEP)
+        finally:
+            self._trimming.release()
+
     def log(self, level: str, text: str, file: str, line: int) -> None:
         """Send a log line to the server, which writes it with the instance's name and the ids of the requests."""
         # The server may be gone already; then there is nobody left to tell.
         with contextlib.suppress(OSError):
-            self.send(messages.json_frame(messages.LOG, [level, text, file, line, ids_at_hand()]))
+            self.send(messages.json_frame(messages.LOG, [level, shown(text, MAX_RECORD), file, line, ids_at_hand()]))
 
     def _announce(self, segment: Segment) -> None:
         # Whoever allocates holds ``_sending``. In this order, because the server's loop must not wait for a descriptor

@@ -52,6 +52,14 @@ class RationedRoster:
         """How many batches began for which reason."""
         return self._roster.releases
 
+    def renewed(self) -> RationedRoster:
+        """Return an empty one with the same rules. An instance that runs keeps what it has until it has finished."""
+        return RationedRoster(self._roster.renewed(), self._rations)
+
+    def alone(self, batch: Batch, index: int) -> Batch:
+        """Return a batch in which one request of ``batch`` runs without the others."""
+        return self._roster.alone(batch, index)
+
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it is refused."""
         return self._roster.offer(request, now)
@@ -86,7 +94,8 @@ class RationedRoster:
         return self._roster.settle(request, response)
 
     def came(self, runner: Runner) -> None:
-        """Note that ``runner`` is there, up and idle."""
+        """Note that ``runner`` is there, up and idle: what it had before it gives back."""
+        self._rations.release(runner)
         self._roster.came(runner)
 
     def gone(self, runner: Runner) -> Sequence[Refusal]:

@@ -36,7 +36,8 @@ class Reception:
 
     def __init__(self, policy: Policy | None, loop: asyncio.AbstractEventLoop) -> None:
         """Without a ``policy`` nobody has to be let in."""
-        self._in_force = policy is not None
+        self.in_force = policy is not None
+        """There is a policy, so that requests have callers."""
         self._accounts = Accounts(policy or _NONE)
         self._loop = loop
         self._usages: dict[UsageKey, Usage] = {}
@@ -57,7 +58,7 @@ class Reception:
         statistics: VersionStatistics,
     ) -> Turnstile | None:
         """Return what lets requests in to a version of a model; None where nobody has to be let in."""
-        if not self._in_force:
+        if not self.in_force:
             return None
         turnstile = Turnstile(self._gate(model, tokens=False), queue, enter, statistics, self._loop)
         self._turnstiles.add(turnstile)
@@ -76,7 +77,7 @@ class Reception:
             queue.submit,
             statistics,
             self._loop,
-            None if self._in_force else admission,
+            None if self.in_force else admission,
         )
         self._turnstiles.add(turnstile)
         return turnstile
@@ -111,7 +112,7 @@ class Reception:
 
     def _standings(self) -> list[Standing]:
         now = _now()
-        names = [*self.policy.tenants, EVERYBODY] if self._in_force else []
+        names = [*self.policy.tenants, EVERYBODY] if self.in_force else []
         return [self._accounts.of(name, now).standing(now) for name in names]
 
     def _gates(self) -> list[Gate]:

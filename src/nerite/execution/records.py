@@ -2,15 +2,19 @@
 
     record    header key, 0; inline tensor data
               header key, 1 + id length; a table of placements; id; inline tensor data
+              NEW, 1 + id length; key, size; JSON: header, forgotten keys; table, id and data as above
               ERROR, 0; size; JSON: code and message
               NOTHING, 0
               AGAIN, 0; a record of states, or NOTHING
 
-A header (``RequestHeader``, ``ResponseHeader``) crosses once, in a message of its own, and is referred to by its key
-afterwards. Both sides overwrite the keys in the same order, so they agree without further talk. A header whose key is
-old is introduced again before it is used, so that no key is overwritten in the batch that uses it: introductions go
-before the batch. Where every tensor of a record is inline and its size follows from the header there is no table: the
-usual small request costs sixteen bytes.
+A header (``RequestHeader``, ``ResponseHeader``) crosses with the first record that has it, and is referred to by its
+key afterwards. The sender chooses the key, remembers headers up to a budget in bytes, and says with the next NEW record
+which it has forgotten: the receiver forgets the same ones, and only then are their keys used again. Records are read in
+the order in which they were packed, so both sides agree. A large header is sent each time, with the key ``KEEP_NONE``.
+Where every tensor of a record is inline and its size follows from the header there is no table: the usual small request
+costs sixteen bytes.
+
+A message is packed as a whole or not at all: ``Packer.withdraw`` takes back what a record that failed has left.
 """
 
 from __future__ import annotations
@@ -18,13 +22,17 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from nerite.core import header_form
-from nerite.core.errors import NeriteError
+from nerite.core import footprint, header_form
+from nerite.core.byte_budget import ByteBudget
+from nerite.core.errors import Internal, NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.request import RequestHeader
 from nerite.core.response import Again, InferenceResponse, ResponseHeader
+from nerite.core.signature import show
 from nerite.core.tensor import Buffer, TensorSpec
+from nerite.core.text import shown
 from nerite.execution import messages
 from nerite.execution.arena import Arena, Borrower, Loans, address_of
 from nerite.execution.messages import PADDING
@@ -35,11 +43,14 @@ _SIZE: Final = struct.Struct("<Q")
 
 INLINE_LIMIT: Final = 32 * 1024
 """A tensor of this many bytes or more goes through the arena."""
-KEYS: Final = 4096
-"""Headers that are remembered; twice as many as any batch has."""
+_REMEMBERED: Final = 640
+_TENSOR: Final = 192
+"""Bytes that a remembered header takes beside its own, and each tensor of it."""
 _ERROR: Final = 0xFFFFFFFF
 _NOTHING: Final = 0xFFFFFFFE
 _AGAIN: Final = 0xFFFFFFFD
+_NEW: Final = 0xFFFFFFFC
+KEEP_NONE: Final = 0xFFFFFFFF
 _INLINE: Final = 0
 _YOURS: Final = 0x80000000
 """The data lies in the receiver's own arena: an input that is handed back as an output."""
@@ -50,16 +61,20 @@ Header = TypeVar("Header", RequestHeader, ResponseHeader)
 
 
 class _Entry(Generic[Header]):
-    """A header that has a key, and where the tensors of its plain records are."""
+    """A header, and where the tensors of its plain records are."""
 
-    __slots__ = ("extent", "header", "layout", "number", "plain", "record")
+    __slots__ = ("extent", "header", "key", "layout", "plain", "record", "sizes")
 
-    def __init__(self, number: int, header: Header, specs: Sequence[TensorSpec]) -> None:
-        """``number`` counts introductions; the key is what is left of it by ``KEYS``."""
-        self.number = number
+    def __init__(self, header: Header) -> None:
+        specs = _specs(header)
         self.header: Header = header
+        self.key = KEEP_NONE
+        """That of the packer."""
+        self.record = b""
+        """What a plain record begins with."""
         self.plain = all(0 <= spec.byte_size < INLINE_LIMIT for spec in specs)
-        self.record = _RECORD.pack(number % KEYS, 0)
+        self.sizes = [spec.byte_size for spec in specs]
+        """Of the tensors; -1 where only the data tells."""
         self.layout: list[tuple[int, int]] = []
         at = _RECORD.size
         for spec in specs:
@@ -67,71 +82,149 @@ class _Entry(Generic[Header]):
             at += (spec.byte_size + 7) & ~7
         self.extent = at
 
+    @property
+    def footprint(self) -> int:
+        """The bytes that it takes in memory, with the header."""
+        header = self.header
+        of = footprint.of_request_header if isinstance(header, RequestHeader) else footprint.of_response_header
+        return _REMEMBERED + _TENSOR * len(self.sizes) + of(header)
+
+
+class _Table(Generic[Header]):
+    """What a packer remembers. An entry gets a key when the budget puts it in, and is evicted at any time."""
+
+    __slots__ = ("_free", "_keys", "_told", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[Header, _Entry[Header]] = {}
+        self._free: list[int] = []
+        """Keys that no entry has."""
+        self._told = 0
+        """How many of them the receiver knows to be free: those in front."""
+        self._keys = 0
+        """How many keys there are."""
+
+    def __setitem__(self, header: Header, entry: _Entry[Header]) -> None:
+        if self._free:
+            entry.key = self._free.pop()
+            self._told = min(self._told, len(self._free))
+        else:
+            entry.key = self._keys
+            self._keys += 1
+        entry.record = _RECORD.pack(entry.key, 0)
+        self.entries[header] = entry
+
+    def pop(self, header: Header, _: None = None) -> None:
+        """Forget an entry, if it is there, and free its key."""
+        entry = self.entries.pop(header, None)
+        if entry is not None:
+            self._free.append(entry.key)
+
+    def forgotten(self) -> list[int]:
+        """Return the keys that the receiver is to forget: those that it was not told of."""
+        forgotten = self._free[self._told :]
+        self._told = len(self._free)
+        return forgotten
+
+    def withdraw(self, entries: Sequence[_Entry[Header]]) -> None:
+        """Forget entries that the receiver did not hear of, nor of what was forgotten for them."""
+        for entry in entries:
+            if self.entries.get(entry.header) is entry:
+                self.pop(entry.header)
+        self._told = 0
+
 
 class Packer(Generic[Header]):
     """The sending half of the codec: headers to keys, tensors to places."""
 
-    __slots__ = ("_arena", "_borrower", "_elsewhere", "_entries", "_keys", "_loans", "_next")
+    __slots__ = ("_arena", "_borrower", "_budget", "_elsewhere", "_entries", "_loans", "_marked", "_new", "_table")
 
     def __init__(
         self,
         arena: Arena,
         loans: Loans,
         borrower: Borrower,
+        budget: ByteBudget,
         elsewhere: Callable[[memoryview, int], tuple[int, int] | None] = lambda _view, _address: None,
     ) -> None:
-        """``elsewhere`` gives segment and offset of a view in other memory that the receiver maps, given its address.
+        """``budget`` bounds the headers that are remembered.
 
-        The receiver may write there, too, unless the view is for reading only.
+        ``elsewhere`` gives segment and offset of a view in other memory that the receiver maps, given its address. The
+        receiver may write there, too, unless the view is for reading only.
         """
         self._elsewhere = elsewhere
         self._arena = arena
         self._loans = loans
         self._borrower = borrower
-        self._entries: dict[Header, _Entry[Header]] = {}
-        self._keys: list[Header | None] = [None] * KEYS
-        self._next = 0
+        self._budget = budget
+        self._table: _Table[Header] = _Table()
+        self._entries: dict[Header, _Entry[Header]] = self._table.entries
+        self._new: list[_Entry[Header]] = []
+        """What the message which is being packed introduces."""
+        self._marked = 0
 
-    def entry(self, header: Header, parts: list[Buffer]) -> _Entry[Header]:
-        """Return the entry of ``header``; append the message that introduces it to ``parts``, if it needs one."""
+    def begin(self) -> None:
+        """Begin a message: what is packed from now on is withdrawn or sent."""
+        self._marked = self._loans.mark
+        if self._new:
+            self._new.clear()
+
+    def withdraw(self) -> None:
+        """Take back what was packed since ``begin``: it is not sent."""
+        self._loans.revoke(self._marked)
+        self._table.withdraw(self._new)
+        self._new.clear()
+
+    def record(self, header: Header, name: str, data: Sequence[Buffer], parts: list[Buffer]) -> None:
+        """Append one request or response to ``parts``.
+
+        Raises what goes wrong with it: then the message has to be withdrawn.
+        """
         entry = self._entries.get(header)
-        if entry is None or self._next - entry.number > KEYS // 2:
-            if entry is not None:
-                self._keys[entry.number % KEYS] = None
-            number = self._next
-            self._next += 1
-            if (old := self._keys[number % KEYS]) is not None:
-                del self._entries[old]
-            self._keys[number % KEYS] = header
-            if isinstance(header, RequestHeader):
-                kind, entry = messages.REQUEST_HEADER, _Entry(number, header, header.inputs)
-            else:
-                kind, entry = messages.RESPONSE_HEADER, _Entry(number, header, header.outputs)
-            self._entries[header] = entry
-            parts.append(messages.json_frame(kind, header_form.describe(header)))
-        return entry
-
-    def record(self, entry: _Entry[Header], name: str, data: Sequence[Buffer], parts: list[Buffer]) -> None:
-        """Append one request or response to ``parts``."""
-        if entry.plain and not name:
+        if entry is not None and entry.plain and not name:
             parts.append(entry.record)
+            sizes = entry.sizes
+            at = 0
             for buffer in data:
+                if (size := len(buffer)) != sizes[at]:
+                    raise _misfit(entry, data)
                 parts.append(buffer)
-                if odd := len(buffer) & 7:
+                if odd := size & 7:
                     parts.append(PADDING[odd])
+                at += 1  # noqa: SIM113  # enumerate costs more
             return
         raw = name.encode()
-        (key,) = struct.unpack_from("<I", entry.record)
+        if entry is None:
+            entry = self._introduce(header, 1 + len(raw), parts)
+        else:
+            parts.append(_RECORD.pack(entry.key, 1 + len(raw)))
         inline: list[Buffer] = []
-        places: list[bytes] = []
+        sizes = entry.sizes
+        at = 0
         for buffer in data:
             size = len(buffer)
+            if size != sizes[at] and sizes[at] >= 0:
+                raise _misfit(entry, data)
+            at += 1  # noqa: SIM113
             if size >= INLINE_LIMIT and (place := self._lend(memoryview(buffer))) is not None:
-                places.append(place)
+                parts.append(place)
             else:
-                places.append(_PLACE.pack(size, 0, _INLINE, 0))
+                parts.append(_PLACE.pack(size, 0, _INLINE, 0))
                 inline += (buffer, PADDING[size & 7])
-        parts += (_RECORD.pack(key, 1 + len(raw)), *places, raw, PADDING[len(raw) & 7], *inline)
+        parts += (raw, PADDING[len(raw) & 7], *inline)
+
+    def _introduce(self, header: Header, name: int, parts: list[Buffer]) -> _Entry[Header]:
+        """Append the beginning of a record that says what its header is; remember that, unless it is large."""
+        entry, table = _Entry(header), self._table
+        self._budget.put(table, header, entry, entry.footprint)
+        key = KEEP_NONE
+        if self._entries.get(header) is entry:  # else it is too large, or was evicted at once
+            key = entry.key
+            self._new.append(entry)
+        text = json.dumps([header_form.describe(header), table.forgotten()]).encode()
+        size = len(text)
+        parts += (_RECORD.pack(_NEW, name), _RECORD.pack(key, size), text, PADDING[size & 7])
+        return entry
 
     def _lend(self, view: memoryview) -> bytes | None:
         size = len(view)
@@ -159,20 +252,14 @@ class Packer(Generic[Header]):
 class Unpacker(Generic[Header]):
     """The receiving half of the codec."""
 
-    __slots__ = ("_borrower", "_entries", "_loans", "_next")
+    __slots__ = ("_borrower", "_entries", "_loans", "_read")
 
-    def __init__(self, loans: Loans, borrower: Borrower) -> None:
+    def __init__(self, loans: Loans, borrower: Borrower, read: Callable[[dict[str, Any]], Header]) -> None:
+        """``read`` makes a header of what ``header_form.describe`` said."""
         self._loans = loans
         self._borrower = borrower
-        self._entries: list[_Entry[Header] | None] = [None] * KEYS
-        self._next = 0
-
-    def introduce(self, header: Header) -> None:
-        """Take note of the header that the next key stands for."""
-        number = self._next
-        self._next += 1
-        specs = header.inputs if isinstance(header, RequestHeader) else header.outputs
-        self._entries[number % KEYS] = _Entry(number, header, specs)
+        self._read: Callable[[dict[str, Any]], Header] = read
+        self._entries: dict[int, _Entry[Header]] = {}
 
     def record(
         self, body: memoryview, at: int
@@ -182,15 +269,17 @@ class Unpacker(Generic[Header]):
         ``Again`` stands for the word that a request is to run again; the record of its states is the next.
         """
         key, name_size = _RECORD.unpack_from(body, at)
-        if key >= _AGAIN:
-            if key == _ERROR:
-                return self._error(body, at)
+        if key < _NEW:
+            entry = self._entries[key]
+            if not name_size:
+                return entry.header, "", [body[at + a : at + b] for a, b in entry.layout], at + entry.extent
+            at += _RECORD.size
+        elif key == _NEW:
+            entry, at = self._introduced(body, at + _RECORD.size)
+        elif key == _ERROR:
+            return self._error(body, at)
+        else:
             return (Again if key == _AGAIN else None), "", [], at + _RECORD.size
-        entry = self._entries[key]
-        assert entry is not None
-        if not name_size:
-            return entry.header, "", [body[at + a : at + b] for a, b in entry.layout], at + entry.extent
-        at += _RECORD.size
         places = [_PLACE.unpack_from(body, at + index * _PLACE.size) for index in range(len(entry.layout))]
         at += len(places) * _PLACE.size
         name_size -= 1
@@ -207,6 +296,18 @@ class Unpacker(Generic[Header]):
                 data.append(self._borrower.view(segment - 1, offset, size, token))
         return entry.header, name, data, at
 
+    def _introduced(self, body: memoryview, at: int) -> tuple[_Entry[Header], int]:
+        """Return the header of a NEW record, kept if it has a key, and where its placements begin."""
+        key, size = _RECORD.unpack_from(body, at)
+        at += _RECORD.size
+        described, forgotten = json.loads(bytes(body[at : at + size]))
+        for each in forgotten:
+            self._entries.pop(each, None)
+        entry = _Entry(self._read(described))
+        if key != KEEP_NONE:
+            self._entries[key] = entry
+        return entry, at + ((size + 7) & ~7)
+
     def _error(self, body: memoryview, at: int) -> tuple[NeriteError, str, list[Buffer], int]:
         at += _RECORD.size
         (size,) = _SIZE.unpack_from(body, at)
@@ -214,13 +315,34 @@ class Unpacker(Generic[Header]):
         return messages.read_error(body[at : at + size]), "", [], at + ((size + 7) & ~7)
 
 
-def response_record(
-    packer: Packer[ResponseHeader],
-    response: InferenceResponse | None,
-    introductions: list[Buffer],
-    parts: list[Buffer],
-) -> None:
-    """Append a response to ``parts``; nothing for None and for one that is empty."""
+def _specs(header: RequestHeader | ResponseHeader) -> Sequence[TensorSpec]:
+    return header.inputs if isinstance(header, RequestHeader) else header.outputs
+
+
+def _misfit(entry: _Entry[Any], data: Sequence[Buffer]) -> NeriteError:
+    """Return the error of tensors that do not have the sizes that their header says."""
+    for spec, buffer in zip(_specs(entry.header), data, strict=True):
+        if len(buffer) != spec.byte_size >= 0:
+            return Internal(
+                f"tensor '{shown(spec.name)}' has {len(buffer)} bytes, and {spec.datatype.name} {show(spec.shape)} has "
+                f"{spec.byte_size}: its array was resized after the Tensor was made. Make the Tensor of the array as "
+                "it is sent"
+            )
+    raise AssertionError("all tensors have the sizes that their header says")
+
+
+def request_unpacker(loans: Loans, borrower: Borrower) -> Unpacker[RequestHeader]:
+    """Return the receiving half for requests."""
+    return Unpacker(loans, borrower, header_form.read_request_header)
+
+
+def response_unpacker(loans: Loans, borrower: Borrower) -> Unpacker[ResponseHeader]:
+    """Return the receiving half for responses."""
+    return Unpacker(loans, borrower, header_form.read_response_header)
+
+
+def response_record(packer: Packer[ResponseHeader], response: InferenceResponse | None, parts: list[Buffer]) -> None:
+    """Append a response to ``parts``; nothing for None and for one that is empty. Raises as ``Packer.record``."""
     if response is not None and response.again:
         parts.append(_AGAIN_RECORD)
     if response is None or response.empty:
@@ -229,7 +351,21 @@ def response_record(
         error_record(response.error, parts)
     else:
         assert response.header is not None
-        packer.record(packer.entry(response.header, introductions), "", response.data, parts)
+        packer.record(response.header, "", response.data, parts)
+
+
+def sendable_response(packer: Packer[ResponseHeader], response: InferenceResponse | None) -> list[Buffer]:
+    """Return the record of a response as a message's only one: that of an error, if the response cannot be sent."""
+    parts: list[Buffer] = []
+    packer.begin()
+    try:
+        response_record(packer, response, parts)
+    except Exception as error:
+        packer.withdraw()
+        parts.clear()
+        failure = error if isinstance(error, NeriteError) else report("channel", error, "while a response was packed")
+        error_record(failure, parts)
+    return parts
 
 
 def read_response(

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nerite.cache.key import Keys
+from nerite.core import footprint
 from nerite.core.errors import Cancelled, KeyReused, NeriteError, Unsupported
 from nerite.core.idempotency_key import NAME, IdempotencyKey
+from nerite.core.internal_errors import report
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
-from nerite.core.response import InferenceResponse
+from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.witness import Witness
 from nerite.execution.alarm import Alarm
 from nerite.execution.turnstile import caller_of, deadline_of
@@ -31,7 +33,7 @@ _now = time.monotonic_ns
 _AT_ONCE: Final = 32
 """Responses that somebody who joins gets in one turn of the loop, which others wait for."""
 _OVERHEAD: Final = 512
-"""Bytes that a response takes beside its data, about."""
+"""Bytes that a response takes beside its header and its data, about."""
 
 
 class Said(NamedTuple):
@@ -192,10 +194,20 @@ class SharedAnswer(KeyedAnswer, Witness):
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Take a response, keep it, and pass it on."""
+        try:
+            self._take(request, response, final)
+        except Exception as error:
+            failure = report("admission", error, "of a request with an idempotency key", request.id)
+            for follower in list(self._followers.values()):
+                follower.request.respond(InferenceResponse.failed(failure))
+                self._forget(follower)
+
+    def _take(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         # A copy: the memory that it came in is used again.
         kept = InferenceResponse(response.header, [bytes(each) for each in response.data], response.error)
+        before = self._said[-1].response.header if self._said else None
         self._said.append(Said(kept, final))
-        self._rejoining.said(self, sum(map(len, kept.data)) + _OVERHEAD)
+        self._rejoining.said(self, _size_of(kept, before))
         if final:
             self._rejoining.ended(self, failed=response.error is not None)
         for follower in list(self._followers.values()):
@@ -280,6 +292,14 @@ class SharedAnswer(KeyedAnswer, Witness):
 
     def _witnesses(self) -> list[tuple[Witness, InferenceRequest]]:
         return [(each.sink, each) for each in self._followers if isinstance(each.sink, Witness)]
+
+
+def _size_of(kept: InferenceResponse, before: ResponseHeader | None) -> int:
+    """Return the bytes that a response takes. Mostly its header is that of the one before, which counts once."""
+    size = _OVERHEAD + sum(map(len, kept.data))
+    if kept.header is not None and kept.header is not before:
+        size += footprint.of_response_header(kept.header)
+    return size
 
 
 def _lasting(header: RequestHeader, grace_ns: int) -> RequestHeader:

@@ -11,7 +11,9 @@ from typing import Final
 
 from nerite.backends import registry
 from nerite.backends.interface import Instance, InstanceContext, Model, ModelContext
+from nerite.core.request import RequestHeader
 from nerite.execution.inbox import Message
+from nerite.execution.records import Unpacker
 
 at_seat: Final[ContextVar[int | None]] = ContextVar("at_seat", default=None)
 """The seat of the instance that is being made or finalized."""
@@ -20,9 +22,10 @@ at_seat: Final[ContextVar[int | None]] = ContextVar("at_seat", default=None)
 class Resident:
     """One instance. It has one job at a time, on whichever thread comes first."""
 
-    def __init__(self, seat: int, do: Callable[[Resident, Message], None]) -> None:
-        """``do`` does one of the jobs."""
+    def __init__(self, seat: int, do: Callable[[Resident, Message], None], requests: Unpacker[RequestHeader]) -> None:
+        """``do`` does one of the jobs; ``requests`` unpacks those of the instance."""
         self.seat = seat
+        self.requests = requests
         self._do = do
         self.name = ""
         self.instance: Instance | None = None

@@ -52,6 +52,12 @@ class Roster(Protocol):
     def releases(self) -> Mapping[Release, int]:
         """How many batches began for which reason; empty where no request waits for others."""
 
+    def renewed(self) -> Roster:
+        """Return an empty one with the same rules, which knows no instances."""
+
+    def alone(self, batch: Batch, index: int) -> Batch:
+        """Return a batch in which one request of ``batch``, which ``choose`` returned, runs without the others."""
+
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it is refused."""
 
@@ -115,6 +121,9 @@ class Roster(Protocol):
 
 class SelectiveRoster(Roster, Protocol):
     """A roster that lets somebody else say which instances may begin."""
+
+    def renewed(self) -> SelectiveRoster:
+        """Return an empty one with the same rules, which knows no instances."""
 
     def choose(self, now: int, may: May | None = None) -> tuple[Runner, Batch] | None:
         """Return an instance and the batch that it is given now; None if nothing should start.

@@ -67,7 +67,11 @@ class Runner(Protocol):
         """A batch or a request that gets its responses one by one is under way."""
 
     def run(self, batch: Batch) -> None:
-        """Execute a batch, and call ``done`` once. Never blocks, except where running on the loop is the idea."""
+        """Execute a batch, and call ``done`` once, with this very list.
+
+        Never blocks, except where running on the loop is the idea. If it raises before ``done`` was called, nothing of
+        the batch was taken: the instance is as it was before.
+        """
 
     def cancel(self, request: InferenceRequest) -> None:
         """Tell the model, where it cannot see it, that ``request``, which it has, is cancelled."""
@@ -81,8 +85,11 @@ class Runner(Protocol):
     def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
         """Return the calls before which ``request`` will not be answered; None if the instance does not have it."""
 
-    def is_ready(self, answered: Callable[[bool], None]) -> None:
-        """Ask the model itself whether it can serve; ``answered`` is called on the loop's thread."""
+    def is_ready(self, answered: Callable[[bool], None], patience: float) -> None:
+        """Ask the model itself whether it can serve; ``answered`` is called on the loop's thread.
+
+        After ``patience`` seconds it is called with what the model said before.
+        """
 
     def memory(self) -> int:
         """Return how many bytes its process has for itself now: 0 for an instance without a process of its own."""

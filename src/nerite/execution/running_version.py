@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nerite.backends.registry import GENERATING
@@ -13,16 +14,18 @@ from nerite.cache.gate import Gate, Queue
 from nerite.cache.interface import ResponseCache
 from nerite.config.model_config import ModelConfig
 from nerite.config.options import QueueOptions
+from nerite.config.tenant_caches import tenants_share_cache
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.internal_errors import internal_errors
 from nerite.core.request import GaveUp, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
-from nerite.execution.arena import Arena
+from nerite.execution.arena import TRIM_EVERY, TRIM_STEP, Arena, Segment
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.keyed_queue import KeyedQueue
-from nerite.execution.readiness import ask_all
+from nerite.execution.readiness import PROBE_PATIENCE, ask_all
 from nerite.execution.reception import Reception
 from nerite.execution.runner import OnReport, Runner
 from nerite.execution.runner_makers import RunnerMaker
@@ -34,12 +37,45 @@ from nerite.scheduling.admission import Admission
 from nerite.scheduling.release import Release
 from nerite.scheduling.sequence import SequenceRequest
 
-_TRIM_AFTER = 30.0
 _numbers = itertools.count(1)
 
 
 class RunningVersion:
     """Takes requests until it is closed. For the loop's thread only."""
+
+    __slots__ = (
+        "__weakref__",
+        "_arena",
+        "_closing",
+        "_entry",
+        "_gate",
+        "_instances",
+        "_keyed",
+        "_listeners",
+        "_loop",
+        "_maker",
+        "_on_closed",
+        "_open",
+        "_queue",
+        "_scheduler",
+        "_submit",
+        "_trim_timer",
+        "cached",
+        "config",
+        "config_json",
+        "content",
+        "decoupled",
+        "label",
+        "load_seconds",
+        "name",
+        "number",
+        "signature",
+        "statistics",
+        "tokens",
+        "traced",
+        "version",
+        "worker",
+    )
 
     def __init__(
         self,
@@ -97,6 +133,9 @@ class RunningVersion:
         self._entry = scheduler.submit if config.sequence_batching is None else self._submit_to_sequence
         self._submit = self._entry
         self._trim_timer: asyncio.TimerHandle | None = None
+        arena.on_segment.append(self._has_memory)
+        if arena.segments:  # a warm-up has used some
+            self._trim()
 
     @property
     def runners(self) -> tuple[Runner, ...]:
@@ -218,11 +257,12 @@ class RunningVersion:
 
     def put_before(self, cache: ResponseCache) -> None:
         """Answer from a cache what was answered before. Called before there are requests."""
-        outputs = self.signature.outputs
+        queue = self._queue if self._keyed is None else self._keyed.queue
+        shared = tenants_share_cache(self.config)
+        self._gate = Gate(cache, queue, self.statistics, self.signature.outputs, shared=shared)
         if self._keyed is not None:
-            self._keyed.queue = self._gate = Gate(cache, self._keyed.queue, self.statistics, outputs)
+            self._keyed.queue = self._gate
         else:
-            self._gate = Gate(cache, self._queue, self.statistics, outputs)
             self._enter_by(self._gate)
 
     def _enter_by(self, queue: Queue) -> None:
@@ -247,8 +287,6 @@ class RunningVersion:
 
     def receive_buffer(self, size: int) -> memoryview | None:
         """Return writable memory that the instances can read as it is; None if there is none left."""
-        if self._trim_timer is None:
-            self._trim_timer = self._loop.call_later(_TRIM_AFTER, self._trim)
         return self._arena.allocate(size)
 
     def _hear(self, runner: Runner) -> None:
@@ -262,15 +300,28 @@ class RunningVersion:
             self.tokens = TokenStatistics(0 if report is None else report.context_length)
         self.tokens.reported(runner, report, time.monotonic_ns())
         for listener in self._listeners:
-            listener(runner, report)
+            try:
+                listener(runner, report)
+            except Exception as error:
+                internal_errors.report("admission", error, f"of model '{self.name}'")
 
     def _too_late(self, request: InferenceRequest) -> None:
         if self.tokens is not None:
             self.tokens.too_late(request)
 
-    def ask_ready(self, answered: Callable[[bool], None]) -> None:
-        """Ask every instance that takes requests whether it can serve; all must."""
-        ask_all([runner.is_ready for runner in self._active], answered)
+    def ask_ready(self, answered: Callable[[bool], None], patience: float = PROBE_PATIENCE) -> None:
+        """Ask every instance that takes requests whether it can serve; all must. False after an audit with findings.
+
+        An instance that does not answer within ``patience`` seconds is as ready as it was.
+        """
+        if not self._scheduler.sound:
+            answered(False)
+            return
+        ask_all([partial(runner.is_ready, patience=patience) for runner in self._active], answered)
+
+    def audit(self) -> list[str]:
+        """Restore what is lost between the queue and the instances; return what that was, for the log."""
+        return self._scheduler.audit()
 
     async def resize(self, config: ModelConfig, config_json: dict[str, Any], plans: Sequence[InstancePlan]) -> None:
         """Have these instances from now on: those that there are stay, the others finish what they run.
@@ -338,14 +389,24 @@ class RunningVersion:
             return
         if self._trim_timer is not None:
             self._trim_timer.cancel()
+        self._arena.on_segment.remove(self._has_memory)
         self._arena.close()
         self._maker.close()
         self._on_closed()
 
+    def _has_memory(self, _segment: Segment) -> None:
+        if self._trim_timer is None:
+            self._trim()
+
     def _trim(self) -> None:
-        """Give back memory of large tensors when none was received for a while."""
-        self._trim_timer = None
-        self._arena.trim()
+        """Give back memory of large tensors that is not used, from now on every few seconds."""
+        self._go_on_trimming(self._arena.trim())
+
+    def _go_on_trimming(self, steps: Iterator[None]) -> None:
+        for _ in steps:
+            self._trim_timer = self._loop.call_later(TRIM_STEP, self._go_on_trimming, steps)
+            return
+        self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
 
 
 def _ignored(runner: Runner) -> None:

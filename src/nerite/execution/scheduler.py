@@ -13,6 +13,12 @@ from nerite.scheduling.release import Release
 class Scheduler(Queue, Protocol):
     """One for a model version. For the loop's thread only."""
 
+    sound: bool
+    """The last audit found nothing to restore."""
+
+    def audit(self) -> list[str]:
+        """Compare what was handed out with what came back, restore what differs, and return what that was."""
+
     @property
     def waiting(self) -> Mapping[int, int]:
         """How many requests wait for an instance, by priority."""

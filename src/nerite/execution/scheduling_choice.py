@@ -10,6 +10,7 @@ from nerite.config.scheduling_choice import ModelDynamicBatching, ModelQueuePoli
 from nerite.core.errors import InvalidArgument
 from nerite.execution.any_instance import AnyInstance
 from nerite.execution.roster import SelectiveRoster
+from nerite.execution.sequence_dress import SequenceDress
 from nerite.execution.sequence_roster import SequenceRoster
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
 from nerite.scheduling.one_by_one import OneByOne
@@ -28,7 +29,8 @@ def roster(config: ModelConfig, directory: Path) -> SelectiveRoster:
             f"model '{config.name}' uses 'ensemble_scheduling', which this version of the server does not offer"
         )
     if config.sequence_batching is not None:
-        return SequenceRoster(config, directory, _sequence_rules(config, config.sequence_batching, hold))
+        dress = SequenceDress(config, directory)
+        return SequenceRoster(config, dress, _sequence_rules(config, config.sequence_batching, hold))
     if config.dynamic_batching is not None:
         return AnyInstance(DynamicBatcher(_batching_rules(config, config.dynamic_batching, hold)))
     return AnyInstance(OneByOne(hold))

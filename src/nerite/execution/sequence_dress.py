@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from nerite.config.model_config import ModelConfig
+from nerite.core import footprint
+from nerite.core.byte_budget import SEQUENCES
 from nerite.core.request import NOBODY, InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
@@ -21,9 +23,6 @@ from nerite.scheduling.sequence import Sequence
 
 Said: TypeAlias = Mapping[str, tuple[TensorSpec, Buffer]]
 """Controls and states that a sample for warming up says itself, by name."""
-
-_MOST_HEADERS: Final = 4096
-"""Headers remembered; a sequence brings at least three: of its first request, of its last, and of those between."""
 
 
 class DressedHeader(RequestHeader):
@@ -51,6 +50,7 @@ class DressedHeader(RequestHeader):
             sequence_id=self.sequence_id,
             sequence_start=self.sequence_start,
             sequence_end=self.sequence_end,
+            caller=self.caller,
             returned=self.returned,
         )
         other.batch_size, other.batch_key = self.batch_size, self.batch_key
@@ -141,9 +141,9 @@ class SequenceDress:
         key = (header, sequence_id, start, end, form)
         dressed = self._headers.get(key)
         if dressed is None:
-            if len(self._headers) >= _MOST_HEADERS:
-                self._headers.clear()
-            dressed = self._headers[key] = self._made(*key)
+            dressed = self._made(*key)
+            size = footprint.of_request_header(header) + footprint.of_request_header(dressed)
+            SEQUENCES.put(self._headers, key, dressed, size)
         return dressed
 
     def _made(
@@ -165,6 +165,7 @@ class SequenceDress:
             sequence_id=sequence_id,
             sequence_start=start,
             sequence_end=end,
+            caller=header.caller,
             returned=self._returnable & header.wanted if header.outputs else self._returnable,
         )
         dressed.batch_size = header.batch_size

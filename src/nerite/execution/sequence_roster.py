@@ -6,10 +6,10 @@ import itertools
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.execution.roster import Ended, May, Refusal
@@ -32,13 +32,16 @@ class SequenceRoster:
     ahead = False
     settles = True
 
-    def __init__(self, config: ModelConfig, directory: Path, rules: SequenceRules) -> None:
-        """``directory``: where the model lies. Blocks. Raises ``NeriteError`` as ``SequenceDress``."""
+    def __init__(self, config: ModelConfig, dress: SequenceDress, rules: SequenceRules) -> None:
+        """``dress`` adds controls and states to requests, and takes states out of answers."""
+        self._config = config
+        self._rules = rules
         self._model = rules.model
         self._batcher: SequenceBatcher[Runner] = SequenceBatcher(rules, self._prepare)
-        self._dress = SequenceDress(config, directory)
+        self._dress = dress
         batching = config.sequence_batching
         self._iterative = batching is not None and batching.iterative_sequence
+        self._by_slot = rules.batching is None
         self._ids = itertools.count(1)
         self._terms = SequenceTerms(config)
 
@@ -61,6 +64,15 @@ class SequenceRoster:
     def releases(self) -> Mapping[Release, int]:
         """Why batches began."""
         return self._batcher.releases
+
+    def renewed(self) -> SequenceRoster:
+        """Return an empty one with the same rules, which knows no instances and no sequences."""
+        return SequenceRoster(self._config, self._dress, self._rules)
+
+    def alone(self, batch: Batch, index: int) -> Batch:
+        """Return a batch in which one request of ``batch`` has its slot, and the slots before it are empty."""
+        request = batch[index]
+        return [*(self._dress.null(request) for _ in range(index)), request] if self._by_slot else [request]
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait for its turn in its sequence, or return why it is refused."""
@@ -104,7 +116,7 @@ class SequenceRoster:
             if not isinstance(request, SequenceRequest):
                 nulls.append(request)
                 continue
-            kept = None if response is None else self.settle(request, response)
+            kept = None if response is None else self._settled(request, response)
             if response is not None and response.again:
                 again.append(request)
                 continue
@@ -112,6 +124,13 @@ class SequenceRoster:
             settled.append(kept)
         self._batcher.ended(runner, real, _now(), again)
         return [*real], settled, [*nulls, *again]
+
+    def _settled(self, request: SequenceRequest, response: InferenceResponse) -> InferenceResponse | None:
+        """Return what ``settle`` does; an error where it fails, so that the others of the batch come to their end."""
+        try:
+            return self.settle(request, response)
+        except Exception as error:
+            return InferenceResponse.failed(report("dispatcher", error, f"of model '{self._model}'", request.id))
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
         """Keep what a response leaves for the next request of the sequence; return what the caller gets of it.
@@ -168,11 +187,18 @@ class SequenceRoster:
         """Drop and return everything that waits."""
         return [*self._batcher.drain()]
 
-    def _prepare(self, request: SequenceRequest) -> None:
-        """Have a request carry what the model is to know of its sequence, and what the last one left."""
-        request.undress()
-        end = request.header.sequence_end and bool(request.header.sequence_id)
-        self._dress.dress(request, request.sequence, start=request.starts, end=end)
+    def _prepare(self, request: SequenceRequest) -> NeriteError | None:
+        """Have a request carry what the model is to know of its sequence, and what the last one left.
+
+        Return why that failed, if it did.
+        """
+        try:
+            request.undress()
+            end = request.header.sequence_end and bool(request.header.sequence_id)
+            self._dress.dress(request, request.sequence, start=request.starts, end=end)
+        except Exception as error:
+            return report("dispatcher", error, f"of model '{self._model}'", request.id)
+        return None
 
     def _make_iterative(self, request: SequenceRequest) -> None:
         """Have a request be a sequence of its own, with an id if it has none: the model says when it is over."""

@@ -12,17 +12,17 @@ from typing import Final, NamedTuple
 from nerite.config.initial_states import initial_dims, read_initial_state
 from nerite.config.scheduling_choice import ModelSequenceBatching
 from nerite.core import dtype as dtypes
+from nerite.core import footprint
+from nerite.core.byte_budget import SEQUENCES
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
 
 SMALL: Final = 4096
 """Bytes up to which a state is copied, instead of holding what it lies in: a whole message, or a whole batch."""
-_MOST_SPLITS: Final = 1024
-"""Response headers remembered; a model with ever new shapes starts over from time to time."""
 
 
 class StateForm:
-    """Types and shapes of a model's states between two requests. Equal ones are the same object."""
+    """Types and shapes of a model's states between two requests. Equal ones are mostly the same object."""
 
     __slots__ = ("specs", "varies")
 
@@ -90,9 +90,9 @@ class States:
             return before, response
         split = self._splits.get((header, returned))
         if split is None:
-            if len(self._splits) >= _MOST_SPLITS:
-                self._splits.clear()
-            split = self._splits[header, returned] = self._worked_out(header, returned)
+            split = self._worked_out(header, returned)
+            # The header, what the caller gets of it with what transports leave there, and the states.
+            SEQUENCES.put(self._splits, (header, returned), split, 4 * footprint.of_response_header(header))
         data = response.data
         kept = [old if at is None else _held(data[at]) for at, old in zip(split.states, before.data, strict=True)]
         specs = tuple([new or old for new, old in zip(split.specs, before.form.specs, strict=True)])
@@ -103,9 +103,8 @@ class States:
     def _form(self, specs: tuple[TensorSpec, ...]) -> StateForm:
         form = self._forms.get(specs)
         if form is None:
-            if len(self._forms) >= _MOST_SPLITS:
-                self._forms.clear()
-            form = self._forms[specs] = StateForm(specs, varies=self._varies)
+            form = StateForm(specs, varies=self._varies)
+            SEQUENCES.put(self._forms, specs, form, footprint.of_specs(specs))
         return form
 
     def _worked_out(self, header: ResponseHeader, returned: frozenset[str]) -> _Split:

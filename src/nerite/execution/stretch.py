@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from nerite.core import footprint
+from nerite.core.byte_budget import ENSEMBLES
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
@@ -21,8 +23,6 @@ from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
 from nerite.scheduling.ensemble import link_form
 from nerite.scheduling.ensemble.link import Question
 
-_MOST: Final = 256
-"""Questions that are remembered of a hop."""
 _answered: Final = threading.Condition()
 
 
@@ -63,13 +63,16 @@ class Hop:
         self._questions: dict[tuple[RequestHeader, ResponseHeader], Question | None] = {}
 
     def question(self, first: RequestHeader, before: ResponseHeader) -> Question | None:
-        """Return what is asked, as the link has it. Repeated ones are the same object."""
+        """Return what is asked, as the link has it. Repeated ones are mostly the same object."""
         key = first, before
-        if key not in self._questions:
-            if len(self._questions) >= _MOST:
-                self._questions.clear()
-            self._questions[key] = self.link.question(first, before)
-        return self._questions[key]
+        question = self._questions.get(key, ...)
+        if question is ...:
+            question = self.link.question(first, before)
+            size = footprint.of_request_header(first) + footprint.of_response_header(before)
+            if question is not None:
+                size += footprint.of_request_header(question.header)
+            ENSEMBLES.put(self._questions, key, question, size)
+        return question
 
     def portions(self, asked: Mapping[int, InferenceRequest]) -> Iterator[list[int]]:
         """Yield which of the requests may run together."""

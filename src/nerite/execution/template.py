@@ -4,14 +4,15 @@ A fork is ready in milliseconds and shares the template's pages, where a fresh P
 25 MB each time. The template runs no models, has one thread and one loop: orders come by a socket, as a line of JSON
 with the worker's descriptors attached; deaths are reported back, because only the parent learns how a process ended.
 
-If the server dies the template dies with it (``PR_SET_PDEATHSIG``, and the end of the control socket), and the workers
-with the template.
+If the server dies the template hears of it (``PR_SET_PDEATHSIG``, and the end of the control socket), and ends the
+workers with all that they have started. If the template itself is killed, its workers are (``PR_SET_PDEATHSIG``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -22,13 +23,19 @@ import sys
 from typing import Any, NoReturn
 
 import triton_python_backend_utils  # noqa: F401  imported for the workers' sake
-from nerite.execution import worker
+from nerite.execution import helper, worker
+from nerite.execution.orphans import MARK, Orphans, end_all, mark_of
 from nerite.execution.settling import settle
 from nerite.execution.thread_counts import follow
 
 _DEATH_SIGNAL = 1
 _NAME = 15
+_SUBREAPER = 36
 _ENOUGH = 64 * 1024
+_DESCRIPTORS = 4
+"""That come with an order."""
+_PROGRAMS = {"worker": worker.main, "helper": helper.main}
+"""What a fork may become."""
 
 
 def _prctl(option: int, value: int | bytes) -> None:
@@ -46,32 +53,56 @@ class Template:
         self._wakeup.setblocking(False)
         wakeup.setblocking(False)
         self._signals = wakeup
+        self._workers: dict[int, int] = {}
+        """Those that live, with the numbers of their orders."""
+        self._orphans = Orphans(self._workers)
+        self._ends = False
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._asked_to_end)
         signal.set_wakeup_fd(wakeup.fileno())
+
+    def _asked_to_end(self, *_: object) -> None:
+        self._ends = True
 
     def run(self) -> None:
         """Serve until the server goes away."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
+            while not self._ends:
+                for key, _ in selector.select(self._orphans.pause):
                     if key.fileobj is self._wakeup:
                         self._reap()
                     elif not self._obey():
                         return
+                self._orphans.look()
+
+    def end(self) -> None:
+        """End the workers, and all that they have started."""
+        for pid in self._workers:
+            os.kill(pid, signal.SIGKILL)
+        end_all()
 
     def _obey(self) -> bool:
         line, descriptors, _, _ = socket.recv_fds(self._control, _ENOUGH, 8)
         if not line:
             return False
         order = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(order, descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._report(order=order["order"], pid=pid)
+        order["mark"] = mark_of(os.getpid(), order["order"])
+        try:
+            if len(descriptors) < _DESCRIPTORS:
+                raise OSError(errno.EMFILE, "no descriptors are left for the worker")
+            pid = os.fork()
+        except OSError as error:
+            self._report(order=order["order"], failed=str(error))
+        else:
+            if pid == 0:
+                self._become_worker(order, descriptors)
+            self._workers[pid] = order["order"]
+            self._report(order=order["order"], pid=pid)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
         return True
 
     def _report(self, **report: object) -> None:
@@ -87,13 +118,20 @@ class Template:
                 return
             if pid == 0:
                 return
-            self._report(exited=pid, status=os.waitstatus_to_exitcode(status))
+            if pid in self._workers:  # otherwise it was an orphan
+                order = self._workers.pop(pid)
+                self._report(order=order, exited=os.waitstatus_to_exitcode(status))
+                self._orphans.end(pid, mark_of(os.getpid(), order))
 
     def _become_worker(self, order: dict[str, Any], descriptors: list[int]) -> NoReturn:
         """Turn the fork into a worker. Never returns, so nothing of the template's stack runs twice."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # By its session, and by the mark where that was left, orphans are known to belong here.
+            os.setsid()
+            os.environ[MARK] = order["mark"]
             _prctl(_DEATH_SIGNAL, signal.SIGKILL)
             _prctl(_NAME, order["name"].encode())
             self._control.close()
@@ -117,7 +155,7 @@ class Template:
                     order["interpreter"],
                     [order["interpreter"], "-u", "-m", "nerite.execution.worker", str(channel), str(files)],
                 )
-            worker.main(channel, files)
+            _PROGRAMS[order["program"]](channel, files)
         except BaseException as error:
             print(f"the worker could not start: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
@@ -125,7 +163,8 @@ class Template:
 
 def main(control: int) -> None:
     """Be the template, on a control socket."""
-    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    _prctl(_DEATH_SIGNAL, signal.SIGTERM)
+    _prctl(_SUBREAPER, 1)
     _prctl(_NAME, b"nerite template")
     # Ctrl-C reaches every process of the terminal; what then happens is the server's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -133,7 +172,9 @@ def main(control: int) -> None:
     # What is frozen is never touched by the collector, so its pages stay shared with every fork.
     gc.collect()
     gc.freeze()
-    template.run()
+    with contextlib.suppress(ConnectionError):  # the server is gone
+        template.run()
+    template.end()
 
 
 if __name__ == "__main__":

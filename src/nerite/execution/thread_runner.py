@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 
 from nerite.backends.interface import Instance
+from nerite.core.internal_errors import report
 from nerite.core.marks import Marks
-from nerite.execution import current_span, guard
+from nerite.execution import current_span
 from nerite.execution.brevity import Brevity
 from nerite.execution.inside_runner import InsideRunner
 from nerite.execution.runner import Batch
@@ -52,19 +53,18 @@ class ThreadRunner(InsideRunner):
         span = current_span.of(batch) if self.traced else None
         if brevity is not None and brevity.on_loop and not self._pending:
             marks = Marks()
-            responses = guard.run(self._instance, self.name, batch, marks, span)
+            responses = self._execute(batch, marks, span)
             brevity.ran_on_loop(marks.ended_ns - marks.started_ns)
             self.done(self, batch, responses, marks)
             return
-        self._pending += 1
 
         def job() -> Callable[[], None]:
             marks = Marks()
             computing = time.thread_time_ns()
-            responses = guard.run(self._instance, self.name, batch, marks, span)
+            responses = self._execute(batch, marks, span)
             computed = time.thread_time_ns() - computing
 
-            def report() -> None:
+            def hand_over() -> None:
                 self._pending -= 1
                 if brevity is not None:
                     brevity.ran_in_thread(computed, marks.ended_ns - marks.started_ns)
@@ -72,25 +72,28 @@ class ThreadRunner(InsideRunner):
                         self._end_thread()
                 self.done(self, batch, responses, marks)
 
-            return report
+            return hand_over
 
         self._do(job)
+        self._pending += 1
 
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model in its thread, and end that."""
 
         def job() -> Callable[[], None]:
-            self._instance.close()
+            self._finalize()
             return closed
 
         self._do(job)
         self._end_thread()
 
     def _do(self, job: Callable[[], Callable[[], None]]) -> None:
-        self._jobs.put(job)
+        """Have a job done by the thread. Raises ``RuntimeError``, and does nothing, if no thread can be started."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+            thread.start()
+            self._thread = thread
+        self._jobs.put(job)
 
     def _end_thread(self) -> None:
         """End the thread after the jobs it has. If another begins before that, whichever takes the word for it ends."""
@@ -99,6 +102,9 @@ class ThreadRunner(InsideRunner):
 
     def _work(self) -> None:
         if self._settle is not None:
-            self._settle()
-        while (report := self._jobs.get()()) is not None:
-            self._loop.call_soon_threadsafe(report)
+            try:
+                self._settle()
+            except Exception as error:  # the thread computes all the same, where the system has placed it
+                report("dispatcher", error, f"of instance '{self.name}'")
+        while (hand_over := self._jobs.get()()) is not None:
+            self._loop.call_soon_threadsafe(hand_over)

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from nerite.cache.gate import Queue
-from nerite.core.caller import Caller
-from nerite.core.child_request import ChildRequest
+from nerite.core.caller import MIXED, Caller
+from nerite.core.child_request import first_of
 from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, TooLarge, TooLate
+from nerite.core.internal_errors import report
 from nerite.core.request import GaveUp, InferenceRequest, ReplySink
 from nerite.core.response import InferenceResponse
 from nerite.core.witness import Relay
@@ -73,17 +74,39 @@ class Turnstile:
         if ticket is None:
             self._enter(request)
             return
-        decision = self.gate.offer(ticket, _now())
-        if isinstance(decision, Admit):
-            self._let_in(ticket, request)
-        elif isinstance(decision, Refuse):
-            self._refuse(request, decision.refusal.as_error())
-        else:
-            self._requests[ticket] = request
-            self._tickets[request] = ticket
-            request.on_cancel = self._cancelled
-            self._refuse_all(decision.displaced)
-            self._alarm.set(self.gate.next_time())
+        try:
+            decision = self.gate.offer(ticket, _now())
+            if isinstance(decision, Admit):
+                self._let_in(ticket, request)
+            elif isinstance(decision, Refuse):
+                self._refuse(request, decision.refusal.as_error())
+            else:
+                self._requests[ticket] = request
+                self._tickets[request] = ticket
+                request.on_cancel = self._cancelled
+                self._refuse_all(decision.displaced)
+                self._alarm.set(self.gate.next_time())
+        except Exception as error:
+            self._failed(ticket, request, error)
+
+    def _failed(self, ticket: Ticket, request: InferenceRequest, error: Exception) -> None:
+        """End a request after an exception on its way in, and free what the gate holds for it."""
+        failure = report("admission", error, f"of model '{self.gate.model}'", request.id)
+        if self._tickets.pop(request, None) is not None:
+            del self._requests[ticket]
+        admitted = isinstance(request.sink, Passage) and request.sink.ticket is ticket
+        request.respond(InferenceResponse.failed(failure))
+        if not admitted:  # else the answer has passed, and the gate knows
+            self._end(ticket)
+
+    def _end(self, ticket: Ticket) -> None:
+        """Have the gate forget a ticket whose request is over."""
+        now = _now()
+        try:
+            if not self.gate.withdraw(ticket, now):
+                self.gate.finished(ticket, Ending.FAILED, now)
+        except Exception as error:
+            report("admission", error, f"of model '{self.gate.model}'")
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call once nothing waits or runs any more: at once, if so now. No more requests come."""
@@ -115,20 +138,32 @@ class Turnstile:
     def passed(self, ticket: Ticket, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Take note of an answer to a request that was let in, which has left."""
         now = _now()
-        if response.error is None:
-            self.gate.started(ticket, now)
+        try:
+            if response.error is None:
+                self.gate.started(ticket, now)
+            if final:
+                self.gate.finished(ticket, _ending(request, response.error), now)
+        except Exception as error:
+            report("admission", error, f"of model '{self.gate.model}'", request.id)
         if final:
-            self.gate.finished(ticket, _ending(request, response.error), now)
             self.look_soon()
 
     def _look(self) -> None:
         self._looking = False
-        due = self.gate.due(_now())
+        try:
+            due = self.gate.due(_now())
+        except Exception as error:
+            for ticket, request in [*self._requests.items()]:
+                self._failed(ticket, request, error)
+            return
         # All of them, before the first hears of it: a client that is answered may cancel others.
         admitted = [(ticket, self._forget(ticket)) for ticket in due.admitted]
         self._refuse_all(due.refused)
         for ticket, request in admitted:
-            self._let_in(ticket, request)
+            try:
+                self._let_in(ticket, request)
+            except Exception as error:
+                self._failed(ticket, request, error)
         self._alarm.set(self.gate.next_time())
         self._check_drained()
 
@@ -214,21 +249,16 @@ class Passage(Relay):
 
 def caller_of(request: InferenceRequest) -> Caller:
     """Return who asks; where another request causes one, whoever asks that."""
-    return _first(request).header.caller or _NOBODY
+    caller = first_of(request).header.caller
+    return _NOBODY if caller is None or caller is MIXED else caller
 
 
 def deadline_of(request: InferenceRequest) -> int | None:
     """Return when nobody waits for the answer any more; None for never."""
-    first = _first(request)
+    first = first_of(request)
     patience, timeout = caller_of(first).patience_ns, request.header.timeout_us * 1000
     ends = [first.arrived_ns + patience] if patience else []
     return min([*ends, request.arrived_ns + timeout] if timeout else ends, default=None)
-
-
-def _first(request: InferenceRequest) -> InferenceRequest:
-    while isinstance(request, ChildRequest):
-        request = request.parent.origin
-    return request
 
 
 def _ending(request: InferenceRequest, error: NeriteError | None) -> Ending:

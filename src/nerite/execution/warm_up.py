@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
+from nerite.core.internal_errors import report
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -75,7 +76,10 @@ class _Trial:
         self._rehearsal = rehearsal
         self._errors: list[NeriteError] = []
         self._open = 0
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Requests without their last answer."""
+        self._running = False
+        """The instance has a batch: a model may send the last answer before it returns."""
+        self._over = asyncio.Event()
         runner.done = self._done
         runner.part = self._part
         runner.on_usable = lambda _: None
@@ -88,8 +92,8 @@ class _Trial:
         self._open = len(batch)
         if self._rehearsal is not None:
             batch = self._rehearsal.begin(batch, sample.said)
-        self._runner.run(batch)
-        await self._over
+        self._hand_over(batch)
+        await self._over.wait()
         if self._errors:
             reasons = "".join(f"{error.message}; " for error in dict.fromkeys(self._errors))
             raise InvalidArgument(f"failed to run warmup sample '{sample.name}': {reasons}")
@@ -100,12 +104,16 @@ class _Trial:
             self._errors.append(response.error)
         if final:
             self._open -= 1
-            if not self._open:
-                self._over.set_result(None)
+            self._check_over()
+
+    def _check_over(self) -> None:
+        if not self._open and not self._running:
+            self._over.set()
 
     def _done(
         self, runner: Runner, batch: Batch, responses: Sequence[InferenceResponse | None], marks: Marks | None
     ) -> None:
+        self._running = False
         again: Batch = []
         for request, response in zip(batch, responses, strict=True):
             if response is None:
@@ -117,6 +125,7 @@ class _Trial:
                 request.respond(rest)
         if again:  # not at once: one that runs on the loop would never come back
             asyncio.get_running_loop().call_soon(self._run_again, again)
+        self._check_over()
 
     def _part(self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: Marks | None) -> None:
         rest = self._settled(request, response)
@@ -133,7 +142,17 @@ class _Trial:
             if not self._runner.usable:
                 request.respond(InferenceResponse.failed(self._died()))
         if self._runner.usable:
+            self._hand_over(batch)
+
+    def _hand_over(self, batch: Batch) -> None:
+        self._running = True
+        try:
             self._runner.run(batch)
+        except Exception as error:
+            self._running = False
+            failure = report("dispatcher", error, f"while instance '{self._runner.name}' was warmed up")
+            for request in batch:
+                request.respond(InferenceResponse.failed(failure))
 
     def _died(self) -> NeriteError:
         return Unavailable(f"instance '{self._runner.name}' died")
@@ -141,6 +160,6 @@ class _Trial:
 
 async def _closed(runner: Runner) -> None:
     """Close an instance, and return when that is done."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    runner.close(lambda: done.set_result(None))
-    await done
+    done = asyncio.Event()
+    runner.close(done.set)
+    await done.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from nerite.config.model_config import ModelConfig, ModelWarmup, WarmupInput
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.file_names import check_within
 from nerite.core.request import NOBODY, InferenceRequest, ReplySink, RequestHeader, labelled
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
@@ -154,8 +154,7 @@ def _from_file(name: str, spec: TensorSpec, folder: Path) -> bytes:
 def read_file(name: str, of: str, folder: Path) -> bytes:
     """Return what is in a file of ``folder`` that ``of`` names. Raises ``NeriteError``."""
     path = folder / name
-    if posixpath.normpath(name).startswith(("..", "/")):
-        raise InvalidArgument(f"warmup data file '{name}' of {of} must stay within {folder}")
+    check_within(name, f"warmup data file '{name}' of {of}", folder)
     try:
         return path.read_bytes()
     except OSError as error:

@@ -12,13 +12,13 @@ import faulthandler
 import logging
 import os
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from typing import Final
 
+from nerite.core.anonymous_file import anonymous_file
 from nerite.scheduling.stall_watch import News, StallWatch, What
 
 _log = logging.getLogger("nerite.execution")
@@ -39,9 +39,8 @@ class Watchdog:
         self._stopped = threading.Event()
         self._waits = False
         """The loop was asked, and has not answered."""
-        self._stacks, path = tempfile.mkstemp(prefix="nerite-stacks-")
-        """A file that has no name any more, for ``faulthandler``."""
-        os.unlink(path)
+        self._stacks = anonymous_file()
+        """For ``faulthandler``."""
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 

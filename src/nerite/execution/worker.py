@@ -10,24 +10,26 @@ A job that comes while that of another instance waits for something is done by a
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import logging
 import os
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nerite.backends import registry
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.core import header_form, host
+from nerite.core import host
 from nerite.core.errors import Internal, NeriteError
+from nerite.core.failure_text import Formatter, message_of, traceback_of
 from nerite.core.marks import Marks
 from nerite.core.request import RequestHeader
-from nerite.core.response import ResponseHeader
 from nerite.execution import current_span, guard, messages, records
 from nerite.execution.calls import Calls
 from nerite.execution.inbox import Inbox, Message
@@ -41,10 +43,10 @@ from nerite.execution.worker_contexts import WorkerContexts
 from nerite.execution.worker_reporter import WorkerReporter
 from nerite.observability.printed import PrintedLines
 
+_FAILED = 70
+"""Exit status of a worker that cannot go on (EX_SOFTWARE)."""
 _CONTROL = frozenset(
     (
-        messages.REQUEST_HEADER,
-        messages.RESPONSE_HEADER,
         messages.RETURN,
         messages.SEGMENT,
         messages.FORGET,
@@ -52,6 +54,7 @@ _CONTROL = frozenset(
         messages.TOLD,
         messages.STRETCH,
         messages.CONTEXTS,
+        messages.TRIM,
         *messages.OF_REQUEST,
     )
 )
@@ -62,12 +65,11 @@ class Worker:
 
     def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
         self._descriptors = descriptors
-        self._inbox = Inbox(channel, self._control)
+        self._inbox = Inbox(channel, self._control, self._fail)
         outbox = self.outbox = Outbox(channel, descriptors)
         self._loans = outbox.loans
         self._borrower = outbox.borrower
-        self._requests: records.Unpacker[RequestHeader] = records.Unpacker(self._loans, self._borrower)
-        self._responses: records.Unpacker[ResponseHeader] = records.Unpacker(self._loans, self._borrower)
+        self._responses = records.response_unpacker(self._loans, self._borrower)
         self._batches: dict[int, WorkerBatch] = {}
         self.calls = Calls(self._inbox, outbox, self._batches)
         self._residents: dict[int, Resident] = {}
@@ -79,20 +81,39 @@ class Worker:
         stand_ins = ThreadPoolExecutor(messages.SEATS, "stand-in")
         self._inbox.on_job = lambda: stand_ins.submit(self._do_waiting)
 
+    def _fail(self, error: BaseException) -> NoReturn:
+        """End the process after an exception that is not a model's: the server fails its requests and starts another.
+
+        On any thread: to go on without a message, or with an instance that never becomes free, would be worse.
+        """
+        with contextlib.suppress(Exception):
+            self.outbox.log("ERROR", f"the worker cannot go on: {traceback_of(error)}", "worker.py", 0)
+        os._exit(_FAILED)
+
     def run(self) -> None:
-        """Serve until the server says CLOSE or goes away."""
+        """Serve until the server says CLOSE or goes away. Raises ``ConnectionError`` if that shows while it sends."""
         inbox = self._inbox
-        while self._running and (message := inbox.job()) is not None:
-            self._take(message)
-            del message
-            if self._borrower.released and inbox.idle:
-                self.outbox.return_tokens()
+        try:
+            while self._running and (message := inbox.job()) is not None:
+                self._take(message)
+                del message
+                if self._borrower.released and inbox.idle:
+                    self.outbox.return_tokens()
+        except (ConnectionError, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._fail(error)
 
     def _do_waiting(self) -> None:
         """Do the jobs that wait, while the main thread is at one. One that has come may be done already."""
-        while (message := self._inbox.waiting_job()) is not None:
-            self._take(message)
-            del message
+        try:
+            while (message := self._inbox.waiting_job()) is not None:
+                self._take(message)
+                del message
+        except ConnectionError:
+            pass  # the server is gone: the main thread hears of it, too
+        except BaseException as error:
+            self._fail(error)
 
     def _take(self, job: Message) -> None:
         """Have a job done by whoever is at work for its instance: mostly, here and now."""
@@ -102,7 +123,8 @@ class Worker:
         else:
             seat = 0 if kind == messages.COMPLETE else messages.read_json(body)["seat"]
             if kind in (messages.COMPLETE, messages.LOAD):
-                self._residents[seat] = Resident(seat, self._do)
+                requests = records.request_unpacker(self._loans, self._borrower)
+                self._residents[seat] = Resident(seat, self._do, requests)
         del body
         self._residents[seat].attend(job)
 
@@ -122,10 +144,6 @@ class Worker:
             return False
         if kind == messages.ANSWER:
             self._take_answer(count, body)
-        elif kind == messages.REQUEST_HEADER:
-            self._requests.introduce(header_form.read_request_header(messages.read_json(body)))
-        elif kind == messages.RESPONSE_HEADER:
-            self._responses.introduce(header_form.read_response_header(messages.read_json(body)))
         elif kind == messages.TOLD:
             self.calls.told(messages.read_json(body))
         elif kind == messages.STRETCH:
@@ -138,9 +156,16 @@ class Worker:
                 self._loans.returned(token)
         elif kind == messages.SEGMENT:
             _, descriptors, _, _ = socket.recv_fds(self._descriptors, 1, 1)
-            self._borrower.add(descriptor=descriptors[0], **messages.read_json(body))
+            if not descriptors:
+                raise OSError(errno.EMFILE, "no descriptor is left in the worker for shared memory")
+            try:
+                self._borrower.add(descriptor=descriptors[0], **messages.read_json(body))
+            finally:
+                os.close(descriptors[0])
         elif kind == messages.FORGET:
             self._borrower.forget(messages.read_json(body))
+        elif kind == messages.TRIM:
+            threading.Thread(target=self.outbox.trim, name="trim", daemon=True).start()
         elif (batch := self._batches.get(messages.read_batch(body)[0])) is not None:
             batch.hear(kind, count)
         return True
@@ -164,7 +189,7 @@ class Worker:
         now = time.monotonic_ns()
         batch = self._batches[number] = WorkerBatch(number, self._inbox, self.outbox.part, self._forget)
         requests = batch.requests
-        record = self._requests.record
+        record = resident.requests.record
         for _ in range(count):
             header, name, data, at = record(body, at)
             assert isinstance(header, RequestHeader)
@@ -195,8 +220,8 @@ class Worker:
         except NeriteError as error:
             reply = messages.json_frame(messages.FAILED, messages.error_json(error), question)
         except Exception as error:
-            logging.getLogger("nerite.worker").exception("'%s' failed", resident.name)
-            failure = Internal(f"{type(error).__name__}: {error}")
+            logging.getLogger("nerite.worker").error("'%s' failed\n%s", resident.name, traceback_of(error))
+            failure = Internal(f"{type(error).__name__}: {message_of(error)}")
             reply = messages.json_frame(messages.FAILED, messages.error_json(failure), question)
         else:
             reply = messages.json_frame(messages.DONE, answer, question)
@@ -214,7 +239,7 @@ class Worker:
             resident.open(read_context(value), InstanceContext(**value["instance"], reporter=reporter))
             self.calls.allowed.add(resident.seat)
             self._metrics.watch()
-            return True
+            return {"checks_readiness": bool(getattr(resident.instance, "checks_readiness", True))}
         if kind == messages.IS_READY:
             return resident.instance is not None and resident.instance.is_ready()
         if kind == messages.CLOSE:
@@ -232,6 +257,7 @@ class _LogHandler(logging.Handler):
     def __init__(self, outbox: Outbox) -> None:
         super().__init__()
         self._outbox = outbox
+        self.setFormatter(Formatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

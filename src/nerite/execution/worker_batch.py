@@ -20,6 +20,15 @@ class WorkerRequest(InferenceRequest):
 
     streams = True
 
+    def respond(self, response: InferenceResponse, final: bool = True) -> None:
+        """Send one answer to the server; ignored once a final answer has left. Raises what goes wrong, to the model."""
+        if self.finished:
+            return
+        if final:
+            self.finished = True
+            self.on_cancel = self.on_pause = None
+        self.sink.respond(self, response, final)
+
     def is_cancelled(self) -> bool:
         """Return whether nobody waits for the answer any more, as far as the server has said by now."""
         batch = self.sink

@@ -14,11 +14,13 @@ from nerite.core.at_hand import ids_of
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.marks import Marks
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.execution import messages
 from nerite.execution.household import Household
 from nerite.execution.messages import Along
+from nerite.execution.readiness import ReadinessCheck
+from nerite.execution.records import Packer
 from nerite.execution.runner import Batch, Done, OnReport, Part, Runner
 from nerite.execution.ways import Way
 from nerite.execution.worker_plan import WorkerPlan
@@ -26,9 +28,6 @@ from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.scheduling.step_watch import StepWatch
 
 _log = logging.getLogger("nerite.execution")
-
-READY_PATIENCE = 5.0
-"""Seconds that a model has for ``is_ready``."""
 
 
 class WorkerRunner:
@@ -53,6 +52,10 @@ class WorkerRunner:
         """Why the last attempt to make a new worker failed; None if it did not."""
         self._household = household
         self._seat = 0
+        self.checks_readiness = True
+        """The model has a check of its own of whether it can serve; set when it is loaded."""
+        self._readiness = ReadinessCheck(plan.around.loop, self._ask_ready)
+        self._packer: Packer[RequestHeader]
         self._batch: Batch | None = None
         self._number = 0
         self._way: Way | None = None
@@ -70,7 +73,14 @@ class WorkerRunner:
     async def move_in(self) -> None:
         """Have the model loaded. Raises ``NeriteError``; nothing is left behind then."""
         self._seat = self._number = await self._household.admit(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Be usable: the model is loaded, in a worker that has packed nothing for it yet."""
+        self._packer = self._household.channel.packer()
         self.usable = True
+        if self.checks_readiness:
+            self._readiness.refresh()
 
     @property
     def busy(self) -> bool:
@@ -79,14 +89,15 @@ class WorkerRunner:
 
     def run(self, batch: Batch) -> None:
         """Send a batch to the worker."""
-        self._batch = batch
-        number = self._number = (self._number + messages.SEATS) & 0xFFFFFFFF
+        number = (self._number + messages.SEATS) & 0xFFFFFFFF
         if number < messages.SEATS or number in self._open:  # they begin again, or one is still in use
-            number = self._number = self._free_number()
+            number = self._free_number()
         household = self._household
         ways = household.ways
-        way = self._way = None if ways is None else ways.of(batch)
-        household.channel.execute(number, batch, 0 if way is None else way.number, traced=self.traced)
+        way = None if ways is None else ways.of(batch)
+        following = 0 if way is None else way.number
+        household.channel.execute(self._packer, number, batch, following, traced=self.traced)
+        self._number, self._batch, self._way = number, batch, way
         if self.report is not None:
             self._watch.handed(batch, self.plan.around.loop.time())
             self._watch_over()
@@ -110,23 +121,18 @@ class WorkerRunner:
         place = self._place(request) if self.usable else None
         return None if place is None else self._household.desk.under_way(place[0])
 
-    def is_ready(self, answered: Callable[[bool], None]) -> None:
-        """Ask the model in the worker, for a limited time."""
-        if not self.usable:
-            answered(False)
-            return
-        pending = [answered]
+    def is_ready(self, answered: Callable[[bool], None], patience: float) -> None:
+        """Say whether the worker is up; ask the model in it, if that has a check of its own."""
+        if self.usable and self.checks_readiness:
+            self._readiness.check(answered, patience, executing=self._batch is not None)
+        else:
+            answered(self.usable)
 
-        def answer(ready: bool) -> None:
-            if pending:
-                timer.cancel()
-                pending.pop()(ready)
+    def _ask_ready(self, answered: Callable[[bool], None]) -> None:
+        def said(value: object, error: NeriteError | None) -> None:
+            answered(error is None and bool(value))
 
-        def answered_by_model(value: object, error: NeriteError | None) -> None:
-            answer(error is None and bool(value))
-
-        timer = self.plan.around.loop.call_later(READY_PATIENCE, answer, False)
-        self._household.channel.request(messages.IS_READY, {"seat": self._seat}, answered_by_model)
+        self._household.channel.request(messages.IS_READY, {"seat": self._seat}, said)
 
     def memory(self) -> int:
         """Return how many bytes the worker has for itself now: 0 while there is none."""
@@ -214,6 +220,7 @@ class WorkerRunner:
         self._open.clear()
         self._due.clear()
         self._early.clear()
+        self._readiness.lost()
         _log.error(
             "worker '%s' (pid %d) died: %s; starting another",
             self.name,
@@ -238,7 +245,7 @@ class WorkerRunner:
         """Go on in a new process."""
         self.restarts += 1
         self.failure = None
-        self.usable = True
+        self._begin()
         _log.warning("worker '%s' runs again (pid %d)", self.name, pid)
         self.on_usable(self)
 

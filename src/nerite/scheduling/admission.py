@@ -49,7 +49,6 @@ class Admission:
         "_long_since",
         "_lowest",
         "_measured_at",
-        "_model",
         "_most",
         "_overloaded",
         "_pace",
@@ -57,10 +56,11 @@ class Admission:
         "_seconds",
         "_short",
         "_waiting",
+        "model",
     )
 
     def __init__(self, bounds: QueueOptions, model: str) -> None:
-        self._model = model
+        self.model = model
         self._most = bounds.max_requests or sys.maxsize
         self._seconds = bounds.max_seconds
         self._burst = int(bounds.burst_seconds * 1e9)
@@ -141,7 +141,7 @@ class Admission:
         pause = min(max(math.ceil(wait), 1), LONGEST_PAUSE)
         work = f", {wait:.1f} s of work" if pace else ""
         return Unavailable(
-            f"Exceeds maximum queue size: {waiting} requests wait for model '{self._model}'{work}. "
+            f"Exceeds maximum queue size: {waiting} requests wait for model '{self.model}'{work}. "
             f"Try again in {pause} s. How many may wait is up to --max-queue-seconds and --max-queued-requests.",
             retry_after=pause,
         )

@@ -31,6 +31,9 @@ class Decider(Protocol):
     def releases(self) -> Mapping[Release, int]:
         """How many batches began for which reason; empty where no request waits for others."""
 
+    def renewed(self) -> Decider:
+        """Return an empty one with the same rules."""
+
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it is refused."""
 

@@ -40,6 +40,7 @@ class DynamicBatcher:
         "_preferred",
         "_queue",
         "_rows",
+        "_rules",
         "releases",
         "timed",
     )
@@ -47,6 +48,7 @@ class DynamicBatcher:
     def __init__(self, rules: BatchingRules, releases: dict[Release, int] | None = None) -> None:
         """``releases``: where to count why batches begin, if others count there, too."""
         self.timed = any(policy.timeout_us for policy in (rules.default_policy, *rules.policies.values()))
+        self._rules = rules
         self._queue = RequestQueue(rules)
         self._limit = max(rules.max_batch_size, 1)
         self._preferred = frozenset(rules.preferred_sizes)
@@ -65,6 +67,10 @@ class DynamicBatcher:
     def waiting(self) -> Mapping[int, int]:
         """How many requests wait, by priority."""
         return self._queue.waiting
+
+    def renewed(self) -> DynamicBatcher:
+        """Return an empty one with the same rules, which goes on counting."""
+        return DynamicBatcher(self._rules, self.releases)
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why its queue refuses it."""

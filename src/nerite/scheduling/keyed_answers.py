@@ -14,7 +14,10 @@ import heapq
 import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+_SPARE: Final = 64
+"""Ends of times of grace that count no more, which are kept beside as many as there are answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,9 @@ class KeyedAnswers(Generic[A]):
     def _grant(self, answer: A, now: int) -> None:
         answer.until = now + self.limits.grace_ns
         heapq.heappush(self._ends, (answer.until, next(self._numbers), answer.key))
+        if len(self._ends) > 2 * len(self._kept) + _SPARE:
+            self._ends = [end for end in self._ends if (kept := self._kept.get(end[2])) and kept.until == end[0]]
+            heapq.heapify(self._ends)
 
     def _make_room(self) -> None:
         """Forget complete answers, the oldest first, until the rest is not too much."""

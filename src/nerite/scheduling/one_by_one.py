@@ -37,6 +37,10 @@ class OneByOne:
         """Return nothing: no request waits for others."""
         return {}
 
+    def renewed(self) -> OneByOne:
+        """Return an empty one."""
+        return OneByOne()
+
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait. Never refuses."""
         return self._queue.offer(request, now)

@@ -40,6 +40,7 @@ class SequenceBatcher(Generic[Instance]):
         "_backlog",
         "_barred",
         "_ended",
+        "_failed",
         "_finishing",
         "_free",
         "_hold",
@@ -57,9 +58,12 @@ class SequenceBatcher(Generic[Instance]):
     )
 
     def __init__(
-        self, rules: SequenceRules, prepare: Callable[[SequenceRequest], None] = lambda _request: None
+        self, rules: SequenceRules, prepare: Callable[[SequenceRequest], NeriteError | None] = lambda _request: None
     ) -> None:
-        """``prepare`` is called with a request when what ran before it in its sequence is over, before it may run."""
+        """``prepare`` is called with a request when what ran before it in its sequence is over, before it may run.
+
+        It returns an error if the request cannot run; then its sequence is over.
+        """
         self._rules = rules
         self._prepare = prepare
         self._idle_ns = rules.max_idle_us * 1000
@@ -74,6 +78,8 @@ class SequenceBatcher(Generic[Instance]):
         self._resting: dict[Sequence, None] = {}
         """Sequences with a slot of which nothing waits or runs, in the order in which that began."""
         self._ended = EndedSequences()
+        self._failed: Lost = []
+        """Requests that could not be prepared, and those that waited behind them: ``expire`` returns them."""
         self._finishing = False
         self._stopping = False
         self.idle: dict[Instance, Slots] = {}
@@ -114,7 +120,7 @@ class SequenceBatcher(Generic[Instance]):
             self._join(sequence, request, now)
             if sequence.slots is not None and not sequence.running and len(sequence.waiting) == 1:
                 self._make_ready(sequence)
-        if sequence.slots is None:
+        if sequence.slots is None and request.queue is self:
             self._backlog.limit(request)
         return None
 
@@ -212,6 +218,8 @@ class SequenceBatcher(Generic[Instance]):
 
     def wake_at(self) -> int | None:
         """Return when to call ``expire`` and ``choose`` again, if nothing else happens before."""
+        if self._failed:
+            return 0
         asked = (slots for instance, slots in self.idle.items() if instance not in self._barred)
         times = [at for slots in asked if (at := slots.wake_at()) is not None]
         if (deadline := self._backlog.next_deadline()) is not None:
@@ -223,7 +231,7 @@ class SequenceBatcher(Generic[Instance]):
 
     def expire(self, now: int) -> Lost:
         """End the sequences that were idle, or in the backlog for too long or in vain; return the latter's requests."""
-        lost: Lost = []
+        lost, self._failed = self._failed, []
         for sequence in self._backlog.expire(now):
             lost += [
                 (request, Unavailable("timeout of the corresponding sequence has been expired"))
@@ -299,10 +307,14 @@ class SequenceBatcher(Generic[Instance]):
     def _make_ready(self, sequence: Sequence) -> None:
         """Let the first request that waits of a sequence run, unless its caller has enough for now."""
         request = sequence.waiting[0]
-        if not request.held:
-            self._prepare(request)
-            sequence.ready = True
-            sequence.slots.ready(sequence)
+        if request.held:
+            return
+        error = self._prepare(request)
+        if error is not None:
+            self._failed += [(each, error) for each in self._end(sequence, "a request of it could not be prepared")]
+            return
+        sequence.ready = True
+        sequence.slots.ready(sequence)
 
     def _rested(self, sequence: Sequence, now: int) -> None:
         """A request of a sequence has run: the next may, or it is over, or it rests."""

@@ -39,6 +39,20 @@ say(pb_utils.load_model(model_name="late", config=json.dumps(config)))
 tell(ask("late", [[1.0]]).exec())
 say(pb_utils.unload_model("late"))
 """
+FORKED = """
+import multiprocessing
+processes = multiprocessing.get_context("fork")
+here, there = processes.Pipe()
+def child():
+    try:
+        there.send(str(ask("info").exec().has_error()))
+    except pb_utils.TritonModelException as error:
+        there.send(str(error))
+process = processes.Process(target=child)
+process.start()
+say(here.recv() if here.poll(30) else "nothing")
+process.join()
+"""
 
 CALLS_THAT_FAIL = {
     "an unknown model": "'nobody'",
@@ -102,6 +116,7 @@ EXCHANGES: dict[str, Any] = {
         + "\nsay('again')\n"
         + EACH.format("answers")
     ),
+    "in a process that the model forks": told(FORKED),
     "who is ready": told(
         "for each in (('echo',), ('nobody',), ('late',), ('',), ('echo', '1'), ('echo', '2')):\n"
         "    say(pb_utils.is_model_ready(*each))"

@@ -71,25 +71,25 @@ EXCHANGES = {
         get("/v2/nothing").encode() + ECHO.encode() + get("/v2/health/ready").encode(), 3
     ),
     "lower-case header names": Raw(
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
     ),
     "no Host": Raw(b"GET /v2/health/live HTTP/1.1\r\n\r\n"),
     "chunked body": Raw(
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:10], BODY[10:11], BODY[11:]))
         + b"0\r\n\r\n"
     ),
     "chunked body with a trailer": Raw(
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         + b"%x;name=value\r\n%s\r\n" % (len(BODY), BODY)
         + b"0\r\nX-Trailer: 1\r\n\r\n"
     ),
     "100-continue": Raw(
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n%s"
-        % (len(BODY), BODY)
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
     ),
     "no HTTP at all": Raw(b"garbage\r\n\r\n"),
-    "header without a colon": Raw(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nnonsense\r\n\r\n"),
+    "header without a colon": Raw(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nnonsense\r\n\r\n"),
     "metrics": Http("GET", "/nothing", port="metrics"),
     "POST on metrics": Http("POST", "/metrics", b"", port="metrics"),
 }

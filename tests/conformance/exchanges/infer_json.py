@@ -40,6 +40,12 @@ EXCHANGES = {
     "plain": infer("pair", A, B),
     "id": infer("pair", A, B, id="my id"),
     "empty id": infer("pair", A, B, id=""),
+    "id that is not UTF-8": body("pair", infer("pair", A, B, id="me?").body.replace(b"?", b"\xff")),
+    "id of 5,000 characters": infer("pair", A, B, id="x" * 5_000),
+    "member that is not UTF-8": body("pair", infer("pair", A, B, more="?").body.replace(b"?", b"\xff")),
+    "data that is not UTF-8": body(
+        "types", infer("types", tensor("IN_BYTES", "BYTES", [1], ["me?"])).body.replace(b"?", b"\xff")
+    ),
     "id of all kinds of letters": infer("pair", A, B, id='é "quoted" \\ \n \u2603 \U0001f600 \x7f </b>'),
     "empty parameters": infer("pair", A, B, parameters={}),
     "unknown keys": infer("pair", A, {**B, "hint": 3}, comment="none of the protocol"),

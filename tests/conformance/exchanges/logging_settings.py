@@ -33,6 +33,7 @@ EXCHANGES = {
     "a level off": change(log_info=False),
     "all levels off": change(log_info=False, log_warning=False, log_error=False),
     "details": change(log_verbose_level=2),
+    "details beyond 32 bits": change(log_verbose_level=2**32),
     "details below zero": change(log_verbose_level=-1),
     "details as a text": change(log_verbose_level="1"),
     "details as a truth": change(log_verbose_level=True),

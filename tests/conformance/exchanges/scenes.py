@@ -107,6 +107,12 @@ ENSEMBLES_EXPLICIT = Scene(
     repository="ensembles",
     flags=("--model-control-mode=explicit", "--disable-auto-complete-config"),
 )
+ARGUMENTS = Scene(
+    "arguments",
+    repository="calls",
+    models=("lab", "echo", "late"),
+    flags=("--model-control-mode=explicit", "--load-model=lab", "--load-model=echo", "--disable-auto-complete-config"),
+)
 CALLS = Scene(
     "calls",
     repository="calls",

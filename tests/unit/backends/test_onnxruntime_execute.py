@@ -14,8 +14,11 @@ from onnx_models import Opened, add_sub, constant, identity, model, node, scaled
 from opened import bare, decoded, header, request
 
 from nerite.backends.arrays import feeds, replies
+from nerite.backends.arrays.ports import Port
+from nerite.backends.arrays.selection import Selections
 from nerite.backends.interface import InstanceContext, Marks
 from nerite.core import dtype as dtypes
+from nerite.core.byte_budget import CALLS, RESPONSE_HEADERS
 from nerite.core.errors import Internal
 
 
@@ -177,12 +180,27 @@ def test_response_headers_are_the_same_object_for_the_same_shape(tmp_path: Path)
     assert batch[1].header is not alone
 
 
-def test_headers_that_never_repeat_are_not_kept_for_ever(tmp_path: Path) -> None:
+def test_headers_that_never_repeat_are_kept_as_far_as_the_budgets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for budget in (CALLS, RESPONSE_HEADERS):
+        monkeypatch.setattr(budget, "limit", 128 * 1024)
     opened = Opened(tmp_path, scaled(dims=["N", "M"]))
     for size in range(1, 600):
         opened.execute(request(IN=np.zeros((1, size), np.float32)))
-    assert len(opened.model._face.calls._known) <= 256
-    assert len(opened.model._face.selections.of(frozenset())._headers) <= 256
+        assert CALLS.used <= CALLS.limit and RESPONSE_HEADERS.used <= RESPONSE_HEADERS.limit
+    assert 0 < len(opened.model._face.calls._known) < 200
+
+
+def test_subsets_of_outputs_are_kept_as_far_as_the_budget_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CALLS, "limit", 128 * 1024)
+    ports = [Port(f"O{number}", dtypes.FP32, (1,), (1,), batching=False) for number in range(9)]
+    selections = Selections("model", "1", ports)
+    for chosen in range(1, 512):
+        wanted = frozenset(port.name for place, port in enumerate(ports) if chosen >> place & 1)
+        assert selections.of(wanted).names == sorted(wanted)
+        assert CALLS.used <= CALLS.limit
+    assert 0 < len(selections._known) < 100
 
 
 NUMERIC = [

@@ -354,6 +354,25 @@ def test_code_that_cannot_be_served(tmp_path: Path, code: str, text: str, others
     assert not [name for name in sys.modules.keys() - others if name.startswith("1")]
 
 
+class Program:
+    """What is pickled as a call that leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_weights_that_are_a_program_are_not_run(tmp_path: Path, legacy: bool) -> None:
+    path = python(tmp_path, NET)
+    mark = tmp_path / "mark"
+    torch.save({"factor": Program(mark)}, path.with_suffix(".pt"), _use_new_zipfile_serialization=not legacy)
+    assert "Weights only load failed" in refusal(tmp_path, declared(["x"], ["y"], **SERVED)).message
+    assert not mark.exists()
+
+
 def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     path = python(tmp_path, NET)
     torch.save({"other": torch.zeros(1)}, path.with_suffix(".pt"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.cli.command_line import CommandLine, parse
+from nerite.cli.serve import NERITE, TRITON, Manner
 from nerite.config.options import ServerOptions
 
 
@@ -44,6 +45,39 @@ def test_the_first_gpu_limit_of_a_device_wins() -> None:
 def test_metrics_listen_where_http_does() -> None:
     assert options("--http-address=127.0.0.1").metrics.address == "127.0.0.1"
     assert options("--http-address=127.0.0.1 --metrics-address=::1").metrics.address == "::1"
+
+
+ALL = "--allow-sagemaker=true --sagemaker-port=1 --allow-vertex-ai=true --vertex-ai-port=2"
+ROUTES = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health"}
+
+
+def addresses(options: ServerOptions) -> list[str]:
+    """Of HTTP, gRPC, metrics, SageMaker and Vertex AI."""
+    services = (options.http, options.grpc, options.metrics, options.sagemaker, options.vertex)
+    return [service.address for service in services]
+
+
+@pytest.mark.parametrize(
+    ("manner", "flags", "environment", "expected"),
+    [
+        # What a cloud calls is reached from outside.
+        (NERITE, "", {}, ["127.0.0.1"] * 3 + ["0.0.0.0"] * 2),
+        (TRITON, "", {}, ["0.0.0.0"] * 5),
+        (NERITE, "--address=::", {}, ["::"] * 5),
+        (NERITE, "", {"NERITE_ADDRESS": "0.0.0.0"}, ["0.0.0.0"] * 5),
+        (TRITON, "--address=127.0.0.1", {}, ["127.0.0.1"] * 5),
+        (NERITE, "--http-address=0.0.0.0", {}, ["0.0.0.0", "127.0.0.1"] + ["0.0.0.0"] * 3),
+        (
+            TRITON,
+            "--address=::1 --grpc-address=0.0.0.0 --metrics-address=::",
+            {},
+            ["::1", "0.0.0.0", "::", "::1", "::1"],
+        ),
+    ],
+)
+def test_where_ports_listen(manner: Manner, flags: str, environment: dict[str, str], expected: list[str]) -> None:
+    arguments = ["--model-repository=/m", *ALL.split(), *flags.split()]
+    assert addresses(manner.parse(arguments, {**ROUTES, **environment}).options) == expected
 
 
 def test_no_metrics_no_hardware_metrics() -> None:

@@ -14,7 +14,7 @@ from nerite.cli.flags import BY_NAME, FLAGS, GROUPS
 from nerite.cli.help import usage
 from nerite.cli.reference import reference
 from nerite.cli.usage_error import UsageError
-from nerite.config.options import QueueOptions, ServerOptions
+from nerite.config.options import ConnectionOptions, QueueOptions, ServerOptions
 
 ROOT = Path(__file__).parents[3]
 
@@ -130,6 +130,8 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
     assert {flag.name for flag in FLAGS if not flag.ours} == {*TRITON, "help"}
     assert {flag.name for flag in FLAGS if flag.ours} == {
         "options-file",
+        "address",
+        "model-load-files",
         "access-log",
         "allow-console",
         "policy-file",
@@ -142,7 +144,13 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "queue-burst-seconds",
         "http-json-half-precision",
         "http-upload-timeout",
+        "grpc-upload-timeout",
+        "grpc-max-message-size",
+        "max-connections",
+        "connection-idle-timeout",
+        "max-bytes-in-flight",
         "http-cors-origin",
+        "http-allowed-host",
         "http-use-ssl",
         "http-use-ssl-mutual",
         "http-server-cert",
@@ -169,12 +177,43 @@ def test_origins(text: str, origin: str) -> None:
     assert set(both) == {"b://c", origin}
 
 
+@pytest.mark.parametrize(
+    ("text", "name"), [("*", "*"), ("Models.Example.", "models.example"), ("my_host-1", "my_host-1")]
+)
+def test_names_of_hosts(text: str, name: str) -> None:
+    assert options(f"--http-allowed-host={text}").http.allowed_hosts == (name,)
+
+
+@pytest.mark.parametrize("text", ["http://a.example", "a.example:8000", "*.example", "", "a b"])
+def test_what_is_no_name_of_a_host(text: str) -> None:
+    with pytest.raises(UsageError, match="a host is a name without scheme and port"):
+        options("--http-allowed-host", text)
+
+
 def test_bounds_of_queues() -> None:
     assert options().queue == QueueOptions()
     given = options("--max-queued-requests=0", "--max-queue-seconds=1.5", "--queue-burst-seconds=0")
     assert given.queue == QueueOptions(0, 1.5, 0)
     with pytest.raises(UsageError, match=r"out of bound. Got -1"):
         options("--max-queue-seconds=-1")
+
+
+def test_bounds_of_connections() -> None:
+    assert options().connections == ConnectionOptions()
+    given = options("--max-connections=7", "--connection-idle-timeout=0", "--max-bytes-in-flight=1000000000000")
+    assert given.connections == ConnectionOptions(7, 0, 10**12)
+    assert options("--max-bytes-in-flight=0").connections.max_bytes_in_flight == 0
+    with pytest.raises(UsageError, match="--max-bytes-in-flight must not be negative"):
+        options("--max-bytes-in-flight=-1")
+
+
+def test_bounds_of_messages() -> None:
+    assert (options().grpc.max_message_size, options().grpc.upload_seconds) == (256 * 2**20, 60)
+    given = options("--grpc-max-message-size=2147483647", "--grpc-upload-timeout=0").grpc
+    assert (given.max_message_size, given.upload_seconds) == (2**31 - 1, 0)
+    for flag in ("--grpc-max-message-size=0", "--grpc-max-message-size=2147483648", "--grpc-upload-timeout=-1"):
+        with pytest.raises(UsageError):
+            options(flag)
 
 
 def test_groups_stand_in_tritons_order() -> None:

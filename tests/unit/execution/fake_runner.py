@@ -91,7 +91,7 @@ class FakeRunner:
     def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
         return self.awaited if any(request in batch for batch in self.batches) else None
 
-    def is_ready(self, answered: Callable[[bool], None]) -> None:
+    def is_ready(self, answered: Callable[[bool], None], patience: float) -> None:
         answered(True)
 
     def process(self) -> None:

@@ -29,6 +29,7 @@ from nerite.execution.rationed_roster import RationedRoster
 from nerite.execution.rations import Rations
 from nerite.execution.roster import SelectiveRoster
 from nerite.execution.sentry import Sentry
+from nerite.execution.sequence_dress import SequenceDress
 from nerite.execution.sequence_roster import SequenceRoster
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.admission import Admission
@@ -53,7 +54,7 @@ def roster_of(kind: str) -> SelectiveRoster:
         name="model", max_batch_size=2, sequence_batching=ModelSequenceBatching(iterative_sequence=kind in ITERATIVE)
     )
     rules = SequenceRules("model", 2, 5000, batching, max_delay_us=patient, min_utilization=1.0 if patient else 0.0)
-    return SequenceRoster(config, Path(), rules)
+    return SequenceRoster(config, SequenceDress(config, Path()), rules)
 
 
 class Model:

@@ -72,6 +72,27 @@ def test_a_refusal_fails_the_batch_with_its_own_text(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
+def test_an_answer_holds_nothing_of_the_frames_of_the_model() -> None:
+    def execute(requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse]:
+        try:
+            raise ValueError("first")
+        except ValueError as error:
+            raise Internal("second") from error
+
+    error = run(Model(execute))[0].error
+    assert error is not None
+    assert (error.message, error.__traceback__, error.__cause__, error.__context__) == ("second", None, None, None)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise OSError
+
+
+def test_an_exception_that_cannot_be_printed_is_an_answer() -> None:
+    assert [str(answer.error) for answer in run(raising(Mute()))] == ["Mute: <MESSAGE UNAVAILABLE>"] * 3
+
+
 @pytest.mark.parametrize("error", [ValueError("wrong"), RecursionError("wrong")])
 def test_anything_else_is_internal_and_its_traceback_stays_here(
     error: Exception, caplog: pytest.LogCaptureFixture
@@ -81,9 +102,8 @@ def test_anything_else_is_internal_and_its_traceback_stays_here(
     assert [(type(answer.error), str(answer.error)) for answer in answers] == [(Internal, f"{kind}: wrong")] * 3
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.getMessage() == "instance 'model_0' failed"
-    assert record.exc_info is not None
-    assert record.exc_info[1] is error
+    assert record.getMessage().startswith("instance 'model_0' failed\nTraceback (most recent call last):\n")
+    assert record.getMessage().endswith(f"{kind}: wrong")
 
 
 def test_an_answer_that_is_no_list_fails_the_batch(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from nerite.execution.arena import Arena, Segment, address_of, anonymous_file
+from nerite.core.anonymous_file import anonymous_file
+from nerite.execution.arena import Arena, Segment, address_of
 from nerite.execution.guest_memory import FIRST, GuestMemory
 
 SIZE = 10_000
@@ -15,30 +16,22 @@ def span(view: memoryview) -> tuple[int, int]:
     return address_of(view), len(view)
 
 
-def mapped(descriptor: int, offset: int = 0, size: int = SIZE) -> memoryview:
-    return Segment(descriptor, size, offset).array(0, size).data
+def mapped(descriptor: int) -> memoryview:
+    return Segment(descriptor, SIZE).array(0, SIZE).data
 
 
 def test_views_are_found_by_where_they_are() -> None:
     guests = GuestMemory()
     assert guests.find(*span(memoryview(bytearray(8)))) is None
-    one, two = anonymous_file(SIZE), anonymous_file(5000 + SIZE)
-    first, second = mapped(one), mapped(two, 5000)
-    assert [guests.add(one, 0, SIZE, address_of(first)), guests.add(two, 5000, SIZE, address_of(second))] == [
-        FIRST,
-        FIRST + 1,
-    ]
-    for number, descriptor, offset, memory in ((FIRST, one, 0, first), (FIRST + 1, two, 5000, second)):
+    one, two = anonymous_file(SIZE), anonymous_file(SIZE)
+    first, second = mapped(one), mapped(two)
+    numbers = [guests.add(one, SIZE, address_of(first)), guests.add(two, SIZE, address_of(second))]
+    assert numbers == [FIRST, FIRST + 1]
+    for number, descriptor, memory in ((FIRST, one, first), (FIRST + 1, two, second)):
         found = guests.find(*span(memory[100:200]))
         assert found is not None
         guest, place = found
-        assert (guest.number, guest.descriptor, guest.offset, guest.size, place) == (
-            number,
-            descriptor,
-            offset,
-            SIZE,
-            100,
-        )
+        assert (guest.number, guest.descriptor, guest.size, place) == (number, descriptor, SIZE, 100)
     assert guests.find(*span(memoryview(bytearray(8)))) is None
 
 
@@ -46,7 +39,7 @@ def test_what_is_removed_is_told_and_closed() -> None:
     guests = GuestMemory()
     descriptor = anonymous_file(SIZE)
     memory = mapped(descriptor)
-    number = guests.add(descriptor, 0, SIZE, address_of(memory))
+    number = guests.add(descriptor, SIZE, address_of(memory))
     told: list[int] = []
     guests.on_gone.append(told.append)
     guests.remove(number)
@@ -61,7 +54,7 @@ def test_what_begins_before_a_guest_or_ends_behind_it_is_no_part_of_it() -> None
     guests = GuestMemory()
     descriptor = anonymous_file(SIZE)
     memory = mapped(descriptor)
-    guests.add(descriptor, 0, SIZE - 100, address_of(memory))
+    guests.add(descriptor, SIZE - 100, address_of(memory))
     base = address_of(memory)
     assert guests.find(base - 1, 10) is None
     assert guests.find(base + SIZE - 150, 51) is None

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nerite.core import dtype as dtypes
+from nerite.core.byte_budget import ByteBudget
+from nerite.core.caller import MIXED, Caller
 from nerite.core.request import NOBODY, InferenceRequest, RequestHeader
 from nerite.core.tensor import TensorSpec
+from nerite.execution import inheritance as module
 from nerite.execution.inheritance import Inheritance
 
 MS = 1_000_000
 
 
-def header(priority: int = 0, timeout_us: int = 0) -> RequestHeader:
+def header(priority: int = 0, timeout_us: int = 0, caller: Caller | None = None) -> RequestHeader:
     spec = TensorSpec("IN", dtypes.FP32, (1,))
-    return RequestHeader("called", "2", [spec], priority=priority, timeout_us=timeout_us, sequence_id=4)
+    return RequestHeader("called", "2", [spec], priority=priority, timeout_us=timeout_us, sequence_id=4, caller=caller)
 
 
-def parent(priority: int = 0, timeout_us: int = 0, arrived_ns: int = 0) -> InferenceRequest:
-    return InferenceRequest(header(priority, timeout_us), [], NOBODY, arrived_ns)
+def parent(
+    priority: int = 0, timeout_us: int = 0, arrived_ns: int = 0, caller: Caller | None = None
+) -> InferenceRequest:
+    return InferenceRequest(header(priority, timeout_us, caller), [], NOBODY, arrived_ns)
 
 
 def test_nothing_to_inherit() -> None:
@@ -30,6 +37,21 @@ def test_the_highest_priority() -> None:
     assert made.priority == 2
     assert (made.model_name, made.model_version, made.inputs, made.sequence_id) == ("called", "2", own.inputs, 4)
     assert inheritance.header(own, [parent(priority=2)], 5 * MS) is made
+
+
+def test_what_is_remembered_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = ByteBudget("test", 64 * 1024)
+    monkeypatch.setattr(module, "MODEL_CALLS", budget)
+    inheritance = Inheritance()
+    for number in range(100):
+        own = header()
+        made = inheritance.header(own, [parent(priority=1 + number)], MS)
+        assert made.priority == 1 + number
+        assert inheritance.header(own, [parent(priority=1 + number)], MS) is made
+    assert 0 < budget.used <= budget.limit
+    before = budget.used
+    assert inheritance.header(header(), [parent(timeout_us=5000)], MS).timeout_us == 4000
+    assert budget.used == before, "what is left of a timeout does not come again"
 
 
 def test_what_is_left_of_the_longest_timeout() -> None:
@@ -50,3 +72,33 @@ def test_a_timeout_that_is_over() -> None:
 def test_what_it_says_itself_counts_more() -> None:
     own = header(priority=5, timeout_us=9)
     assert Inheritance().header(own, [parent(priority=1, timeout_us=1000)], 0) is own
+
+
+ACME, RETRYING, OTHER = Caller("acme", "batch", 5), Caller("acme", retry=True), Caller("other")
+
+
+@pytest.mark.parametrize(
+    ("parents", "expected"),
+    [
+        ([ACME], Caller("acme")),
+        ([ACME, RETRYING], Caller("acme")),
+        ([None, ACME], Caller("acme")),
+        ([ACME, OTHER], MIXED),
+        ([OTHER, MIXED], MIXED),
+        ([MIXED], MIXED),
+        ([], MIXED),
+        ([None], None),
+    ],
+)
+def test_the_tenant_that_all_have_in_common(parents: list[Caller | None], expected: Caller | None) -> None:
+    """Requests without one are the server's own, such as those that warm a model up."""
+    inheritance, own = Inheritance(tenants=True), header()
+    made = inheritance.header(own, [parent(caller=caller) for caller in parents], 0)
+    assert made.caller == expected
+    assert (made is own) is (expected is None)
+    assert inheritance.header(own, [parent(caller=caller) for caller in parents], 0) is made
+
+
+def test_nothing_tells_tenants_apart_without_a_policy() -> None:
+    own = header()
+    assert Inheritance().header(own, [], 0) is own

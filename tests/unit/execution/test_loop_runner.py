@@ -55,9 +55,9 @@ def test_ready_and_close_ask_the_model() -> None:
     model = Model()
     runner = LoopRunner("model_0", model)
     answers: list[bool] = []
-    runner.is_ready(answers.append)
+    runner.is_ready(answers.append, 1.0)
     model.ready = False
-    runner.is_ready(answers.append)
+    runner.is_ready(answers.append, 1.0)
     assert answers == [True, False]
     closed: list[int] = []
     runner.close(lambda: closed.append(model.closed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 from typing import Any
 
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 
 from nerite.core import dtype as dtypes
 from nerite.core import errors, header_form
+from nerite.core.anonymous_file import anonymous_file
+from nerite.core.byte_budget import ByteBudget
 from nerite.core.marks import Marks
 from nerite.core.request import RequestedOutput, RequestHeader
-from nerite.core.response import ResponseHeader
+from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
+from nerite.core.text import bounded
 from nerite.execution import messages, records
-from nerite.execution.arena import Arena, Borrower, Loans, anonymous_file
+from nerite.execution.arena import Arena, Borrower, Loans
 
 
 def cut(frames: messages.Frames, stream: bytes, sizes: list[int]) -> list[tuple[int, int, memoryview]]:
@@ -117,12 +121,12 @@ def test_an_error_crosses_with_kind_and_text(kind: type[errors.NeriteError], tex
     records.error_record(kind(text), parts)
     records.error_record(errors.Internal("the next one"), parts)
     _, _, body = parsed(messages.batch_message(messages.RESULT, 1, 2, [], None, parts))
-    unpacker: records.Unpacker[ResponseHeader] = records.Unpacker(Loans(), Borrower())
+    unpacker = records.response_unpacker(Loans(), Borrower())
     _, _, at = messages.read_batch(body)
     error, name, data, at = unpacker.record(body, at)
     assert (type(error), name, data) == (kind, "", [])
     assert isinstance(error, errors.NeriteError)
-    assert error.message == text
+    assert error.message == bounded(text)
     following, _, _, end = unpacker.record(body, at)
     assert str(following) == "the next one"
     assert end == len(body)
@@ -166,7 +170,7 @@ def test_a_request_header_crosses(data: st.DataObject) -> None:
         sequence_end=data.draw(st.booleans()),
     )
     header.batch_size = data.draw(st.integers(0, 100))
-    _, _, body = parsed(messages.json_frame(messages.REQUEST_HEADER, header_form.describe(header)))
+    _, _, body = parsed(messages.json_frame(messages.LOAD, header_form.describe(header)))
     read = header_form.read_request_header(messages.read_json(body))
     assert read.identity() == header.identity()
     assert read.batch_size == header.batch_size
@@ -178,7 +182,7 @@ def test_a_response_header_crosses(
     model: str, version: str, specs: list[TensorSpec], parameters: dict[str, Any]
 ) -> None:
     header = ResponseHeader(model, version, specs, parameters)
-    _, _, body = parsed(messages.json_frame(messages.RESPONSE_HEADER, header_form.describe(header)))
+    _, _, body = parsed(messages.json_frame(messages.LOAD, header_form.describe(header)))
     read = header_form.read_response_header(messages.read_json(body))
     assert (read.model_name, read.model_version, read.outputs) == (model, version, tuple(specs))
     assert {key: (type(value), value) for key, value in read.parameters.items()} == {
@@ -188,7 +192,7 @@ def test_a_response_header_crosses(
 
 def test_a_parameter_that_is_not_a_number_crosses() -> None:
     header = ResponseHeader("m", "1", [], {"a": math.nan, "b": math.inf})
-    _, _, body = parsed(messages.json_frame(messages.RESPONSE_HEADER, header_form.describe(header)))
+    _, _, body = parsed(messages.json_frame(messages.LOAD, header_form.describe(header)))
     read = header_form.read_response_header(messages.read_json(body))
     assert str(read.parameters) == "{'a': nan, 'b': inf}"
 
@@ -197,74 +201,117 @@ def small(name: str = "m") -> RequestHeader:
     return RequestHeader(name, "1", [TensorSpec("IN", dtypes.FP32, (4,))])
 
 
-def test_a_header_is_introduced_once() -> None:
-    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
-    header = small()
+def budget() -> ByteBudget:
+    return ByteBudget("test", 1 << 20, 1 << 17)
+
+
+def requests() -> records.Packer[RequestHeader]:
+    return records.Packer(Arena(), Loans(), Borrower(), budget())
+
+
+def packed(packer: records.Packer[RequestHeader], *headers: RequestHeader) -> bytes:
     parts: list[Any] = []
-    entry = packer.entry(header, parts)
-    assert len(parts) == 1
-    assert packer.entry(header, parts) is entry
-    assert len(parts) == 1
-    packer.entry(small(), parts)
-    assert len(parts) == 2
-
-
-def test_a_header_whose_key_was_given_away_is_introduced_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "KEYS", 2)
-    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
-    headers = [small(name) for name in "abc"]
-    introduced: list[Any] = []
+    packer.begin()
     for header in headers:
-        packer.entry(header, introduced)
-    assert len(introduced) == 3
-    packer.entry(headers[2], introduced)
-    assert len(introduced) == 3
-    packer.entry(headers[0], introduced)
-    assert len(introduced) == 4
+        packer.record(header, "", [bytes(16)], parts)
+    return b"".join(parts)
 
 
-def test_no_key_is_given_away_in_the_batch_that_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One caller always says the same, the others never: the one must not be given another's header."""
-    monkeypatch.setattr(records, "KEYS", 8)
-    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
-    unpacker: records.Unpacker[RequestHeader] = records.Unpacker(Loans(), Borrower())
-    always = small("always")
-    for turn in range(50):
-        headers = [always, *(small(f"{turn} {number}") for number in range(turn % 4))]
-        introductions: list[Any] = []
-        parts: list[Any] = []
-        for header in headers:
-            packer.record(packer.entry(header, introductions), "", [bytes(16)], parts)
-        for _, _, body in cut(messages.Frames(), b"".join(introductions), [10**6]):
-            unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
-        body, at = memoryview(b"".join(parts)), 0
-        for header in headers:
-            read, _, _, at = unpacker.record(body, at)
-            assert isinstance(read, RequestHeader)
-            assert read.model_name == header.model_name
+def models(unpacker: records.Unpacker[RequestHeader], body: bytes) -> list[str]:
+    """Return the models that requests are for."""
+    at, names = 0, []
+    while at < len(body):
+        read, _, data, at = unpacker.record(memoryview(body), at)
+        assert isinstance(read, RequestHeader) and [len(each) for each in data] == [16]
+        names.append(read.model_name)
+    return names
+
+
+def test_a_header_crosses_once() -> None:
+    packer, unpacker = requests(), records.request_unpacker(Loans(), Borrower())
+    header, other = small("a"), small("b")
+    first, second, third = (packed(packer, *each) for each in ([header], [header, other], [other, header]))
+    assert len(first) > 100 and len(second) > 100 and len(third) == 2 * (8 + 16)
+    assert [models(unpacker, each) for each in (first, second, third)] == [["a"], ["a", "b"], ["b", "a"]]
+
+
+def test_a_message_that_is_withdrawn_leaves_nothing() -> None:
+    """A header is introduced by what is sent; the tensors of a record that failed are not lent."""
+    loans = Loans()
+    packer: records.Packer[RequestHeader] = records.Packer(Arena(), loans, Borrower(), budget())
+    unpacker = records.request_unpacker(Loans(), Borrower())
+    header, large = small("a"), RequestHeader("l", "", [TensorSpec("IN", dtypes.UINT8, (records.INLINE_LIMIT,))])
+    parts: list[Any] = []
+    packer.begin()
+    packer.record(header, "", [bytes(16)], parts)
+    packer.record(large, "", [bytes(records.INLINE_LIMIT)], parts)
+    with pytest.raises(UnicodeEncodeError):
+        packer.record(header, "\udcff", [bytes(16)], parts)
+    packer.withdraw()
+    assert not loans._out
+    assert models(unpacker, packed(packer, header)) == ["a"]
+    packer.begin()
+    packer.record(large, "", [bytes(records.INLINE_LIMIT)], parts)
+    assert [*loans._out] == [1]
+
+
+def test_a_header_that_cannot_be_encoded_is_not_remembered() -> None:
+    packer, unpacker = requests(), records.request_unpacker(Loans(), Borrower())
+    header = RequestHeader("m", "1", [TensorSpec("IN", dtypes.FP32, (4,))], parameters={"a": b"bytes"})  # type: ignore[dict-item]
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            packed(packer, header)
+        packer.withdraw()
+    assert models(unpacker, packed(packer, small("after"))) == ["after"]
 
 
 def test_a_small_request_costs_sixteen_bytes() -> None:
     """Eight for the record; eight more is what the frame of a batch of one comes to, besides its head."""
-    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
+    packer, header = requests(), small()
+    packed(packer, header)
     parts: list[Any] = []
-    packer.record(packer.entry(small(), []), "", [bytes(16)], parts)
+    packer.record(header, "", [bytes(16)], parts)
     assert sum(map(len, parts)) == 8 + 16
     message = messages.batch_message(messages.EXECUTE, 1, 1, [], None, parts)
     assert len(message) == 8 + 8 + 8 + 16
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("name", ["", "id"])
+@pytest.mark.parametrize("size", [0, 8, 24, records.INLINE_LIMIT])
+def test_a_tensor_has_the_size_that_its_header_says(size: int, name: str, known: bool) -> None:
+    """What follows in the message would be read from the wrong place."""
+    packer, unpacker = requests(), records.request_unpacker(Loans(), Borrower())
+    if known:
+        assert models(unpacker, packed(packer, small("a"))) == ["a"]
+    header = next(iter(packer._entries), small("a"))
+    packer.begin()
+    with pytest.raises(errors.Internal, match=rf"^tensor 'IN' has {size} bytes, and FP32 \[4\] has 16: its array was "):
+        packer.record(header, name, [bytes(size)], [])
+    packer.withdraw()
+    assert models(unpacker, packed(packer, header)) == ["a"]
+
+
+def test_a_response_of_the_wrong_size_is_an_error_and_no_incident(caplog: pytest.LogCaptureFixture) -> None:
+    packer: records.Packer[ResponseHeader] = records.Packer(Arena(), Loans(), Borrower(), budget())
+    header = ResponseHeader("m", "1", [TensorSpec("OUT", dtypes.INT8, (4,)), TensorSpec("LAST", dtypes.INT8, (1,))])
+    response = InferenceResponse(header, [bytes(4), bytes(2)])
+    body = b"".join(records.sendable_response(packer, response))
+    error, *_ = records.response_unpacker(Loans(), Borrower()).record(memoryview(body), 0)
+    assert isinstance(error, errors.Internal) and error.message.startswith(
+        "tensor 'LAST' has 2 bytes, and INT8 [1] has 1"
+    )
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("size", [1, 200, 65535, 65536, 300_000])
 def test_an_id_of_any_length(size: int) -> None:
-    packer: records.Packer[RequestHeader] = records.Packer(Arena(), Loans(), Borrower())
-    unpacker: records.Unpacker[RequestHeader] = records.Unpacker(Loans(), Borrower())
-    header = small()
+    packer, unpacker = requests(), records.request_unpacker(Loans(), Borrower())
     parts: list[Any] = []
     name = "é" * size
-    packer.record(packer.entry(header, []), name, [b"0123456789abcdef"], parts)
-    unpacker.introduce(header)
+    packer.record(small("m"), name, [b"0123456789abcdef"], parts)
     read, id, data, end = unpacker.record(memoryview(b"".join(parts)), 0)
-    assert read is header
+    assert isinstance(read, RequestHeader) and read.model_name == "m"
     assert id == name
     assert [bytes(each) for each in data] == [b"0123456789abcdef"]
     assert end == sum(map(len, parts))
@@ -276,10 +323,13 @@ GUEST, LENT = 70_000, 3
 def sent(tensor: memoryview, borrower: Borrower) -> tuple[int, bool]:
     """Return the segment that a tensor is said to lie in, and whether that is the receiver's own."""
     arena = Arena()
-    packer: records.Packer[RequestHeader] = records.Packer(arena, Loans(), borrower, lambda _view, _address: (GUEST, 0))
+    packer: records.Packer[RequestHeader] = records.Packer(
+        arena, Loans(), borrower, budget(), lambda _view, _address: (GUEST, 0)
+    )
     header = RequestHeader("m", "1", [TensorSpec("IN", dtypes.UINT8, (len(tensor),))])
     parts: list[Any] = []
-    packer.record(packer.entry(header, []), "", [tensor], parts)
+    packer.record(header, "", [tensor], [])
+    packer.record(header, "", [tensor], parts)
     assert not arena.segments, "it was copied"
     size, _, segment, _ = struct.unpack_from("<QQII", b"".join(parts), 8)
     assert size == len(tensor)
@@ -289,7 +339,9 @@ def sent(tensor: memoryview, borrower: Borrower) -> tuple[int, bool]:
 def test_a_tensor_in_memory_of_others_is_sent_as_its_place() -> None:
     """What is for reading only never goes as a part of memory that its receiver may write."""
     receiver = Borrower()
-    receiver.add(LENT, anonymous_file(records.INLINE_LIMIT), records.INLINE_LIMIT)
+    descriptor = anonymous_file(records.INLINE_LIMIT)
+    receiver.add(LENT, descriptor, records.INLINE_LIMIT)
+    os.close(descriptor)
     view = receiver.view(LENT, 0, records.INLINE_LIMIT, token=9)
     assert sent(view, Borrower()) == (GUEST, False)
     assert sent(view, receiver) == (LENT, True)

@@ -1,13 +1,12 @@
 """Requests and answers between a server's end and a worker's end of the channel, both in this process.
 
 Whatever is sent arrives, however the stream is cut: inline or through shared memory, outputs that are parts of inputs,
-more headers than there are keys, memory that runs out. And in the end all shared memory is free again.
+more headers than are remembered, memory that runs out. And in the end all shared memory is free again.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 
 from nerite.core import dtype as dtypes
 from nerite.core import header_form
+from nerite.core.byte_budget import ByteBudget
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.marks import Marks
 from nerite.core.request import RequestedOutput, RequestHeader
@@ -37,25 +37,27 @@ INLINE_LIMIT = records.INLINE_LIMIT
 class End:
     """One end: what it sends is in ``outgoing``; ``receive`` cuts it as it pleases."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, headers: int = 1024 * KB) -> None:
         self.outgoing = bytearray()
         self.descriptors: deque[int] = deque()
         self.arena = Arena(budget)
         self.arena.on_segment.append(self._announce)
         self.loans = Loans()
         self.borrower = Borrower()
-        self.packer: records.Packer[Any] = records.Packer(self.arena, self.loans, self.borrower)
-        self.unpacker: records.Unpacker[Any] = records.Unpacker(self.loans, self.borrower)
+        self.packer: records.Packer[Any] = records.Packer(
+            self.arena, self.loans, self.borrower, ByteBudget("test", headers)
+        )
+        self.requests = records.request_unpacker(self.loans, self.borrower)
+        self.responses = records.response_unpacker(self.loans, self.borrower)
         self._frames = messages.Frames()
 
     def _announce(self, segment: Any) -> None:
-        self.descriptors.append(os.dup(segment.descriptor))
+        self.descriptors.append(segment.descriptor)
         self.outgoing += messages.segment_frame(self.arena.segments.index(segment), segment.size)
 
-    def send(self, kind: int, number: int, parts: list[Any], count: int, introductions: list[Any]) -> None:
+    def send(self, kind: int, number: int, parts: list[Any], count: int) -> None:
         marks = Marks() if kind == messages.RESULT else None
         tokens = self.borrower.take_released()
-        self.outgoing += b"".join(introductions)
         self.outgoing += messages.batch_message(kind, number, count, tokens, marks, parts)
 
     def return_tokens(self) -> None:
@@ -80,8 +82,6 @@ class End:
 
     def close(self) -> None:
         self.arena.close()
-        for descriptor in self.descriptors:
-            os.close(descriptor)
 
     def nothing_lives(self) -> bool:
         return not (self.arena._live or self.loans._out or self.borrower._live)
@@ -111,10 +111,10 @@ def some_tensor(rng: random.Random, name: str) -> tuple[TensorSpec, bytes]:
 class Story:
     """What crosses, and what was said to cross."""
 
-    def __init__(self, seed: int, budget: int) -> None:
+    def __init__(self, seed: int, budget: int, headers: int) -> None:
         self.rng = random.Random(seed)
-        self.server = End(budget)
-        self.worker = End(budget)
+        self.server = End(budget, headers)
+        self.worker = End(budget, headers)
         self.headers: dict[tuple[object, ...], RequestHeader] = {}
         self.answer_headers: dict[tuple[object, ...], ResponseHeader] = {}
         self.asked: deque[list[tuple[RequestHeader, str, list[bytes]]]] = deque()
@@ -127,17 +127,15 @@ class Story:
         """Send a batch of ``count`` requests."""
         rng = self.rng
         self.batches += 1
-        introductions: list[Any] = []
         parts: list[Any] = []
         expected = []
         for _ in range(count):
             header, data = self._request()
             name = rng.choice(("", "", "7", "é\u2603" * rng.randrange(100), "x" * 70_000))
-            entry = self.server.packer.entry(header, introductions)
-            self.server.packer.record(entry, name, self._placed(data), parts)
+            self.server.packer.record(header, name, self._placed(data), parts)
             expected.append((header, name, data))
         self.asked.append(expected)
-        self.server.send(messages.EXECUTE, self.batches, parts, count, introductions)
+        self.server.send(messages.EXECUTE, self.batches, parts, count)
 
     def _request(self) -> tuple[RequestHeader, list[bytes]]:
         tensors = [some_tensor(self.rng, f"IN{number}") for number in range(self.rng.randrange(4))]
@@ -174,36 +172,30 @@ class Story:
 
     def _handle_in_worker(self, kind: int, count: int, body: memoryview) -> None:
         worker = self.worker
-        if kind == messages.REQUEST_HEADER:
-            worker.unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
-            return
         assert kind == messages.EXECUTE
         number, tokens, at = messages.read_batch(body)
         for token in tokens:
             worker.loans.returned(token)
         expected = self.asked.popleft()
         assert count == len(expected)
-        introductions: list[Any] = []
         parts: list[Any] = []
         answers = []
         for header, name, data in expected:
-            read, id, inputs, at = worker.unpacker.record(body, at)
+            read, id, inputs, at = worker.requests.record(body, at)
             assert isinstance(read, RequestHeader)
             assert id == name
             assert header_form.describe(read) == header_form.describe(header)
             assert [bytes(each) for each in inputs] == data
             assert all(not memoryview(each).readonly for each in inputs)
-            answers.append(self._answer(inputs, introductions, parts))
+            answers.append(self._answer(inputs, parts))
             if self.rng.random() < 0.2:
                 self.kept_inputs += zip(inputs, data, strict=True)
             del inputs
         assert at == len(body)
         self.answered.append(answers)
-        worker.send(messages.RESULT, number, parts, count, introductions)
+        worker.send(messages.RESULT, number, parts, count)
 
-    def _answer(
-        self, inputs: list[Any], introductions: list[Any], parts: list[Any]
-    ) -> tuple[ResponseHeader | NeriteError, list[bytes]]:
+    def _answer(self, inputs: list[Any], parts: list[Any]) -> tuple[ResponseHeader | NeriteError, list[bytes]]:
         """An error, new tensors, inputs handed back, or parts of inputs."""
         rng = self.rng
         if rng.random() < 0.2:
@@ -227,9 +219,9 @@ class Story:
         header = self.answer_headers.setdefault(tuple(specs), header)
         if rng.random() < 0.2:
             # A request that is to run again leaves states, which look like an answer.
-            records.response_record(self.worker.packer, Again(header, outputs), introductions, parts)
+            records.response_record(self.worker.packer, Again(header, outputs), parts)
             return header, [bytes(each) for each in outputs]
-        self.worker.packer.record(self.worker.packer.entry(header, introductions), "", outputs, parts)
+        self.worker.packer.record(header, "", outputs, parts)
         return header, [bytes(each) for each in outputs]
 
     def collect(self) -> None:
@@ -238,16 +230,13 @@ class Story:
 
     def _handle_in_server(self, kind: int, count: int, body: memoryview) -> None:
         server = self.server
-        if kind == messages.RESPONSE_HEADER:
-            server.unpacker.introduce(header_form.read_response_header(messages.read_json(body)))
-            return
         assert kind == messages.RESULT
         _, tokens, at = messages.read_batch(body)
         _, at = messages.read_marks(body, at)
         for header, data in self.answered.popleft():
-            read, _, outputs, at = server.unpacker.record(body, at)
+            read, _, outputs, at = server.responses.record(body, at)
             if read is Again:
-                read, _, outputs, at = server.unpacker.record(body, at)
+                read, _, outputs, at = server.responses.record(body, at)
             if isinstance(header, NeriteError):
                 assert (type(read), str(read)) == (type(header), str(header))
             else:
@@ -284,10 +273,9 @@ class Story:
 
 
 @contextmanager
-def small_world(keys: int) -> Iterator[None]:
+def small_world() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arena_module, "SEGMENT_SIZE", 1024 * KB)
-        patch.setattr(records, "KEYS", keys)
         yield
 
 
@@ -306,14 +294,14 @@ STEPS = st.lists(
 @given(
     st.integers(0, 2**32),
     st.sampled_from((0, 1024 * KB, 3 * 1024 * KB, 64 * 1024 * KB)),
-    st.sampled_from((8, 9, 4096)),
+    st.sampled_from((3 * KB, 20 * KB, 4096 * KB)),
     STEPS,
 )
 def test_everything_crosses_and_nothing_is_left(
-    seed: int, budget: int, keys: int, steps: list[tuple[str, int]]
+    seed: int, budget: int, headers: int, steps: list[tuple[str, int]]
 ) -> None:
-    with small_world(keys):
-        story = Story(seed, budget)
+    with small_world():
+        story = Story(seed, budget, headers)
         try:
             for step, argument in steps:
                 if step == "ask":
@@ -338,17 +326,13 @@ def test_a_large_tensor_is_not_in_the_stream() -> None:
     server, worker = pair()
     header = RequestHeader("m", "", [TensorSpec("IN", dtypes.UINT8, (INLINE_LIMIT,))])
     parts: list[Any] = []
-    introductions: list[Any] = []
-    server.packer.record(server.packer.entry(header, introductions), "", [bytes(INLINE_LIMIT)], parts)
-    server.send(messages.EXECUTE, 1, parts, 1, introductions)
+    server.packer.record(header, "", [bytes(INLINE_LIMIT)], parts)
+    server.send(messages.EXECUTE, 1, parts, 1)
     assert len(server.outgoing) < 1000
     inputs: list[Any] = []
 
     def handle(kind: int, count: int, body: memoryview) -> None:
-        if kind == messages.REQUEST_HEADER:
-            worker.unpacker.introduce(header_form.read_request_header(messages.read_json(body)))
-        else:
-            inputs.extend(worker.unpacker.record(body, messages.read_batch(body)[2])[2])
+        inputs.extend(worker.requests.record(body, messages.read_batch(body)[2])[2])
 
     worker.receive(server, random.Random(0), handle)
     assert [bytes(each) for each in inputs] == [bytes(INLINE_LIMIT)]
@@ -360,7 +344,7 @@ def test_a_tensor_in_the_arena_is_not_copied() -> None:
     body = server.arena.allocate(INLINE_LIMIT + 64)
     assert body is not None
     header = RequestHeader("m", "", [TensorSpec("IN", dtypes.UINT8, (INLINE_LIMIT,))])
-    server.packer.record(server.packer.entry(header, []), "", [body[64:]], [])
+    server.packer.record(header, "", [body[64:]], [])
     (lent, offset) = server.loans._out[1]
     assert (server.arena.place(address_of(lent)), offset) == ((0, 64), 64)
     server.close()
@@ -376,11 +360,10 @@ def test_what_the_worker_hands_back_does_not_enter_its_arena() -> None:
     header = ResponseHeader("m", "1", [TensorSpec("OUT", dtypes.UINT8, (50 * KB,))])
     parts: list[Any] = []
     view[10 * KB] = 0xAA
-    worker.packer.record(worker.packer.entry(header, []), "", [borrowed[10 * KB : 60 * KB]], parts)
+    worker.packer.record(header, "", [borrowed[10 * KB : 60 * KB]], parts)
     assert worker.arena.segments == []
     del borrowed
-    server.unpacker.introduce(header)
-    _, _, (output,), _ = server.unpacker.record(memoryview(b"".join(parts)), 0)
+    _, _, (output,), _ = server.responses.record(memoryview(b"".join(parts)), 0)
     assert (output[0], len(output)) == (0xAA, 50 * KB)
     assert server.arena.place(address_of(memoryview(output))) == (0, 10 * KB)
     for released in worker.borrower.take_released():
@@ -399,19 +382,16 @@ def test_a_state_goes_back_to_the_worker_as_it_lies() -> None:
     assert state is not None
     server.borrower.add(0, worker.descriptors.popleft(), worker.arena.segments[0].size)
     left = ResponseHeader("m", "1", [TensorSpec("AFTER", dtypes.UINT8, (100 * KB,))])
-    introductions: list[Any] = []
     parts: list[Any] = []
-    records.response_record(worker.packer, Again(left, [state]), introductions, parts)
-    server.unpacker.introduce(left)
-    again, _, _, at = server.unpacker.record(memoryview(b"".join(parts)), 0)
+    records.response_record(worker.packer, Again(left, [state]), parts)
+    again, _, _, at = server.responses.record(memoryview(b"".join(parts)), 0)
     assert again is Again
-    _, _, (kept,), _ = server.unpacker.record(memoryview(b"".join(parts)), at)
+    _, _, (kept,), _ = server.responses.record(memoryview(b"".join(parts)), at)
     asked = RequestHeader("m", "", [TensorSpec("BEFORE", dtypes.UINT8, (100 * KB,))])
     parts.clear()
-    server.packer.record(server.packer.entry(asked, introductions), "", [kept], parts)
+    server.packer.record(asked, "", [kept], parts)
     assert server.arena.segments == []
-    worker.unpacker.introduce(asked)
-    _, _, (found,), _ = worker.unpacker.record(memoryview(b"".join(parts)), 0)
+    _, _, (found,), _ = worker.requests.record(memoryview(b"".join(parts)), 0)
     assert worker.arena.place(address_of(memoryview(found))) == worker.arena.place(address_of(state))
     server.close()
     worker.close()

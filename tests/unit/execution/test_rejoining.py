@@ -312,6 +312,20 @@ def test_an_answer_too_long_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert long.cancelled, "nobody can come back to it"
 
 
+def test_the_header_of_an_answer_counts_where_it_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(monkeypatch, "[idempotency]\nmax_bytes = 100_000")
+    desk.asked()
+    long = desk.carrier
+    for _ in range(100):
+        desk.say(b"x")
+    desk.asked()
+    assert desk.carrier is long
+    large = ResponseHeader("llm", "1", [], {"finish_reason": "y" * 30_000})
+    long.respond(InferenceResponse(large, []), False)
+    desk.asked()
+    assert desk.carrier is not long, "it is too long to be kept"
+
+
 @pytest.mark.parametrize("header", [{"timeout_us": 1_000_000}, {"caller": Caller("a", "", SECOND)}])
 def test_a_deadline_is_that_of_who_asks(monkeypatch: pytest.MonkeyPatch, header: dict[str, Any]) -> None:
     desk = Desk(monkeypatch, ONCE)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ from nerite.config.scheduling_choice import (
 )
 from nerite.config.tensors import ModelOutput
 from nerite.core import dtype as dtypes
+from nerite.core.byte_budget import ByteBudget
+from nerite.core.caller import Caller as Tenant
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
+from nerite.execution import sequence_dress, sequence_states
 from nerite.execution.sequence_dress import SequenceDress
 from nerite.scheduling.sequence import Sequence
 
@@ -133,6 +138,66 @@ def test_equal_headers_are_one_object() -> None:
     assert made[1] is made[2]
 
 
+def test_what_is_remembered_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ever new callers, correlation ids and states: each is dressed as it should be, and little is kept."""
+    budget = ByteBudget("test", 256 * 1024)
+    monkeypatch.setattr(sequence_dress, "SEQUENCES", budget)
+    monkeypatch.setattr(sequence_states, "SEQUENCES", budget)
+    clothes = dress(*ALL, states=(STATE,))
+    for number in range(1, 200):
+        sequence = Sequence(number)
+        for start in (True, False):
+            asked = request()
+            clothes.dress(asked, sequence, start=start, end=False)
+            assert asked.header.inputs[-1].shape == (1, 1 if start else number)
+            given = answer(("OUT", (1, 1), bytes(4)), ("SO", (1, number), bytes(4 * number)))
+            rest = clothes.settle(asked, given, sequence)
+            assert rest.header is not None and [spec.name for spec in rest.header.outputs] == ["OUT"]
+        assert budget.used <= budget.limit
+    assert budget.evictions > 100
+    states = clothes._states
+    assert states is not None
+    assert len(clothes._headers) + len(states._splits) + len(states._forms) < 100
+
+
+def test_the_header_of_a_large_request_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = ByteBudget("test", 1024 * 1024)
+    monkeypatch.setattr(sequence_dress, "SEQUENCES", budget)
+    asked = request(RequestHeader("m", "", [TensorSpec("IN", dtypes.INT32, (1, 2))], parameters={"a": "x" * 200_000}))
+    dress(*ALL).dress(asked, Sequence(1), start=True, end=False)
+    assert asked.header.parameters["a"] == "x" * 200_000
+    assert budget.used == 0
+
+
+def test_what_is_remembered_takes_no_more_memory_than_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = ByteBudget("test", 1 << 30)
+    monkeypatch.setattr(sequence_dress, "SEQUENCES", budget)
+    monkeypatch.setattr(sequence_states, "SEQUENCES", budget)
+    clothes = dress(*ALL, states=(STATE,))
+
+    def go(number: int) -> None:
+        caller = RequestHeader(f"m{number}", "", [TensorSpec("IN", dtypes.INT32, (300 + number, 2))])
+        asked, sequence = request(caller), Sequence(number)
+        clothes.dress(asked, sequence, start=True, end=False)
+        clothes.null(asked)
+        clothes.settle(asked, answer(("OUT", (300 + number, 1), b""), ("SO", (1, 300 + number), b"")), sequence)
+
+    for number in range(10):
+        go(number)
+    gc.collect()
+    before = budget.used
+    tracemalloc.start()
+    try:
+        for number in range(10, 110):
+            go(number)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    counted = budget.used - before
+    assert counted / 8 <= taken <= counted
+
+
 def test_a_slot_without_a_request() -> None:
     clothes = dress(
         *ALL,
@@ -225,3 +290,12 @@ def test_a_state_that_is_an_output_too(wanted: tuple[str, ...], asked_for: list[
     assert got.header is not None
     assert [spec.name for spec in got.header.outputs] == answered
     assert clothes.settle(asked, given, sequence).header is got.header
+
+
+def test_a_dressed_request_has_its_caller() -> None:
+    asked = request(header().changed(caller=Tenant("acme")))
+    made = dress(control("START", "START", int32_false_true=(0, 1)))
+    made.dress(asked, Sequence(4), start=True, end=False)
+    assert asked.header.caller == Tenant("acme")
+    made.overrule(asked, {})
+    assert asked.header.caller == Tenant("acme")

@@ -29,6 +29,7 @@ from nerite.core.witness import Witness
 from nerite.execution import dispatcher, sequence_roster
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.sentry import Sentry
+from nerite.execution.sequence_dress import SequenceDress
 from nerite.execution.sequence_roster import SequenceRoster
 from nerite.observability.statistics import Outcome, VersionStatistics
 from nerite.scheduling.admission import Admission
@@ -72,7 +73,7 @@ class Bench:
             max_delay_us=delay_us,
             min_utilization=1.0 if delay_us else 0.0,
         )
-        roster = SequenceRoster(config, Path(), rules)
+        roster = SequenceRoster(config, SequenceDress(config, Path()), rules)
         self.runners = [FakeRunner(f"model_{number}") for number in range(instances)]
         admission = Admission(QueueOptions(), "model")
         self.of = Dispatcher(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -17,6 +18,10 @@ from nerite.execution.inbox import Inbox
 from nerite.execution.worker_batch import WorkerBatch, WorkerRequest
 
 
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
 class Bench:
     """One batch of three requests, and the server's end of the channel."""
 
@@ -25,7 +30,7 @@ class Bench:
         self.channel = channel
         self.sent: list[tuple[int, InferenceResponse, bool]] = []
         self.done: list[int] = []
-        self.inbox = Inbox(channel, self._control)
+        self.inbox = Inbox(channel, self._control, _fail)
         self.marks: list[Marks] = []
         self.batch = WorkerBatch(7, self.inbox, self._send, self.done.append)
         self.batch.marks = Marks()

@@ -226,13 +226,20 @@ class Owner:
             talk.open = False
             self._forget_if_over(talk)
         if self.stopping and self.up:
-            in_vain = any(talk.waiting and self._has_no_slot(talk.waiting[0]) for talk in self.conversations)
+            # What follows a sequence that has its id is not looked at before that is over.
+            held = {talk.id for talk in self._seated()}
+            waits = [talk for talk in self.conversations if talk.waiting and self._has_no_slot(talk.waiting[0])]
+            in_vain = any(talk.id not in held for talk in waits)
             assert not (timely if self._room() else in_vain), "refused if no slot becomes free, and only then"
         self._see_off()
 
+    def _seated(self) -> list[Conversation]:
+        """The conversations that have a slot."""
+        return [talk for talk in self.conversations if talk.sequence.slots is not None]
+
     def _room(self) -> bool:
         """Whether a slot is free, or will be."""
-        seated = [talk for talk in self.conversations if talk.sequence.slots is not None and talk.sequence.slots.open]
+        seated = [talk for talk in self._seated() if talk.sequence.slots is not None and talk.sequence.slots.open]
         return len(seated) < self.rules.slots * len(self.up - self.leaving) or any(not talk.open for talk in seated)
 
     def stop(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
+import weakref
 from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
@@ -13,11 +16,14 @@ from hypothesis import strategies as st
 
 from nerite.config.scheduling_choice import EnsembleStep
 from nerite.core import dtype as dtypes
+from nerite.core.byte_budget import ByteBudget
+from nerite.core.caller import Caller
 from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.signature import Input, Output, Signature
 from nerite.core.tensor import TensorSpec
 from nerite.scheduling.ensemble import link_form
+from nerite.scheduling.ensemble import situation as module
 from nerite.scheduling.ensemble.graph import Graph, Part, Step
 from nerite.scheduling.ensemble.link import fitted
 from nerite.scheduling.ensemble.situation import Course, Situation, Start
@@ -109,9 +115,9 @@ def computed(start: Start, data: list[list[str]]) -> list[str]:
 
 @given(ensembles(), st.randoms(use_true_random=False))
 def test_like_a_plain_interpreter(drawn: Drawn, random: object) -> None:
-    course = Course(graph_of(drawn), asking(drawn))
+    beginning = Course(graph_of(drawn), asking(drawn)).begin()
     for _ in range(2):  # the second time everything is remembered
-        situation = course.beginning
+        situation = beginning
         data: list[list[str]] = [list(drawn.given)]
         running = list(situation.starts)
         ran = []
@@ -161,8 +167,8 @@ def gone_along(drawn: Drawn, start: Start, data: list[list[str]], random: Random
 def test_steps_that_follow_each_other_in_a_worker_lead_to_the_same(
     drawn: Drawn, workers: list[str], random: Random
 ) -> None:
-    course = Course(graph_of(drawn, workers=workers), asking(drawn))
-    situation = course.beginning
+    beginning = Course(graph_of(drawn, workers=workers), asking(drawn)).begin()
+    situation = beginning
     data: list[list[str]] = [list(drawn.given)]
     running = list(situation.starts)
     ran: list[int] = []
@@ -207,7 +213,7 @@ def test_what_follows_in_a_worker() -> None:
 
 def test_what_does_not_fit_the_next_model_is_not_asked() -> None:
     row = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    (start,) = Course(graph_of(row, workers=["w"]), asking(row)).beginning.starts
+    (start,) = Course(graph_of(row, workers=["w"]), asking(row)).begin().starts
     assert start.stretch is not None
     (link,) = start.stretch.links
     for datatype, shape in ((dtypes.FP32, (1,)), (dtypes.INT32, (2,)), (dtypes.INT32, ())):
@@ -216,45 +222,123 @@ def test_what_does_not_fit_the_next_model_is_not_asked() -> None:
     assert link.question(start.header, ANSWER) is not None
 
 
+def test_each_step_is_asked_for_the_caller_of_the_ensemble() -> None:
+    row = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
+    acme = Caller("acme", "batch", 5)
+    beginning = Course(graph_of(row, workers=["w"]), asking(row).changed(caller=acme)).begin()
+    (first,) = beginning.starts
+    (second,) = beginning.after(first.step, ANSWER).starts
+    assert first.header.caller == second.header.caller == acme
+    assert first.stretch is not None
+    (link,) = first.stretch.links
+    question = link.question(first.header, ANSWER)
+    assert question is not None and question.header.caller == acme
+
+
 def test_equal_ways_are_one_object() -> None:
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    course = Course(graph_of(drawn), asking(drawn))
-    (first,) = course.beginning.starts
-    one, other = (course.beginning.after(first.step, ANSWER) for _ in range(2))
+    beginning = Course(graph_of(drawn), asking(drawn)).begin()
+    (first,) = beginning.starts
+    one, other = (beginning.after(first.step, ANSWER) for _ in range(2))
     assert one is other
     assert one.starts[0].header is other.starts[0].header
 
 
-def test_a_way_on_is_remembered_for_so_many_answers_only() -> None:
+def test_ways_on_are_remembered_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = ByteBudget("test", 128 * 1024)
+    monkeypatch.setattr(module, "ENSEMBLES", budget)
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    course = Course(graph_of(drawn), asking(drawn))
-    (first,) = course.beginning.starts
-    seen: dict[int, Situation] = {}
+    beginning = Course(graph_of(drawn), asking(drawn)).begin()
+    (first,) = beginning.starts
     for number in range(300):
         header = ResponseHeader("m", "1", [TensorSpec("a", dtypes.INT32, (number,))])
-        seen[number] = course.beginning.after(first.step, header)
-        assert seen[number].starts[0].header.inputs == (TensorSpec("i0", dtypes.INT32, (number,)),)
-    assert len(course.beginning._next) <= 128
+        after = beginning.after(first.step, header)
+        assert after is beginning.after(first.step, header)
+        assert after.starts[0].header.inputs == (TensorSpec("i0", dtypes.INT32, (number,)),)
+    assert 5 < len(beginning._next) < 50
+    assert budget.used <= budget.limit
+
+
+def test_what_a_large_request_leads_to_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the last situation, which is small itself: it keeps the caller's header."""
+    budget = ByteBudget("test", 1024 * 1024)
+    monkeypatch.setattr(module, "ENSEMBLES", budget)
+    drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
+    caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (1,))], parameters={"a": "x" * 200_000})
+    now = Course(graph_of(drawn), caller).begin()
+    while now.starts:
+        now = now.after(now.starts[0].step, ANSWER)
+    assert now.answer is not None
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8])
+@pytest.mark.parametrize("parameters", [0, 20])
+def test_what_a_way_takes_in_memory_is_not_more_than_it_counts(
+    monkeypatch: pytest.MonkeyPatch, steps: int, parameters: int
+) -> None:
+    budget = ByteBudget("test", 1 << 30, 1 << 20)
+    monkeypatch.setattr(module, "ENSEMBLES", budget)
+    drawn = Drawn(["in0"], [["in0"], *([f"{number}a"] for number in range(steps - 1))], [f"{steps - 1}a"], ["in0"])
+    graph = graph_of(drawn)
+    known: dict[RequestHeader, Situation] = {}
+
+    def go(number: int) -> None:
+        said = {f"parameter {at}": f"{number} {at}" for at in range(parameters)}
+        caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (300 + number,))], parameters={**said})
+        now = Course(graph, caller).begin()
+        budget.put(known, caller, now, now.footprint)
+        while now.starts:
+            specs = [TensorSpec(name, dtypes.INT32, (300 + number,)) for name in "ab"]
+            now = now.after(now.starts[0].step, ResponseHeader("m", "1", specs))
+
+    for number in range(10):
+        go(number)
+    gc.collect()
+    before = budget.used
+    tracemalloc.start()
+    try:
+        for number in range(10, 110):
+            go(number)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    counted = budget.used - before
+    assert counted / 10 <= taken <= counted
+
+
+def test_a_way_is_freed_without_the_collector() -> None:
+    drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
+    caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (1,))], parameters={"a": "x" * 200_000})
+    gc.disable()
+    try:
+        now = Course(graph_of(drawn), caller).begin()
+        course = weakref.ref(now._course)
+        del now
+        assert course() is None
+    finally:
+        gc.enable()
 
 
 def test_each_response_of_a_decoupled_step_is_a_beginning() -> None:
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    course = Course(graph_of(drawn, decoupled=[0]), asking(drawn))
-    (first,) = course.beginning.starts
-    one = course.beginning.after(first.step, ANSWER)
+    beginning = Course(graph_of(drawn, decoupled=[0]), asking(drawn)).begin()
+    (first,) = beginning.starts
+    one = beginning.after(first.step, ANSWER)
     (second,) = one.starts
     assert second.places == ((0, 0),)
     done = one.after(second.step, ANSWER)
     assert done.answer is not None and done.answer.places == ((1, 0),)
-    assert course.beginning.after(first.step, ANSWER) is one
+    assert beginning.after(first.step, ANSWER) is one
 
 
 def test_an_output_that_a_step_leaves_out_does_not_come() -> None:
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    course = Course(graph_of(drawn), asking(drawn))
+    beginning = Course(graph_of(drawn), asking(drawn)).begin()
     nothing = ResponseHeader("m", "1", [])
-    (first,) = course.beginning.starts
-    after = course.beginning.after(first.step, nothing)
+    (first,) = beginning.starts
+    after = beginning.after(first.step, nothing)
     assert after.starts[0].header.inputs == ()
     end = after.after(after.starts[0].step, nothing)
     assert end.answer is not None and end.answer.header.outputs == () and end.answer.header.parameters == {}
@@ -266,7 +350,7 @@ def test_what_the_caller_says_goes_to_every_step() -> None:
     header = RequestHeader(
         "e", "", [spec], parameters={"a": 1}, priority=2, timeout_us=3, sequence_id="s", sequence_start=True
     )
-    (start,) = Course(graph_of(drawn), header).beginning.starts
+    (start,) = Course(graph_of(drawn), header).begin().starts
     asked = start.header
     assert (asked.model_name, asked.model_version) == ("m0", "")
     assert (asked.parameters, asked.priority, asked.timeout_us) == ({"a": 1}, 2, 3)

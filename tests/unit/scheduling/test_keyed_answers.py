@@ -132,6 +132,21 @@ def test_given_up(answers: KeyedAnswers[KeyedAnswer]) -> None:
     assert (list(answers), answers.due(GRACE)) == ([], [])
 
 
+def test_ever_new_keys_leave_nothing_behind(answers: KeyedAnswers[KeyedAnswer]) -> None:
+    coming, going = begun(answers, "comes and goes"), 0
+    for number in range(1000):
+        complete(answers, f"{number}", at=number % 7)
+        going = max(going, len(answers._ends))
+        answers.left(coming, number)
+        answers.ask(KeyedAnswer("comes and goes", "q"))
+    assert going < 100
+    answers.left(coming, 1000)
+    assert answers.due(6 + GRACE) == []
+    assert [each.key for each in answers] == ["comes and goes"]
+    assert answers.due(1000 + GRACE) == [coming]
+    assert answers.next_time() is None
+
+
 def test_other_limits(answers: KeyedAnswers[KeyedAnswer]) -> None:
     complete(answers, "1")
     complete(answers, "2")

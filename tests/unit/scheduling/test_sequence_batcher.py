@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sequence_owner import US, Owner, asked
 
@@ -483,6 +483,14 @@ RULES = st.builds(
 
 @settings(max_examples=600)
 @given(RULES, st.integers(1, 3), OPERATIONS)
+@example(
+    SequenceRules("model", 1, 1000),
+    3,
+    [
+        ("stop", None), ("begin", 1), ("die", 0), ("die", 0), ("offer", {"sequence_id": 1, "end": True}), ("begin", 1),
+        ("retire", 0), ("begin", 1),
+    ],
+)  # fmt: skip
 def test_any_mix_of_rules_and_events(rules: SequenceRules, instances: int, operations: list[tuple[str, Any]]) -> None:
     of = Owner(rules, instances)
     made = instances

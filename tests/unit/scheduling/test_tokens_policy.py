@@ -133,6 +133,11 @@ def test_an_empty_file_limits_queues_alone() -> None:
         ("header = 'a b'", "p:1: header: must be the name of a header, as in: x-tenant"),
         ("[llms.l]\nmax_bytes = 1", "p:2: llms.l.max_bytes: is not known. "),
         ("[models.'a.b']\nmax_byte = 1", "p:2: models.a.b.max_byte: is not known. Did you mean max_bytes?"),
+        (f"[classes.a]\nttft_seconds = 1{'0' * 400}", "p:2: classes.a.ttft_seconds: must be a number of seconds"),
+        ("[classes.a]\nttft_seconds = 1e30", "p:2: classes.a.ttft_seconds: must be a number of seconds"),
+        (f"[default]\nconcurrency = 1{'0' * 400}", "p:2: default.concurrency: must be a whole number from 0 on"),
+        (f"x = {'[' * 5_000}", "p: maximum recursion depth exceeded"),
+        (f"x = {'9' * 5_000}", "p: Exceeds the limit (4300 digits) for integer string conversion"),
         ("[llms.l\n", "p: Expected ']' at the end of a table declaration (at line 1, column 8)"),
     ],
 )

@@ -15,12 +15,13 @@ from nerite.backends.arrays.ports import Port, Shape
 from nerite.backends.arrays.selection import Selection, Selections
 from nerite.backends.arrays.strings import as_text
 from nerite.core import dtype as dtypes
+from nerite.core.byte_budget import CALLS
 from nerite.core.request import RequestHeader
 from nerite.core.tensor import Array, Buffer
 
-_MAX_CALLS: Final = 256
-"""Calls remembered for each model; a client whose shapes never repeat gets no more memory than that."""
-
+_CALL: Final = 1024
+_FEED: Final = 768
+"""Bytes that a call takes in memory with the key that it is found by, and each input in it."""
 
 Text: TypeAlias = Callable[[Shape, Buffer], Array]
 """Makes of strings in wire form the array that a framework takes."""
@@ -38,7 +39,7 @@ class Feed(NamedTuple):
 
 
 class Call:
-    """A header, as a model sees it. Compared by identity: those that are alike are the same."""
+    """A header, as a model sees it. Compared by identity: those that are alike are mostly the same."""
 
     __slots__ = ("feeds", "of", "positions", "rows", "selection", "shapes")
 
@@ -80,13 +81,12 @@ class Calls:
         return call
 
     def _like(self, header: RequestHeader) -> Call:
-        """Return the one call for all headers with such inputs and outputs."""
+        """Return the call for all headers with such inputs and outputs."""
         key = (header.inputs, header.wanted)
         call = self._known.get(key)
         if call is None:
-            if len(self._known) >= _MAX_CALLS:
-                self._known.clear()
-            call = self._known.setdefault(key, self._worked_out(header))
+            call = self._worked_out(header)
+            CALLS.put(self._known, key, call, _CALL + sum([_FEED + 80 * len(spec.shape) for spec in header.inputs]))
         return call
 
     def _worked_out(self, header: RequestHeader) -> Call:

@@ -56,6 +56,8 @@ class ArrayInstance:
                 return self._execute_all(requests, marks)
         return self._execute_equals(requests, call, marks)
 
+    checks_readiness = False
+
     def is_ready(self) -> bool:
         """Return True: a computation has no bad days."""
         return True

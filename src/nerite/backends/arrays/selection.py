@@ -7,11 +7,14 @@ from typing import Final
 
 from nerite.backends.arrays.ports import Port, Shape
 from nerite.core import dtype as dtypes
+from nerite.core import footprint
+from nerite.core.byte_budget import CALLS, RESPONSE_HEADERS
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec
 
-_MAX_HEADERS: Final = 256
-"""Response headers remembered for each selection; more distinct shapes than that are not worth it."""
+_SELECTION: Final = 768
+_NAME: Final = 192
+"""Bytes that a selection takes in memory, and each output in it."""
 
 
 class Selection:
@@ -31,9 +34,7 @@ class Selection:
         """Return the header of a response with outputs of these shapes, as the model gave them."""
         header = self._headers.get(shapes)
         if header is None:
-            if len(self._headers) >= _MAX_HEADERS:
-                self._headers.clear()
-            header = self._headers[shapes] = ResponseHeader(
+            header = ResponseHeader(
                 self._model_name,
                 self._model_version,
                 [
@@ -41,11 +42,12 @@ class Selection:
                     for port, shape in zip(self.ports, shapes, strict=True)
                 ],
             )
+            RESPONSE_HEADERS.put(self._headers, shapes, header, 2 * footprint.of_response_header(header))
         return header
 
 
 class Selections:
-    """The selections of one model, each made once."""
+    """The selections of one model. Equal ones are mostly the same object."""
 
     def __init__(self, model_name: str, model_version: str, ports: Iterable[Port]) -> None:
         self._model_name = model_name
@@ -61,7 +63,8 @@ class Selections:
         selection = self._known.get(wanted)
         if selection is None:
             ports = [port for port in self._ports if not wanted or port.name in wanted]
-            selection = self._known[wanted] = Selection(self._model_name, self._model_version, ports)
+            selection = Selection(self._model_name, self._model_version, ports)
+            CALLS.put(self._known, wanted, selection, _SELECTION + _NAME * len(wanted))
         return selection
 
     def union(self, selections: Sequence[Selection]) -> Selection:

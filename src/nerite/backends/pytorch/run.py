@@ -13,9 +13,13 @@ from nerite.backends.pytorch import naming, tensors
 from nerite.backends.pytorch.framework import failed
 from nerite.backends.pytorch.plan import Plan
 from nerite.backends.pytorch.program import Call, Path, Program, Slot, output
+from nerite.core.byte_budget import CALLS
 from nerite.core.dtype import DataType
 from nerite.core.tensor import Array
 
+_BOUND: Final = 2048
+_TAKEN: Final = 256
+"""Bytes that a bound program takes in memory, and each input of it."""
 _SETTERS: Final[dict[str, Callable[[bool], object]]] = {
     "ENABLE_JIT_EXECUTOR": torch._C._jit_set_profiling_executor,
     "ENABLE_JIT_PROFILING": torch._C._jit_set_profiling_mode,
@@ -93,7 +97,8 @@ class Run:
             ordered = [name for name in self._ends.inputs if name in names]
             takes = tuple((name, self._takers[name]) for name in ordered)
             call = self._program.bind([self._ends.inputs[name] for name in ordered])
-            bound = self._bounds[names] = _Bound(takes, call)
+            bound = _Bound(takes, call)
+            CALLS.put(self._bounds, names, bound, _BOUND + _TAKEN * len(takes))
         return bound
 
     def _device(self) -> AbstractContextManager[None]:

@@ -119,6 +119,8 @@ class TensorRtInstance:
         """Answer a batch with one run of the engine. Raises ``NeriteError``."""
         return self._arrays.execute(requests, marks)
 
+    checks_readiness = False
+
     def is_ready(self) -> bool:
         """Return True: an engine has no bad days."""
         return True

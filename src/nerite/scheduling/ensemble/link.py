@@ -124,6 +124,7 @@ def asked(
         sequence_id=caller.sequence_id,
         sequence_start=caller.sequence_start,
         sequence_end=caller.sequence_end,
+        caller=caller.caller,
     )
     header.namespace = namespace
     return header

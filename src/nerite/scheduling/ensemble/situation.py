@@ -9,8 +9,10 @@ a look-up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from nerite.core import footprint
+from nerite.core.byte_budget import ENSEMBLES
 from nerite.core.dtype import DataType
 from nerite.core.request import Parameter, RequestHeader
 from nerite.core.response import ResponseHeader
@@ -18,8 +20,10 @@ from nerite.core.tensor import TensorSpec
 from nerite.scheduling.ensemble.graph import Graph, Plan, Step, Stretch
 from nerite.scheduling.ensemble.link import asked, fitted
 
-_MOST_WAYS = 128
-"""Ways on that are remembered of a situation. More is a caller, or a model, that never repeats itself."""
+_SITUATION: Final = 1280
+_TENSOR: Final = 320
+_START: Final = 384
+"""Bytes that a situation takes in memory, each tensor in it, and each step that begins, without its header."""
 
 Place: TypeAlias = tuple[int, int]
 """Where the bytes of a tensor are: whose (a place in the list of what came, first the caller's), and which of them."""
@@ -72,22 +76,31 @@ class Situation:
         self._begun = begun.union(step.number for step in steps)
         self.answer = None if answered else course.answer(tensors)
 
+    @property
+    def footprint(self) -> int:
+        """The bytes that it takes in memory, with the caller's header, which it keeps."""
+        size = _SITUATION + self._course.footprint
+        for tensor in self._tensors.values():
+            size += _TENSOR if tensor is None else _TENSOR + footprint.DIMENSION * len(tensor.shape)
+        for start in self.starts:
+            size += _START + footprint.of_request_header(start.header)
+        return size if self.answer is None else size + 2 * footprint.of_response_header(self.answer.header)
+
     def after(self, step: Step, header: ResponseHeader) -> Situation:
         """Return where the answer of a step leads to: its tensors come last in the list of those who brought some.
 
         Each response of a decoupled model is a beginning of its own, of which nothing else is part.
         """
-        found = self._next.get((step.number, header))
+        key = step.number, header
+        found = self._next.get(key)
         if found is None:
-            if len(self._next) >= _MOST_WAYS:
-                self._next.clear()
             if step.decoupled:
                 found = Situation(self._course, _given(step, header, 0), frozenset((step.number,)), 1, False)
             else:
                 tensors = {**self._tensors, **_given(step, header, self._came)}
                 answered = self.answer is not None
                 found = Situation(self._course, tensors, self._begun, self._came + 1, answered)
-            self._next[step.number, header] = found
+            ENSEMBLES.put(self._next, key, found, found.footprint + footprint.of_response_header(header))
         return found
 
 
@@ -96,13 +109,17 @@ class Course:
 
     def __init__(self, graph: Graph, header: RequestHeader) -> None:
         self.plan: Plan = graph.plan(header.wanted)
+        self.footprint = footprint.of_request_header(header)
         self._graph = graph
         self._header = header
-        batched = graph.signature.max_batch_size > 0
-        tensors: dict[str, _Tensor | None] = dict.fromkeys(graph.signature.inputs)
-        for at, spec in enumerate(header.inputs):
+
+    def begin(self) -> Situation:
+        """Return the situation before any step has answered."""
+        batched = self._graph.signature.max_batch_size > 0
+        tensors: dict[str, _Tensor | None] = dict.fromkeys(self._graph.signature.inputs)
+        for at, spec in enumerate(self._header.inputs):
             tensors[spec.name] = _Tensor(spec.datatype, spec.shape, batched, (0, at))
-        self.beginning = Situation(self, tensors, frozenset(), 1, False)
+        return Situation(self, tensors, frozenset(), 1, False)
 
     def start(self, step: Step, tensors: Mapping[str, _Tensor | None]) -> Start:
         """Return what the model of a step is asked: everything but the tensors is as the caller said it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -35,11 +34,15 @@ class _Kind(NamedTuple):
 
 
 def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    # As TOML has them: one of more digits would fail where it is multiplied with a fraction.
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return _whole(value) or (isinstance(value, float) and abs(value) <= _LARGEST)
+
+
+_LARGEST: Final = 2**63 - 1
 
 
 _COUNT: Final = _Kind("a whole number from 0 on", lambda value: _whole(value) and value >= 0)
@@ -89,7 +92,7 @@ def parse(text: str, file: str = "policy") -> Policy:
     """Return the policy that a file says. Raises ``InvalidArgument`` with all mistakes, one a line."""
     try:
         whole = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOML that is wrong, digits without end, brackets without end
         raise InvalidArgument(f"{file}: {error}") from None
     reader = _Reader(text, file)
     policy = reader.policy(whole)
