@@ -7,22 +7,25 @@ same header object, which crosses to the server once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from nerite.core import host
-from nerite.core.errors import NeriteError
-from nerite.core.request import RequestedOutput, RequestHeader
+from nerite.core import footprint, host
+from nerite.core.byte_budget import MODEL_CALLS
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.request import MAX_CORRELATION_ID, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse as CoreResponse
 from nerite.core.tensor import TensorSpec
+from nerite.core.text import MAX_NAME, mistake_in
+from triton_python_backend_utils.arguments import INT64
 from triton_python_backend_utils.errors import ErrorCode, TritonError, TritonModelException
+from triton_python_backend_utils.parameters import mistake_in_parameters
 from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.tensor import ReceivedTensor, Tensor, wire_form
 
 if TYPE_CHECKING:
     from triton_python_backend_utils.request import InferenceRequest
 
-_MOST_HEADERS: Final = 1024
 _START: Final = 1
 _END: Final = 2
 _headers: dict[tuple[Any, ...], RequestHeader] = {}
@@ -46,7 +49,10 @@ class ResponseIterator:
     def __next__(self) -> InferenceResponse:
         if self._over:
             raise StopIteration("Iteration is done for the responses.")
-        response, self._over = self._call.next()
+        try:
+            response, self._over = self._call.next()
+        except NeriteError as error:
+            raise TritonModelException(error.message) from None
         return _received(response)
 
     def __aiter__(self) -> AsyncIterator[InferenceResponse]:
@@ -107,12 +113,38 @@ async def _here(call: host.Call) -> None:
     await future
 
 
+class _Refused:
+    """A call that is not sent: its only answer says why. Triton answers with an error, too, rather than to raise it."""
+
+    __slots__ = ("_error", "final")
+
+    def __init__(self, error: NeriteError) -> None:
+        self._error = error
+        self.final = False
+
+    def next(self) -> tuple[CoreResponse, bool]:
+        self.final = True
+        return CoreResponse.failed(self._error), True
+
+    def when_next(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        loop.call_soon(call)
+
+    def cancel(self) -> None:
+        pass
+
+
 def _start(request: InferenceRequest, decoupled: bool) -> host.Call:
     inputs = request.inputs()
-    header = _header(request, inputs, decoupled)
+    name = request.request_id()
+    try:
+        header = _header(request, inputs, decoupled)
+        if len(name) > MAX_NAME:
+            raise InvalidArgument(f"request_id {mistake_in(name)}")
+    except NeriteError as error:
+        return _Refused(error.prefixed(f"Model {request.target()[0]} - Error when running inference: "))
     data = [wire_form(tensor) for tensor in inputs]
     try:
-        return host.current.call(header, data, request.request_id(), request.trace().request, decoupled=decoupled)
+        return host.current.call(header, data, name, request.trace().request, decoupled=decoupled)
     except NeriteError as error:
         raise TritonModelException(error.message) from None
 
@@ -138,9 +170,7 @@ def _header(request: InferenceRequest, inputs: list[Tensor], decoupled: bool) ->
     key = tuple(form)
     header = _headers.get(key)
     if header is None:
-        if len(_headers) >= _MOST_HEADERS:
-            _headers.clear()
-        header = _headers[key] = RequestHeader(
+        header = RequestHeader(
             model,
             "" if version == -1 else str(version),
             [TensorSpec(tensor._name, tensor._datatype, tensor._shape) for tensor in inputs],
@@ -151,7 +181,23 @@ def _header(request: InferenceRequest, inputs: list[Tensor], decoupled: bool) ->
             sequence_start=bool(flags & _START),
             sequence_end=bool(flags & _END),
         )
+        _check(header)
+        MODEL_CALLS.put(_headers, key, header, footprint.of_request_header(header))
     return header
+
+
+def _check(header: RequestHeader) -> None:
+    """Raise ``NeriteError`` for a header that could not be sent, or that the server refuses from clients."""
+    names = [("model_name", header.model_name)]
+    names += [("the name of an input", spec.name) for spec in header.inputs]
+    names += [("the name of a requested output", output.name) for output in header.outputs]
+    for what, name in names:
+        if (mistake := mistake_in(name)) is not None:
+            raise InvalidArgument(f"{what} {mistake}")
+    if isinstance(header.sequence_id, str) and len(header.sequence_id.encode()) > MAX_CORRELATION_ID:
+        raise Unsupported("string correlation ID cannot be longer than 128 characters")
+    if (mistake := mistake_in_parameters(header.parameters, INT64)) is not None:
+        raise InvalidArgument(f"Unsupported value type on parameters\n{mistake}")
 
 
 def _received(response: CoreResponse) -> InferenceResponse:

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import ClassVar
 
+from triton_python_backend_utils import arguments
+from triton_python_backend_utils.arguments import Mismatch, Text
+
 
 class TritonModelException(Exception):
     """An error of this package, or of a model that wants to raise one."""
@@ -38,16 +41,18 @@ class TritonError:
     ALREADY_EXISTS: ClassVar[ErrorCode] = ErrorCode.ALREADY_EXISTS
     CANCELLED: ClassVar[ErrorCode] = ErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str) or not isinstance(code, ErrorCode):
+    def __init__(self, message: Text, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        try:
+            self._message = arguments.message(message)
+            self._code = arguments.instance(code, ErrorCode)
+        except Mismatch as mismatch:
             raise incompatible(
                 "TritonError(message: str, code: c_python_backend_utils.TritonError.__ErrorCode = "
                 "<__ErrorCode.INTERNAL: 1>)",
+                mismatch,
                 message,
                 *(() if code is ErrorCode.INTERNAL else (code,)),
-            )
-        self._message = message
-        self._code = code
+            ) from None
 
     def code(self) -> ErrorCode:
         """Return what kind of error this is."""
@@ -58,21 +63,24 @@ class TritonError:
         return self._message
 
 
-def incompatible(signature: str, *given: object, **named: object) -> TypeError:
-    """Return the error for arguments of a wrong type, in the words that Triton's binding has for it."""
-    return _incompatible("__init__(): incompatible constructor", f"c_python_backend_utils.{signature}", given, named)
+def incompatible(signature: str, mismatch: Mismatch, /, *given: object, **named: object) -> TypeError:
+    """Return the error for arguments of a wrong type: the words that Triton's binding has for it, then the reason."""
+    signature = f"c_python_backend_utils.{signature}"
+    return _incompatible("__init__(): incompatible constructor", signature, mismatch, given, named)
 
 
-def incompatible_call(method: str, signature: str, *given: object, **named: object) -> TypeError:
+def incompatible_call(method: str, signature: str, mismatch: Mismatch, /, *given: object, **named: object) -> TypeError:
     """Return the same for the arguments of a method."""
-    return _incompatible(f"{method}(): incompatible function", signature, given, named)
+    return _incompatible(f"{method}(): incompatible function", signature, mismatch, given, named)
 
 
-def _incompatible(what: str, signature: str, given: Sequence[object], named: Mapping[str, object]) -> TypeError:
+def _incompatible(
+    what: str, signature: str, mismatch: Mismatch, given: Sequence[object], named: Mapping[str, object]
+) -> TypeError:
     shown = [repr(value) for value in given]
     keywords = ", ".join(f"{name}={value!r}" for name, value in named.items())
-    arguments = "; ".join(part for part in (", ".join(shown), keywords and f"kwargs: {keywords}") if part)
+    invoked = "; ".join(part for part in (", ".join(shown), keywords and f"kwargs: {keywords}") if part)
     return TypeError(
         f"{what} arguments. The following argument types are supported:\n    1. {signature}\n\n"
-        f"Invoked with: {arguments}"
+        f"Invoked with: {invoked}" + (f"\n\n{mismatch}" if mismatch.args else "")
     )

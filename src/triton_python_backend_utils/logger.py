@@ -6,11 +6,18 @@ import logging
 from enum import IntEnum
 from typing import ClassVar
 
+from triton_python_backend_utils import arguments
+from triton_python_backend_utils.arguments import Mismatch, Text
+from triton_python_backend_utils.errors import incompatible_call
+
 _LOG = logging.getLogger("triton_python_backend_utils")
 
 
 class Logger:
-    """Writes to the server's log, with the file and the line of the caller."""
+    """Writes to the server's log, with the file and the line of the caller.
+
+    Raises ``TypeError`` for a message that is no text; ``bytes`` are.
+    """
 
     class LogLevel(IntEnum):
         """How serious a line is, with Triton's numbers."""
@@ -26,29 +33,40 @@ class Logger:
     VERBOSE: ClassVar[LogLevel] = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+    def log(message: Text, level: LogLevel = LogLevel.INFO) -> None:
         """Write ``message`` at ``level``."""
-        _LOG.log(_STANDARD[level], "%s", message, stacklevel=2)
+        try:
+            line = arguments.message(message)
+            severity = _STANDARD[arguments.instance(level, Logger.LogLevel)]
+        except Mismatch as mismatch:
+            raise incompatible_call(
+                "log",
+                "(message: str, level: c_python_backend_utils.Logger.LogLevel = <LogLevel.INFO: 0>) -> None",
+                mismatch,
+                message,
+                level,
+            ) from None
+        _LOG.log(severity, "%s", line, stacklevel=2)
 
     @staticmethod
-    def log_info(message: str) -> None:
+    def log_info(message: Text) -> None:
         """Write what is worth knowing."""
-        _LOG.info("%s", message, stacklevel=2)
+        _LOG.info("%s", _line("log_info", message), stacklevel=2)
 
     @staticmethod
-    def log_warn(message: str) -> None:
+    def log_warn(message: Text) -> None:
         """Write what may be wrong."""
-        _LOG.warning("%s", message, stacklevel=2)
+        _LOG.warning("%s", _line("log_warn", message), stacklevel=2)
 
     @staticmethod
-    def log_error(message: str) -> None:
+    def log_error(message: Text) -> None:
         """Write what is wrong."""
-        _LOG.error("%s", message, stacklevel=2)
+        _LOG.error("%s", _line("log_error", message), stacklevel=2)
 
     @staticmethod
-    def log_verbose(message: str) -> None:
+    def log_verbose(message: Text) -> None:
         """Write what helps to find a fault; shown when the server logs verbosely."""
-        _LOG.debug("%s", message, stacklevel=2)
+        _LOG.debug("%s", _line("log_verbose", message), stacklevel=2)
 
 
 _STANDARD = {
@@ -57,3 +75,10 @@ _STANDARD = {
     Logger.ERROR: logging.ERROR,
     Logger.VERBOSE: logging.DEBUG,
 }
+
+
+def _line(method: str, message: Text) -> str:
+    try:
+        return arguments.message(message)
+    except Mismatch as mismatch:
+        raise incompatible_call(method, "(message: str) -> None", mismatch, message) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from triton_python_backend_utils import arguments
+from triton_python_backend_utils.arguments import INT64, Mismatch
 from triton_python_backend_utils.errors import incompatible
 
 
@@ -24,11 +26,15 @@ class PreferredMemory:
     __slots__ = ("device_id", "memory_type")
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        if not isinstance(preferred_memory_type, MemoryType):
+        try:
+            self.memory_type = arguments.instance(preferred_memory_type, MemoryType)
+            self.device_id = arguments.integer("preferred_device_id", preferred_device_id, INT64)
+        except Mismatch as mismatch:
+            is_default = type(preferred_device_id) is int and preferred_device_id == 0
             raise incompatible(
                 "PreferredMemory(preferred_memory_type: triton::backend::python::PreferredMemory::MemoryType, "
                 "preferred_device_id: int = 0)",
+                mismatch,
                 preferred_memory_type,
-            )
-        self.memory_type = preferred_memory_type
-        self.device_id = preferred_device_id
+                *(() if is_default else (preferred_device_id,)),
+            ) from None

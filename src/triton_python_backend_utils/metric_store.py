@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
+from nerite.core.text import MAX_VALUE, mistake_in
+
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 _FAMILY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -103,6 +105,8 @@ class MetricStore:
                 raise ValueError("attempt to access JSON non-string as string")
             if _LABEL_NAME.fullmatch(name) is None:
                 raise ValueError("Invalid label name")
+            if (mistake := mistake_in(value, MAX_VALUE)) is not None:
+                raise ValueError(f"the value of label '{name}' {mistake}")
         key = tuple(sorted(labels.items()))
         with self._lock:
             sample = held.get(key)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import itertools
+import json
+from collections.abc import Sequence
+from typing import ClassVar, SupportsFloat
 
-from triton_python_backend_utils.errors import TritonModelException, incompatible
+from triton_python_backend_utils import arguments
+from triton_python_backend_utils.arguments import Mismatch, Text
+from triton_python_backend_utils.errors import TritonModelException, incompatible, incompatible_call
 from triton_python_backend_utils.metric_store import STORE, Labels, MetricKind, Sample
 
 
@@ -17,24 +22,24 @@ class Metric:
         self._owner = owner
         self._sample = sample
 
-    def increment(self, value: float) -> None:
+    def increment(self, value: SupportsFloat) -> None:
         """Add to a counter or a gauge. Raises ``TritonModelException`` if that cannot be."""
         try:
-            STORE.increment(self._owner._family, self._sample, float(value))
+            STORE.increment(self._owner._family, self._sample, self._number("increment", value))
         except ValueError as error:
             raise _refused("Failed to increment metric value", error) from None
 
-    def set(self, value: float) -> None:
+    def set(self, value: SupportsFloat) -> None:
         """Set a gauge. Raises ``TritonModelException`` for the other kinds."""
         try:
-            STORE.set(self._owner._family, self._sample, float(value))
+            STORE.set(self._owner._family, self._sample, self._number("set", value))
         except ValueError as error:
             raise _refused("Failed to set metric value", error) from None
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: SupportsFloat) -> None:
         """Count an observation in a histogram. Raises ``TritonModelException`` for the other kinds."""
         try:
-            STORE.observe(self._owner._family, self._sample, float(value))
+            STORE.observe(self._owner._family, self._sample, self._number("observe", value))
         except ValueError as error:
             raise _refused("Failed to observe metric value", error) from None
 
@@ -44,6 +49,13 @@ class Metric:
             return STORE.value(self._owner._family, self._sample)
         except ValueError as error:
             raise _refused("Failed to get metric value", error) from None
+
+    def _number(self, method: str, value: SupportsFloat) -> float:
+        try:
+            return arguments.number(value)
+        except Mismatch as mismatch:
+            signature = "(self: c_python_backend_utils.Metric, arg0: float) -> None"
+            raise incompatible_call(method, signature, mismatch, self, value) from None
 
 
 class MetricFamily:
@@ -58,22 +70,29 @@ class MetricFamily:
 
     __slots__ = ("_family", "_held")
 
-    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+    def __init__(self, name: Text, description: Text, kind: MetricKind) -> None:
         self._held: dict[Labels, Sample] = {}
-        if not isinstance(kind, MetricKind):
+        try:
+            plain = arguments.text("name", name), arguments.text("description", description)
+            arguments.instance(kind, MetricKind)
+        except Mismatch as mismatch:
             raise incompatible(
                 "MetricFamily(name: str, description: str, kind: c_python_backend_utils.MetricKind)",
+                mismatch,
                 name=name,
                 description=description,
                 kind=kind,
-            )
+            ) from None
         try:
-            self._family = STORE.family(name, description, kind)
+            self._family = STORE.family(*plain, kind)
         except ValueError as error:
             raise _refused("Error when creating MetricFamily", error) from None
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:
-        """Return the metric with these labels. ``buckets`` are a histogram's upper bounds, in rising order."""
+        """Return the metric with these labels. ``buckets`` are a histogram's upper bounds, in rising order.
+
+        Raises ``TypeError`` for labels that JSON does not have, ``TritonModelException`` for others that cannot be.
+        """
         is_histogram = self._family.kind is MetricKind.HISTOGRAM
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
@@ -83,14 +102,27 @@ class MetricFamily:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
         if buckets is None and is_histogram:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
+        if labels and not {str}.issuperset(map(type, (*labels, *labels.values()))):
+            labels = json.loads(json.dumps(labels))  # labels are JSON in Triton, where each name is a text
         try:
-            return Metric(self, STORE.hold(self._family, labels or {}, buckets or (), self._held))
+            bounds = _bounds(buckets or ())
+            return Metric(self, STORE.hold(self._family, labels or {}, bounds, self._held))
         except ValueError as error:
             raise _refused("Error when creating Metric", error) from None
 
     def __del__(self) -> None:
         if self._held:
             STORE.release(self._family, self._held)
+
+
+def _bounds(buckets: Sequence[SupportsFloat]) -> list[float]:
+    try:
+        bounds = [arguments.number(bound) for bound in buckets]
+    except Mismatch:
+        raise TritonModelException("Failed to create metric. Buckets must be a list of numbers.") from None
+    if not all(lower < upper for lower, upper in itertools.pairwise(bounds)):
+        raise ValueError("Bucket Boundaries must be strictly sorted")
+    return bounds
 
 
 def _refused(beginning: str, error: ValueError) -> TritonModelException:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 from nerite.core.request import InferenceRequest as CoreRequest
 from nerite.core.request import Parameter
 from nerite.core.response import InferenceResponse as CoreResponse
-from triton_python_backend_utils import calls
+from triton_python_backend_utils import arguments, calls
+from triton_python_backend_utils.arguments import INT64, UINT32, UINT64, Mismatch, Text
 from triton_python_backend_utils.calls import ResponseIterator
 from triton_python_backend_utils.errors import TritonModelException, incompatible, incompatible_call
 from triton_python_backend_utils.memory import TRITONSERVER_MEMORY_CPU, PreferredMemory
@@ -24,12 +25,14 @@ TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 _DEFAULT_MEMORY = PreferredMemory(TRITONSERVER_MEMORY_CPU)
+_NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
     """Inputs, and what is wanted. Made by models that call other models, and by tests.
 
-    Raises ``TypeError`` for arguments of a wrong type, ``TritonModelException`` for values that cannot be.
+    Arguments may be of any type that Triton's binding converts: names ``str`` or ``bytes``, integers numpy's, too.
+    Raises ``TypeError`` for those of another type, ``TritonModelException`` for values that cannot be.
     """
 
     __slots__ = (
@@ -48,40 +51,54 @@ class InferenceRequest:
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: Text = "",
         correlation_id: int | str = 0,
         inputs: Sequence[Tensor] | None = None,
-        requested_output_names: Sequence[str] | None = None,
-        model_name: str | None = None,
-        model_version: int = -1,
-        flags: int = 0,
-        timeout: int = 0,
+        requested_output_names: Sequence[Text] | None = None,
+        model_name: Text | None = None,
+        model_version: SupportsIndex = -1,
+        flags: SupportsIndex = 0,
+        timeout: SupportsIndex = 0,
         preferred_memory: PreferredMemory = _DEFAULT_MEMORY,
-        trace: InferenceTrace | None = None,
+        trace: InferenceTrace = _NO_TRACE,
         parameters: Parameters | None = None,
     ) -> None:
-        if inputs is None or requested_output_names is None or model_name is None:
-            raise _incompatible(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
-        if not isinstance(request_id, str) or not isinstance(timeout, int) or timeout < 0:
-            raise _incompatible(request_id=request_id, timeout=timeout)
-        if not isinstance(correlation_id, int | str):
-            raise TritonModelException("Correlation ID must be integer or string")
-        of = f"request with id '{request_id}' and model name '{model_name}'"
-        for tensor in inputs:
-            if not isinstance(tensor, Tensor):
-                raise TritonModelException(f"Input tensor for {of} should not be empty.")
-        if "" in requested_output_names:
+        try:
+            self._request_id = arguments.text("request_id", request_id)
+            self._inputs: list[Tensor] | None = list(arguments.sequence(inputs))
+            for tensor in self._inputs:
+                if tensor is not None and not isinstance(tensor, Tensor):
+                    raise Mismatch
+            self._requested = set(arguments.texts("A name of requested_output_names", requested_output_names))
+            self._model_name = arguments.text("model_name", model_name)
+            self._model_version = arguments.integer("model_version", model_version, INT64)
+            self._flags: int | None = arguments.integer("flags", flags, UINT32)
+            self._timeout = arguments.integer("timeout", timeout, UINT64)
+            self._preferred_memory = arguments.instance(preferred_memory, PreferredMemory)
+            self._trace = arguments.instance(trace, InferenceTrace)
+            if correlation_id is None:
+                raise Mismatch
+        except Mismatch as mismatch:
+            raise _incompatible(
+                mismatch,
+                request_id=request_id,
+                correlation_id=correlation_id,
+                inputs=inputs,
+                requested_output_names=requested_output_names,
+                model_name=model_name,
+                model_version=model_version,
+                flags=flags,
+                timeout=timeout,
+                preferred_memory=preferred_memory,
+                trace=trace,
+                parameters=parameters,
+            ) from None
+        self._correlation_id = _sequence_id(correlation_id)
+        of = f"request with id '{self._request_id}' and model name '{self._model_name}'"
+        if None in self._inputs:
+            raise TritonModelException(f"Input tensor for {of} should not be empty.")
+        if "" in self._requested:
             raise TritonModelException(f"Requested output name for {of} should not be empty.")
-        self._request_id = request_id
-        self._correlation_id = correlation_id
-        self._inputs: list[Tensor] | None = list(inputs)
-        self._requested: set[str] = set(requested_output_names)
-        self._model_name = model_name
-        self._model_version = model_version
-        self._flags: int | None = flags
-        self._timeout = timeout
-        self._preferred_memory = preferred_memory
-        self._trace = trace or InferenceTrace()
         self._parameters = checked(parameters)
 
     def inputs(self) -> list[Tensor]:
@@ -101,9 +118,9 @@ class InferenceRequest:
         """Return the sequence flags."""
         return self._flags or 0
 
-    def set_flags(self, flags: int) -> None:
+    def set_flags(self, flags: SupportsIndex) -> None:
         """Set the sequence flags."""
-        self._flags = flags
+        self._flags = self._unsigned("set_flags", flags)
 
     def timeout(self) -> int:
         """Return the timeout in microseconds, 0 for none."""
@@ -125,8 +142,9 @@ class InferenceRequest:
         """Return True if nobody waits for the response any more. Then the work may be left."""
         return False
 
-    def set_release_flags(self, flags: int) -> None:
+    def set_release_flags(self, flags: SupportsIndex) -> None:
         """Say what becomes of the request when ``execute`` returns. Counts only for requests that ``execute`` got."""
+        self._unsigned("set_release_flags", flags)
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Return the sender for several or late responses. Only a request that ``execute`` was given has one."""
@@ -138,14 +156,14 @@ class InferenceRequest:
         With ``decoupled`` return an iterator over any number of responses; a decoupled model needs that. Raises
         ``TritonModelException`` outside of ``execute``.
         """
-        return calls.ask(self, decoupled=self._flag("exec", "object", decoupled))
+        return calls.ask(self, decoupled=self._flag("exec", decoupled))
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
         """Send the request at once, and return what a coroutine may await: the same as ``exec`` returns.
 
         Raises as ``exec`` does, and ``RuntimeError`` outside of a coroutine.
         """
-        return calls.ask_async(self, decoupled=self._flag("async_exec", "object", decoupled))
+        return calls.ask_async(self, decoupled=self._flag("async_exec", decoupled))
 
     def target(self) -> tuple[str, int]:
         """Return model and version, -1 for the latest. For the server: no part of Triton's interface."""
@@ -155,15 +173,19 @@ class InferenceRequest:
         """Return the custom parameters. For the server: no part of Triton's interface."""
         return self._parameters
 
-    def _flag(self, method: str, returns: str, decoupled: object) -> bool:
-        if not isinstance(decoupled, bool):
-            raise incompatible_call(
-                method,
-                f"(self: c_python_backend_utils.InferenceRequest, decoupled: bool = False) -> {returns}",
-                self,
-                decoupled=decoupled,
-            )
-        return decoupled
+    def _flag(self, method: str, decoupled: object) -> bool:
+        try:
+            return arguments.flag(decoupled)
+        except Mismatch as mismatch:
+            signature = "(self: c_python_backend_utils.InferenceRequest, decoupled: bool = False) -> object"
+            raise incompatible_call(method, signature, mismatch, self, decoupled=decoupled) from None
+
+    def _unsigned(self, method: str, flags: object) -> int:
+        try:
+            return arguments.integer("flags", flags, UINT32)
+        except Mismatch as mismatch:
+            signature = "(self: c_python_backend_utils.InferenceRequest, arg0: int) -> None"
+            raise incompatible_call(method, signature, mismatch, self, flags) from None
 
 
 class Answering(Protocol):
@@ -247,12 +269,12 @@ class ServedRequest(InferenceRequest):
         """Return True if nobody waits for the response any more. Then the work may be left."""
         return self.core.is_cancelled()
 
-    def set_release_flags(self, flags: int) -> None:
+    def set_release_flags(self, flags: SupportsIndex) -> None:
         """Say what becomes of the request when ``execute`` returns.
 
         With ``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`` the model gets it once more, if its sequences are iterative.
         """
-        if flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+        if self._unsigned("set_release_flags", flags) & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
             self._answering.again.add(self)
         else:
             self._answering.again.discard(self)
@@ -275,12 +297,37 @@ class ServedRequest(InferenceRequest):
         return self._sender
 
 
-def _incompatible(**given: object) -> TypeError:
+def _sequence_id(value: object) -> int | str:
+    """Return a correlation id. Triton takes it as a Python object: there is no conversion from other types."""
+    what = "Correlation ID must be integer or string"
+    if not isinstance(value, int | str):
+        raise TritonModelException(what)
+    try:
+        if isinstance(value, int):
+            return arguments.integer("The ID", int(value), UINT64)
+        return arguments.text("The ID", value)
+    except Mismatch as mismatch:
+        raise TritonModelException(f"{what}. {mismatch}") from None
+
+
+_DEFAULTS: dict[str, object] = {
+    "request_id": "",
+    "correlation_id": 0,
+    "model_version": -1,
+    "flags": 0,
+    "timeout": 0,
+    "preferred_memory": _DEFAULT_MEMORY,
+    "trace": _NO_TRACE,
+}
+
+
+def _incompatible(mismatch: Mismatch, **given: object) -> TypeError:
     return incompatible(
         "InferenceRequest(request_id: str = '', correlation_id: object = 0, "
         "inputs: List[triton::backend::python::PbTensor], requested_output_names: List[str], model_name: str, "
         "model_version: int = -1, flags: int = 0, timeout: int = 0, "
         "preferred_memory: c_python_backend_utils.PreferredMemory = <default>, "
         "trace: c_python_backend_utils.InferenceTrace = <default>, parameters: object = None)",
-        **{name: value for name, value in given.items() if value is not None},
+        mismatch,
+        **{name: value for name, value in given.items() if value is not _DEFAULTS.get(name)},
     )

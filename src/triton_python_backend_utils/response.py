@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from typing import SupportsIndex
 
-from nerite.core.errors import Internal
+from nerite.core.errors import Internal, NeriteError
 from nerite.core.request import InferenceRequest as CoreRequest
 from nerite.core.request import Parameter
 from nerite.core.response import EMPTY
 from nerite.core.response import InferenceResponse as CoreResponse
+from triton_python_backend_utils import arguments
+from triton_python_backend_utils.arguments import UINT32, Mismatch
 from triton_python_backend_utils.errors import (
     TritonError,
     TritonModelException,
@@ -45,14 +48,17 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Parameters | None = None,
     ) -> None:
-        if output_tensors.__class__ is not list:
-            output_tensors = _as_list(output_tensors, error)
-        for tensor in output_tensors:
-            if not isinstance(tensor, Tensor):
-                raise _wrong(output_tensors, error)
-        if error is not None and not isinstance(error, TritonError):
-            raise _wrong(output_tensors, error)
-        self._tensors = output_tensors
+        try:
+            if output_tensors.__class__ is not list:
+                output_tensors = arguments.sequence(output_tensors)
+            for tensor in output_tensors:
+                if not isinstance(tensor, Tensor):
+                    raise Mismatch
+            if error is not None and not isinstance(error, TritonError):
+                raise Mismatch
+        except Mismatch as mismatch:
+            raise _wrong(output_tensors, error, mismatch) from None
+        self._tensors = [*output_tensors]
         self._error = error
         self._parameters: dict[str, Parameter] | None = None if parameters is None else checked(parameters)
 
@@ -93,22 +99,29 @@ class InferenceResponseSender:
         self._closed = False
         self._lock = threading.Lock()
 
-    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+    def send(self, response: InferenceResponse | None = None, flags: SupportsIndex = 0) -> None:
         """Send one response; with the flag ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` the last, which may be None.
 
-        Waits while whoever receives the responses has more than enough of them.
+        Waits while the receiver of the responses has more than enough of them. Raises ``TypeError`` for arguments of a
+        wrong type, ``TritonModelException`` for what cannot be sent, and in a process that the model has forked.
         """
-        if response is not None and not isinstance(response, InferenceResponse):
+        try:
+            if response is not None and not isinstance(response, InferenceResponse):
+                raise Mismatch
+            flag = arguments.integer("flags", flags, UINT32)
+        except Mismatch as mismatch:
             raise incompatible_call(
                 "send",
                 "(self: c_python_backend_utils.InferenceResponseSender, response: "
                 "c_python_backend_utils.InferenceResponse = None, flags: int = 0) -> None",
+                mismatch,
                 self,
                 response,
-            )
-        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+                flags,
+            ) from None
+        if flag not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
-        if response is None and not flags:
+        if response is None and not flag:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."
             )
@@ -117,13 +130,16 @@ class InferenceResponseSender:
             if self._closed and not mistake:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
             self._sent = True
-            self._closed = bool(flags or mistake)
+            self._closed = bool(flag or mistake)
         if mistake:
             # A thread of the model may raise where nobody sees it, and the caller waits for what cannot come any more.
             self._request.respond(CoreResponse.failed(Internal(mistake)))
             raise TritonModelException(mistake)
         answer = EMPTY if response is None else self._to_core(self._request, response)
-        self._request.respond(answer, bool(flags))
+        try:
+            self._request.respond(answer, bool(flag))
+        except NeriteError as error:
+            raise TritonModelException(error.message) from None
 
     def _mistake(self, response: InferenceResponse | None) -> str:
         """Return what is wrong with sending this, now, where one response is expected."""
@@ -136,18 +152,13 @@ class InferenceResponseSender:
         return self._request.is_cancelled()
 
 
-def _as_list(tensors: Sequence[Tensor], error: object) -> list[Tensor]:
-    if isinstance(tensors, Sequence) and not isinstance(tensors, str | bytes):
-        return list(tensors)
-    raise _wrong(tensors, error)
-
-
-def _wrong(tensors: object, error: object) -> Exception:
-    if isinstance(tensors, list) and any(tensor is None for tensor in tensors):
+def _wrong(tensors: object, error: object, mismatch: Mismatch) -> Exception:
+    if isinstance(tensors, list | tuple) and any(tensor is None for tensor in tensors):
         return TritonModelException("Output tensor for inference response should not be empty.")
     return incompatible(
         "InferenceResponse(output_tensors: List[c_python_backend_utils.Tensor] = [], "
         "error: c_python_backend_utils.TritonError = None, parameters: object = None)",
-        *([] if tensors == [] else [tensors]),
+        mismatch,
+        *([tensors] if not isinstance(tensors, Sequence) or tensors else []),
         **({} if error is None else {"error": error}),
     )

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.tensor import Buffer, TensorSpec, buffer_of, encode_bytes, to_array
-from triton_python_backend_utils import dlpack
-from triton_python_backend_utils.errors import TritonModelException, incompatible
+from triton_python_backend_utils import arguments, dlpack
+from triton_python_backend_utils.arguments import Mismatch, Text
+from triton_python_backend_utils.errors import TritonModelException, incompatible, incompatible_call
 
 _ndarray = np.ndarray
 _BYTES = dtypes.BYTES
@@ -32,9 +33,9 @@ class Tensor:
 
     __slots__ = ("_array", "_buffer", "_datatype", "_name", "_shape")
 
-    def __init__(self, name: str, numpy_array: NDArray[Any], /) -> None:
-        if type(numpy_array) is not _ndarray or type(name) is not str or not name:
-            _check(name, numpy_array)
+    def __init__(self, name: Text, numpy_array: NDArray[Any], /) -> None:
+        if type(numpy_array) is not _ndarray or type(name) is not str or not name or not name.isascii():
+            name = _checked(name, numpy_array)
         if not numpy_array.flags.c_contiguous:
             numpy_array = np.ascontiguousarray(numpy_array)
         datatype = _BY_NUMPY.get(numpy_array.dtype)
@@ -77,11 +78,16 @@ class Tensor:
         return dlpack.give(self._datatype, self.as_numpy())
 
     @staticmethod
-    def from_dlpack(name: str, tensor: object, /) -> Tensor:
+    def from_dlpack(name: Text, tensor: object, /) -> Tensor:
         """Return a tensor that shares the memory of a DLPack capsule, or of an object that gives one.
 
         Raises ``TritonModelException`` for memory that is not contiguous or not the host's.
         """
+        try:
+            name = arguments.text("The name of a tensor", name)
+        except Mismatch as mismatch:
+            signature = "(arg0: str, arg1: object) -> c_python_backend_utils.Tensor"
+            raise incompatible_call("from_dlpack", signature, mismatch, name, tensor) from None
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         datatype, array = dlpack.take(tensor)
@@ -138,13 +144,17 @@ def wire_form(tensor: Tensor) -> Buffer:
     return buffer
 
 
-def _check(name: object, value: object) -> None:
-    """Raise for arguments that no tensor can be made of; subclasses of ``str`` and ``ndarray`` pass."""
-    if not isinstance(value, _ndarray) or not isinstance(name, str):
-        raise incompatible("Tensor(arg0: str, arg1: numpy.ndarray)", name, value)
-    if not name:
+def _checked(name: object, value: object) -> str:
+    """Return the name as text; raise for arguments that no tensor can be made of. Subclasses of ``ndarray`` pass."""
+    try:
+        plain = arguments.text("The name of a tensor", name)
+        arguments.instance(value, _ndarray)
+    except Mismatch as mismatch:
+        raise incompatible("Tensor(arg0: str, arg1: numpy.ndarray)", mismatch, name, value) from None
+    if not plain:
         raise TritonModelException("Tensor name cannot be an empty string.")
     if isinstance(value, np.ma.MaskedArray):
         raise TritonModelException(
-            f"Tensor '{name}' is a masked array, and a mask cannot be sent. Fill it first: array.filled(value)"
+            f"Tensor '{plain}' is a masked array, and a mask cannot be sent. Fill it first: array.filled(value)"
         )
+    return plain

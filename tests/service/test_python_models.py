@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from serving import IDENTITY, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, IN_PROCESS, eventually, pbtxt, python_model, serving
 
 TALKER = """
 def initialize(self, args):
@@ -98,6 +99,71 @@ def execute(self, requests):
         with pytest.raises(RuntimeError, match=r"404.*mine"):
             server.infer("moody", [1.0])
         assert server.ready("moody")
+
+
+RESPONSES = """
+def execute(self, requests):
+    print("together:", len(requests), flush=True)
+    return [self.response(request.inputs()[0].as_numpy()) for request in requests]
+
+def response(self, value):
+    if value[0, 0] == 1:
+        return value
+    parameters = {2: {"a": 2**64}, 3: {"a": "half \\ud800"}}.get(int(value[0, 0]))
+    return pb_utils.InferenceResponse([pb_utils.Tensor(b"OUTPUT0", value)], parameters=parameters)
+"""
+TOGETHER = "dynamic_batching { preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 60000000 }"
+
+
+@pytest.mark.parametrize("mode", ["", IN_PROCESS])
+def test_a_response_that_cannot_be_sent_fails_alone(tmp_path: Path, mode: str) -> None:
+    python_model(tmp_path / "models", "mixed", RESPONSES, pbtxt(6, TOGETHER, parameters=mode))
+
+    def answer(value: float) -> str:
+        try:
+            return str(server.infer("mixed", [value]))
+        except RuntimeError as error:
+            return str(error)
+
+    with serving(tmp_path / "models", tmp_path / "log") as server, ThreadPoolExecutor(6) as threads:
+        for _ in range(2):
+            answers = list(threads.map(answer, (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)))
+            assert [answers[place] for place in (0, 4, 5)] == ["[0.0]", "[4.0]", "[5.0]"]
+            assert "500: " in answers[1] and "Expected an 'InferenceResponse' object" in answers[1]
+            assert "500: " in answers[2] and "Parameter 'a' is an integer beyond 64 bits" in answers[2]
+            assert "500: " in answers[3] and "Parameter 'a' is not valid UTF-8 at character 5" in answers[3]
+        eventually(lambda: server.text.count("together: 6") == 2)
+
+
+RESIZED = """
+def execute(self, requests):
+    print("together:", len(requests), flush=True)
+    return [self.response(request.inputs()[0].as_numpy().copy()) for request in requests]
+
+def response(self, value):
+    tensor = pb_utils.Tensor("OUTPUT0", value)
+    if value[0, 0] == 3:
+        value.resize((1, 5), refcheck=False)
+    return pb_utils.InferenceResponse([tensor])
+"""
+
+
+def test_an_array_that_is_resized_after_its_tensor_was_made_fails_its_response(tmp_path: Path) -> None:
+    """The answers behind it in the message, too, would be read from the wrong place."""
+    python_model(tmp_path / "models", "resized", RESIZED, pbtxt(6, TOGETHER))
+
+    def answer(value: float) -> str:
+        try:
+            return str(server.infer("resized", [value]))
+        except RuntimeError as error:
+            return str(error)
+
+    with serving(tmp_path / "models", tmp_path / "log") as server, ThreadPoolExecutor(6) as threads:
+        for _ in range(2):
+            answers = list(threads.map(answer, (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)))
+            assert [answers[place] for place in (0, 1, 2, 4, 5)] == ["[0.0]", "[1.0]", "[2.0]", "[4.0]", "[5.0]"]
+            assert "500: " in answers[3] and "tensor 'OUTPUT0' has 20 bytes, and FP32 [1,1] has 4" in answers[3]
+        eventually(lambda: server.text.count("together: 6") == 2)
 
 
 def test_several_instances_work_side_by_side(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from nerite.backends.interface import InstanceContext, Marks, ModelContext
 from nerite.backends.python import PythonBackend
 from nerite.backends.python.backend import PythonModel
 from nerite.backends.python.instance import PythonInstance
+from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import from_array
@@ -72,6 +73,16 @@ def request(*values: object, outputs: Sequence[str] = (), id: str = "", **header
 def execute(instance: PythonInstance, *requests: InferenceRequest) -> list[InferenceResponse]:
     """Execute a batch; one plain request if none is given."""
     return list(instance.execute(requests or (request(),), Marks()))
+
+
+def failure(instance: PythonInstance) -> str:
+    """Execute a plain request that fails, with its batch or alone; return the text of the error."""
+    try:
+        (answer,) = execute(instance)
+    except Internal as error:
+        return error.message
+    assert answer.error is not None
+    return answer.error.message
 
 
 class _Nobody:

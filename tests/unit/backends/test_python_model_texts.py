@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from python_model_cases import CHOICES, DEVIATIONS, EXECUTE_ERRORS, LOAD_ERRORS, OUTPUTS, answering, sending
-from python_model_files import execute, instance_of, model_on_disk, request
+from python_model_files import execute, failure, instance_of, model_on_disk, request
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python import PythonBackend
 from nerite.core.errors import BY_CODE, Internal
+
+
+@pytest.fixture
+def recursion_limit() -> Iterator[None]:
+    """Put back what a model of the test changes."""
+    before = sys.getrecursionlimit()
+    yield
+    sys.setrecursionlimit(before)
+
 
 _FAILED = "Failed to process the request(s) for model 'm_0', message: "
 
@@ -44,10 +54,9 @@ def test_execute_error(failing: tuple[str, str], tmp_path: Path) -> None:
     source, text = failing
     context = model_on_disk(tmp_path, source)
     instance = instance_of(context)
-    with pytest.raises(Internal) as refused:
-        execute(instance)
+    message = failure(instance)
     instance.close()
-    assert refused.value.message == _FAILED + _expected(text, context)
+    assert message == _FAILED + _expected(text, context)
 
 
 def test_a_batch_of_two_is_counted(tmp_path: Path) -> None:
@@ -106,6 +115,28 @@ def test_text_that_is_no_unicode_reaches_the_client_escaped(tmp_path: Path) -> N
     (response,) = execute(instance_of(model_on_disk(tmp_path, source)))
     assert response.error is not None
     assert response.error.message == "caf\\ud8e9"
+
+
+DEEP = """
+import sys
+
+def deep(level):
+    if level == 5_000:
+        raise ValueError("bottom")
+    deep(level + 1)
+
+"""
+
+
+@pytest.mark.parametrize("raising", ['raise ValueError("x" * 10_000_000)', "sys.setrecursionlimit(10_000); deep(0)"])
+def test_an_exception_is_told_at_a_bounded_length(
+    raising: str, tmp_path: Path, recursion_limit: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = DEEP + answering("[]").replace("responses = []", raising)
+    with pytest.raises(Internal, match="message: ValueError: ") as refused:
+        execute(instance_of(model_on_disk(tmp_path, source)))
+    assert len(refused.value.message) < 20_000
+    assert sum(len(record.getMessage()) for record in caplog.records) < 40_000
 
 
 def test_an_exception_that_cannot_be_printed(tmp_path: Path) -> None:

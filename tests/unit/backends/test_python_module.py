@@ -197,3 +197,19 @@ def test_numpy_is_the_one_of_the_process(tmp_path: Path) -> None:
     assert sys.modules["numpy"] is np
     assert type(instance.model).__module__ == "1.model"
     close_models()
+
+
+class Importing(str):
+    """The name of a module; while it is looked at, another thread has imported something."""
+
+    def partition(self, sep: str) -> tuple[str, str, str]:
+        sys.modules[f"imported meanwhile {len(sys.modules)}"] = sys
+        return super().partition(sep)
+
+
+def test_others_import_while_a_model_is_opened_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    sys.modules[Importing("other")] = sys
+    module = imported(model_on_disk(tmp_path, "import far\n" + EMPTY, {"far.py": ""}))
+    module.close()
+    assert "1.model" not in sys.modules

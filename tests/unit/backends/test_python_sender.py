@@ -192,8 +192,19 @@ def test_one_response_is_all_that_is_taken(tmp_path: Path) -> None:
 
 
 def test_none_without_a_sender_is_no_answer(tmp_path: Path) -> None:
-    with pytest.raises(Internal, match="Expected an 'InferenceResponse' object"):
-        run(single(tmp_path, "return [None]"))
+    (answer,), caller = run(single(tmp_path, "return [None]"))
+    assert "Expected an 'InferenceResponse' object" in answer.error.message
+    assert caller.came == []
+
+
+def test_a_response_that_cannot_be_sent_reaches_the_caller_as_an_error(tmp_path: Path) -> None:
+    instance = decoupled(
+        tmp_path,
+        "response = pb_utils.InferenceResponse([], parameters={'a': 2**64})",
+        f"requests[0].get_response_sender().send(response, {FINAL})",
+    )
+    _, caller = run(instance)
+    assert caller.kinds == ["error last"]
 
 
 def test_async_executes_run_side_by_side(tmp_path: Path) -> None:

@@ -7,25 +7,24 @@ first. Frames of this server and of the import system are left out; they say not
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from types import TracebackType
 from typing import Final
 
 import nerite
 import triton_python_backend_utils
+from nerite.core.failure_text import message_of
 
 CAUSES: Final = (Exception, SystemExit, asyncio.CancelledError)
 """What a model's code may raise to fail a call. The rest (Ctrl-C) is no business of the model."""
 
+_MOST_FRAMES: Final = 100
 _OURS = (f"{nerite.__path__[0]}/", f"{triton_python_backend_utils.__path__[0]}/", "<frozen importlib")
 
 
 def describe(error: BaseException) -> str:
-    """Return type, message and frames of ``error``."""
-    try:
-        message = str(error)
-    except Exception:  # an exception's own __str__ may be broken, and that is not what the reader is looking for
-        message = "<MESSAGE UNAVAILABLE>"
-    text = f"{type(error).__name__}: {message or '<EMPTY MESSAGE>'}"
+    """Return type, message and the innermost frames of ``error``."""
+    text = f"{type(error).__name__}: {message_of(error) or '<EMPTY MESSAGE>'}"
     frames = _frames(error.__traceback__)
     if frames:
         text += "\n\nAt:\n" + "".join(f"  {line}\n" for line in reversed(frames))
@@ -45,8 +44,8 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _frames(traceback: TracebackType | None) -> list[str]:
-    frames = []
+def _frames(traceback: TracebackType | None) -> deque[str]:
+    frames: deque[str] = deque(maxlen=_MOST_FRAMES)
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not _is_ours(traceback):

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,9 @@ class PythonInstance:
         self._file = file or model_file(model)
         outputs = [output["name"] for output in all_outputs(model.config)]
         self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
-        self._replies = Replies(model.name, str(model.version), outputs, decoupled=self._decoupled)
+        # Not a method: a model that fails to initialize is collected at once only if nothing refers back to it.
+        self._failed = functools.partial(_failed, context.name)
+        self._replies = Replies(model.name, str(model.version), outputs, self._failed, decoupled=self._decoupled)
         self._rescheduling = Rescheduling(model.config)
         self._loop = EventLoop(context.name)
         try:
@@ -58,9 +60,9 @@ class PythonInstance:
         """Call the model with the whole batch, a list of requests of whatever shapes; nothing is stacked.
 
         The answer is None for a request whose responses the model sends by its sender, and an ``Again`` for one that
-        it wants once more.
+        it wants once more. A response that cannot be sent fails its own request, and no other of the batch.
 
-        Raises ``Internal`` with what the model raises, or with what is wrong with what it returned.
+        Raises ``Internal`` with what the model raises, or with what is wrong with what it returned as a whole.
         """
         replies = self._replies
         served = [ServedRequest(request, replies) for request in requests]
@@ -76,22 +78,32 @@ class PythonInstance:
             replies.again.difference_update(served)
             raise self._failed(self._reason(error)) from error
         marks.computed()
+        again: Set[ServedRequest] = frozenset()
         if replies.again:
-            return self._some_again(requests, served, returned)
-        wrong = self._wrong(returned, served)
+            again = replies.again.intersection(served)
+            replies.again -= again
+        wrong = self._wrong(returned, len(served))
         if wrong:
             raise self._failed(wrong)
         if self._decoupled:
-            return [None] * len(requests)
-        reply = replies.reply
+            returned = [None] * len(requests)
+            if not again:
+                return returned
         return [
-            None if response is None else reply(request, response)
-            for request, response in zip(requests, returned, strict=True)
+            replies.reply(one.core, response)
+            if isinstance(response, ModelResponse) and not (again and one in again)
+            else self._without_reply(one, response, again)
+            for one, response in zip(served, returned, strict=True)
         ]
+
+    @property
+    def checks_readiness(self) -> bool:
+        """Whether the model has an ``is_ready`` of its own."""
+        return hasattr(self.model, "is_ready")
 
     def is_ready(self) -> bool:
         """Return what the model's ``is_ready`` says, True if it has none, False if it fails."""
-        if not hasattr(self.model, "is_ready"):
+        if not self.checks_readiness:
             return True
         try:
             ready = self._finished(self.model.is_ready(), _READY_LIMIT)
@@ -113,29 +125,31 @@ class PythonInstance:
             self._loop.close()
             self.model = None
 
-    def _some_again(
-        self, requests: Sequence[InferenceRequest], served: Sequence[ServedRequest], returned: Any
-    ) -> list[InferenceResponse | None]:
-        """Return the answers to a batch of which the model wants some requests once more."""
-        again = self._replies.again.intersection(served)
-        self._replies.again -= again
-        wrong = self._wrong(returned, served, again)
-        if wrong:
-            raise self._failed(wrong)
-        listed = [None] * len(requests) if self._decoupled else returned
-        reply = self._replies.reply
-        return [
-            self._rescheduling.outcome(request, response, reply)
-            if one in again
-            else (None if response is None else reply(request, response))
-            for one, request, response in zip(served, requests, listed, strict=True)
-        ]
+    def _without_reply(
+        self, request: ServedRequest, returned: Any, again: Set[ServedRequest]
+    ) -> InferenceResponse | None:
+        """Return the answer to a request that is in ``again``, or that the model returned no response for."""
+        if request in again:
+            try:
+                wrong = self._rescheduling.wrong(returned)
+                if not wrong:
+                    return self._rescheduling.outcome(request.core, returned, self._replies.reply)
+            except Exception as error:  # a class of the model's own may be anything inside
+                wrong = describe(error)
+        elif returned is None and (self._decoupled or request.has_sender):
+            return None
+        else:
+            wrong = (
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(returned)}'."
+            )
+        return InferenceResponse.failed(self._failed(wrong))
 
     def _ended(self, served: Sequence[ServedRequest], returned: Any, error: BaseException | None) -> None:
         """Answer what is still open of a batch whose ``async execute`` has ended badly."""
         if error is not None and not isinstance(error, CAUSES):
             raise error
-        wrong = self._reason(error) if error is not None else self._wrong(returned, ())
+        wrong = self._reason(error) if error is not None else self._wrong(returned, 0)
         if wrong:
             failed = InferenceResponse.failed(self._failed(wrong))
             for request in served:
@@ -154,10 +168,10 @@ class PythonInstance:
             return f"Python model {self._file} does not implement `execute` method."
         return describe(error)
 
-    def _wrong(self, returned: Any, served: Sequence[ServedRequest], again: Collection[ServedRequest] = ()) -> str:
-        """Return what is wrong with what ``execute`` returned, in Triton's words; nothing if it is what is expected.
+    def _wrong(self, returned: Any, count: int) -> str:
+        """Return what is wrong with what ``execute`` returned for ``count`` requests, in Triton's words.
 
-        ``again`` are the requests that the model wants once more.
+        Nothing if it is a list of as many elements, whatever they are, or None from a decoupled model.
         """
         if self._decoupled:
             if returned is None:
@@ -165,26 +179,19 @@ class PythonInstance:
             return f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
         if not isinstance(returned, list):
             return f"Expected a list in the execute return, found type '{type(returned)}'."
-        if len(returned) != len(served):
+        if len(returned) != count:
             return (
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-                f"InferenceRequest(s) size is:{len(served)}, and InferenceResponse(s) size is:{len(returned)}\n"
+                f"InferenceRequest(s) size is:{count}, and InferenceResponse(s) size is:{len(returned)}\n"
             )
-        for response, request in zip(returned, served, strict=True):
-            if again and request in again:
-                if wrong := self._rescheduling.wrong(response):
-                    return wrong
-            elif not isinstance(response, ModelResponse) and (response is not None or not request.has_sender):
-                return (
-                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                    f"'{type(response)}'."
-                )
         return ""
 
-    def _failed(self, reason: str) -> Internal:
-        message = f"Failed to process the request(s) for model '{self._name}', message: {reason}"
-        _log.error("%s", message)
-        return Internal(message)
+
+def _failed(name: str, reason: str) -> Internal:
+    """Log why instance ``name`` cannot answer, and return it as the error of its requests."""
+    message = f"Failed to process the request(s) for model '{name}', message: {reason}"
+    _log.error("%s", message)
+    return Internal(message)
 
 
 def model_file(model: ModelContext) -> Path:

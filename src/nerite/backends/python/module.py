@@ -166,5 +166,6 @@ def _home(module: ModuleType) -> str:
 
 def _forget(names: Iterable[str]) -> None:
     tops = set(names)
-    for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+    # A list first: other threads import meanwhile.
+    for name in [name for name in list(sys.modules) if name.partition(".")[0] in tops]:
         del sys.modules[name]

@@ -6,28 +6,41 @@ the same header object, and a transport encodes it once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from nerite.backends.python.failure import printable
-from nerite.core.errors import BY_CODE
+from nerite.backends.python.failure import describe, printable
+from nerite.core import footprint
+from nerite.core.byte_budget import RESPONSE_HEADERS
+from nerite.core.errors import BY_CODE, NeriteError
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
+from nerite.core.text import cut
+from triton_python_backend_utils.arguments import INT64, UINT64
+from triton_python_backend_utils.parameters import mistake_in_parameters
 from triton_python_backend_utils.request import ServedRequest
 from triton_python_backend_utils.response import InferenceResponse as ModelResponse
 from triton_python_backend_utils.tensor import wire_form
 
-_MOST_HEADERS = 1024
-"""Enough for every mix of shapes that comes back; a model with ever new shapes starts over from time to time."""
+_INTEGERS = (INT64[0], UINT64[1])
+"""What HTTP and gRPC can carry in a parameter of a response."""
 
 
 class Replies:
     """Makes the responses of one instance."""
 
     def __init__(
-        self, model_name: str, model_version: str, declared_outputs: Sequence[str], *, decoupled: bool = False
+        self,
+        model_name: str,
+        model_version: str,
+        declared_outputs: Sequence[str],
+        failed: Callable[[str], NeriteError],
+        *,
+        decoupled: bool = False,
     ) -> None:
+        """``failed`` makes the error of a response that cannot be sent, given the reason."""
+        self._failed = failed
         self._model_name = model_name
         self._model_version = model_version
         self.declared = frozenset(declared_outputs)
@@ -41,33 +54,39 @@ class Replies:
         """Return the response: the model's error, or the outputs that were asked for, in the model's order.
 
         An output that the configuration does not declare is left out; type and shape are what the model made them.
+        A response that cannot be sent becomes an error.
         """
-        if returned._error is not None:
-            error = returned._error
-            return InferenceResponse.failed(BY_CODE[error.code().name](printable(error.message())))
-        wanted = request.header.wanted or self.declared
-        form: list[object] = []
-        data: list[Buffer] = []
-        for tensor in returned._tensors:
-            name = tensor._name
-            if name in wanted:
-                form += (name, tensor._datatype, tensor._shape)
-                data.append(wire_form(tensor))
-        if returned._parameters:
-            return InferenceResponse(self._made(form, returned._parameters), data)
-        # Mostly it is the one of the last reply, and comparing is cheaper than looking up.
-        if form != self._last_form:
-            self._last_header = self._header(tuple(form))
-            self._last_form = form
-        return InferenceResponse(self._last_header, data)
+        try:
+            if returned._error is not None:
+                error = returned._error
+                return InferenceResponse.failed(BY_CODE[error.code().name](printable(cut(error.message()))))
+            wanted = request.header.wanted or self.declared
+            form: list[object] = []
+            data: list[Buffer] = []
+            for tensor in returned._tensors:
+                name = tensor._name
+                if name in wanted:
+                    form += (name, tensor._datatype, tensor._shape)
+                    data.append(wire_form(tensor))
+            if returned._parameters:
+                mistake = mistake_in_parameters(returned._parameters, _INTEGERS)
+                if mistake is not None:
+                    return InferenceResponse.failed(self._failed(f"The response cannot be sent. {mistake}"))
+                return InferenceResponse(self._made(form, returned._parameters), data)
+            # Mostly it is the one of the last reply, and comparing is cheaper than looking up.
+            if form != self._last_form:
+                self._last_header = self._header(tuple(form))
+                self._last_form = form
+            return InferenceResponse(self._last_header, data)
+        except Exception as error:  # a class of the model's own may be anything inside
+            return InferenceResponse.failed(self._failed(f"The response cannot be sent. {describe(error)}"))
 
     def _header(self, form: tuple[object, ...]) -> ResponseHeader:
         """Return the header of replies with outputs of this form."""
         header = self._headers.get(form)
         if header is None:
-            if len(self._headers) >= _MOST_HEADERS:
-                self._headers.clear()
-            header = self._headers[form] = self._made(form, {})
+            header = self._made(form, {})
+            RESPONSE_HEADERS.put(self._headers, form, header, 2 * footprint.of_response_header(header))
         return header
 
     def _made(self, form: Sequence[Any], parameters: dict[str, Parameter]) -> ResponseHeader:

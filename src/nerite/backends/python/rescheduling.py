@@ -58,6 +58,8 @@ class Rescheduling:
         if response is None:
             return Again(None)
         states = reply(request, response)
+        if states.error is not None:
+            return states
         return Again(states.header, states.data)
 
     def _only_states(self, response: object) -> bool:
