@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from grpc_streams import Stream
 from redis_server import Redis, redis_server
 from regions import region
-from serving import NERITE, Serving, adds, binary_request, eventually, pbtxt, python_model, serving
+from serving import NERITE, Serving, adds, binary_request, ensemble, eventually, pbtxt, python_model, serving, step
 
 CACHED = pbtxt(more="dynamic_batching {} response_cache { enable: true }")
 COUNTS = """
@@ -94,6 +95,183 @@ def test_a_model_that_does_not_ask_for_it(server: Serving) -> None:
     for _ in range(2):
         server.infer("uncached", [1.0])
     assert stats(server, "uncached")["executions"] == 2
+
+
+POLICY = """
+header = "x-tenant"
+
+[tenants.acme]
+header_values = ["acme"]
+
+[tenants.other]
+header_values = ["other"]
+"""
+
+
+def test_tenants_have_answers_of_their_own(tmp_path: Path) -> None:
+    """Unless the model says that they share them; so have the steps of an ensemble."""
+    models, policy = tmp_path / "models", tmp_path / "policy.toml"
+    share = 'parameters { key: "TENANTS_SHARE_CACHE" value { string_value: "true" } }'
+    cached = "dynamic_batching {} response_cache { enable: true }"
+    python_model(models, "apart", COUNTS, pbtxt(more=cached))
+    python_model(models, "together", COUNTS, pbtxt(more=cached, parameters=share))
+    ensemble(models, "steps", step("apart", "INPUT0", "OUTPUT0"))
+    policy.write_text(POLICY)
+    with serving(models, tmp_path / "log", LOCAL, f"--policy-file={policy}") as running:
+
+        def ask(model: str, tenant: str) -> float:
+            tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1.5]}
+            answer = running.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]}, x_tenant=tenant)
+            value: float = json.loads(answer[2])["outputs"][0]["data"][0]
+            return value
+
+        tenants = ("acme", "other", "", "acme", "other", "")
+        assert [ask("apart", tenant) for tenant in tenants] == [2.5, 3.5, 4.5] * 2
+        assert [ask("steps", tenant) for tenant in tenants] == [2.5, 3.5, 4.5] * 2
+        assert [ask("together", tenant) for tenant in tenants] == [2.5] * 6
+
+
+CALLS = """
+def execute(self, requests):
+    # One call for all of them.
+    total = sum(request.inputs()[0].as_numpy() for request in requests)
+    call = pb_utils.InferenceRequest(
+        model_name="apart", requested_output_names=["OUTPUT0"], inputs=[pb_utils.Tensor("INPUT0", total)]
+    )
+    tensors = call.exec().output_tensors()
+    return [pb_utils.InferenceResponse(tensors) for _ in requests]
+"""
+THREADED = """
+def execute(self, requests):
+    # Nothing tells which of the requests that are open at the moment a call is for.
+    import threading
+
+    if not hasattr(self, "both"):
+        self.both = threading.Barrier(2)
+
+    def answer(request):
+        self.both.wait()
+        call = pb_utils.InferenceRequest(
+            model_name="apart", requested_output_names=["OUTPUT0"], inputs=[pb_utils.Tensor("INPUT0", given)]
+        )
+        given_back = pb_utils.InferenceResponse(call.exec().output_tensors())
+        self.both.wait()
+        request.get_response_sender().send(given_back, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    for request in requests:
+        given = request.inputs()[0].as_numpy()
+        threading.Thread(target=answer, args=(request,)).start()
+    return None
+"""
+
+
+def test_calls_for_several_tenants_answer_nobody_else(tmp_path: Path) -> None:
+    """A call for a batch of several tenants, or of which nothing tells for whom it is, is computed each time."""
+    models, policy = tmp_path / "models", tmp_path / "policy.toml"
+    python_model(models, "apart", COUNTS, CACHED)
+    batches = "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 20000000 }"
+    python_model(models, "calls", CALLS, pbtxt(batch=2, more=batches))
+    decoupled = "model_transaction_policy { decoupled: true }"
+    python_model(models, "threaded", THREADED, pbtxt(batch=1, more=decoupled))
+    policy.write_text(POLICY)
+    with (
+        serving(models, tmp_path / "log", LOCAL, f"--policy-file={policy}") as running,
+        ThreadPoolExecutor(2) as threads,
+    ):
+
+        def ask(model: str, tenant: str) -> float:
+            answer = running.ask("POST", f"/v2/models/{model}/generate", {"INPUT0": 0.0}, x_tenant=tenant)
+            value: float = json.loads(answer[2])["OUTPUT0"]
+            return value
+
+        def both(model: str, *tenants: str) -> list[float]:
+            return sorted(threads.map(lambda tenant: ask(model, tenant), tenants))
+
+        assert ask("apart", "acme") == ask("apart", "acme") == 1
+        assert both("calls", "acme", "acme") == [1, 1], "it is acme's own"
+        assert both("calls", "acme", "other") == [2, 2]
+        assert both("calls", "acme", "other") == [3, 3]
+        assert both("threaded", "acme", "other") == [4, 5]
+        assert both("threaded", "acme", "other") == [6, 7]
+        assert ask("apart", "acme") == 1
+        assert ask("apart", "other") == 8
+
+
+TELLS = """
+import numpy as np
+
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.tensor import TensorSpec
+
+CODES = {"acme": 1, "other": 2, "default": 3, "": 4}
+
+
+class TellsBackend:
+    name = "tells"
+    interface = 1
+
+    def complete(self, context):
+        tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
+        tensors = {"input": [{"name": "INPUT0", **tensor}], "output": [{"name": "OUTPUT0", **tensor}]}
+        return {**context.config, **tensors, "max_batch_size": 8}
+
+    def open(self, context):
+        self.model = context.name
+        return self
+
+    def instance(self, context):
+        return self
+
+    def execute(self, requests, marks):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        (given,) = request.header.inputs
+        caller = request.header.caller
+        told = np.frombuffer(request.data[0], np.float32) * 10 + (0 if caller is None else CODES[caller.tenant])
+        header = ResponseHeader(self.model, "1", [TensorSpec("OUTPUT0", given.datatype, given.shape)])
+        return InferenceResponse(header, [told.astype(np.float32).tobytes()])
+
+    def is_ready(self):
+        return True
+
+    def close(self):
+        pass
+"""
+CALLS_STEPS = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        call = pb_utils.InferenceRequest(
+            model_name="steps", requested_output_names=["OUTPUT0"], inputs=request.inputs()
+        )
+        answers.append(pb_utils.InferenceResponse(call.exec().output_tensors()))
+    return answers
+"""
+
+
+def test_a_backend_learns_which_tenant_a_step_or_call_is_for(tmp_path: Path) -> None:
+    """By this engines keep what they computed of prompts apart; also of steps that follow each other in one worker."""
+    models, site, policy = tmp_path / "models", tmp_path / "site", tmp_path / "policy.toml"
+    (site / "tells-1.dist-info").mkdir(parents=True)
+    (site / "tells.py").write_text(TELLS)
+    (site / "tells-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tells\nVersion: 1\n")
+    (site / "tells-1.dist-info/entry_points.txt").write_text("[nerite.backends]\ntells = tells:TellsBackend\n")
+    for name in ("first", "second", "third"):
+        (models / name / "1").mkdir(parents=True)
+        worker = "" if name == "third" else 'parameters { key: "WORKER" value: { string_value: "one" } }'
+        (models / name / "config.pbtxt").write_text(f'backend: "tells"\n{worker}')
+    steps = (step("first", "INPUT0", "a"), step("second", "a", "b"), step("third", "b", "OUTPUT0"))
+    ensemble(models, "steps", *steps)
+    python_model(models, "calls", CALLS_STEPS, pbtxt(more=""))
+    policy.write_text(POLICY)
+    path = {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [0.0]}
+    with serving(models, tmp_path / "log", f"--policy-file={policy}", environment=path) as running:
+        for tenant, code in (("acme", 111), ("other", 222), ("nobody", 333)):
+            for model in ("steps", "calls"):
+                answer = running.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]}, x_tenant=tenant)
+                assert json.loads(answer[2])["outputs"][0]["data"] == [code], (model, tenant)
 
 
 def test_tensors_in_shared_memory(server: Serving) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 from nerite.cache.interface import ResponseCache
 from nerite.cache.key import Keys
 from nerite.core.errors import Cancelled, NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest, ReplySink
 from nerite.core.response import InferenceResponse
 from nerite.core.witness import Relay, Witness
@@ -49,13 +50,19 @@ class Gate:
     """A queue with a cache before it. For the loop's thread only."""
 
     def __init__(
-        self, cache: ResponseCache, queue: Queue, statistics: VersionStatistics, outputs: Iterable[str]
+        self,
+        cache: ResponseCache,
+        queue: Queue,
+        statistics: VersionStatistics,
+        outputs: Iterable[str],
+        *,
+        shared: bool = False,
     ) -> None:
-        """``outputs`` are the names of all outputs of the version."""
+        """``outputs`` are the names of all outputs of the version. ``shared``: tenants share answers."""
         self._cache = cache
         self._queue = queue
         self._statistics = statistics
-        self._keys = Keys(outputs)
+        self._keys = Keys(outputs, shared=shared)
         self._origin_of: Callable[[], str] = lambda: ""
         self._open: dict[bytes, Question] = {}
         """What is looked up or computed now, by its key."""
@@ -86,10 +93,17 @@ class Gate:
                 self._queue.submit(request)
                 return
         key = self._keys.of(request)
+        if not key:
+            self._queue.submit(request)
+            return
         question = self._open.get(key)
         if question is None:
             question = self._open[key] = Question(self, key, request)
-            self._cache.lookup(key, question.found)
+            try:
+                self._cache.lookup(key, question.found)
+            except Exception as error:
+                self.failed(question, error)
+                return
             if question.looking:
                 self._wait(request, question)
         elif question.urgency == _urgency(request):
@@ -125,6 +139,19 @@ class Gate:
                 self._waiting.pop(request, None)
                 if response is not None:
                     self._answer(request, response, question.asked_ns)
+        self._check_drained()
+
+    def failed(self, question: Question, error: Exception) -> None:
+        """Go on without the cache, after an exception in what it had to do for some requests."""
+        report("cache", error, f"for {len(question.requests)} requests")
+        question.looking = False
+        if self._open.get(question.key) is question:
+            del self._open[question.key]
+        for request in question.requests:
+            self._waiting.pop(request, None)
+            if not request.finished:
+                request.on_cancel = None
+                self._compute_apart(request)
         self._check_drained()
 
     def computed(self, question: Question, response: InferenceResponse) -> None:
@@ -216,11 +243,19 @@ class Question:
     def found(self, response: InferenceResponse | None) -> None:
         """Take the answer of the cache."""
         self.looking = False
-        self._gate.looked_up(self, response)
+        try:
+            self._gate.looked_up(self, response)
+        except Exception as error:
+            self._gate.failed(self, error)
 
     def computed(self, response: InferenceResponse) -> None:
         """Take the answer of the model."""
-        self._gate.computed(self, response)
+        try:
+            self._gate.computed(self, response)
+        except Exception as error:
+            self._gate.failed(self, error)
+        # The first of them has a listener, which has this: they would hold each other, and their tensors.
+        self.requests = []
 
 
 class Listener(Relay):

@@ -15,6 +15,7 @@ from nerite.cache.interface import Found, ResponseCache
 from nerite.cache.local import LocalCache
 from nerite.config.options import TraceOptions
 from nerite.core import dtype as dtypes
+from nerite.core.caller import MIXED
 from nerite.core.errors import Cancelled, Internal, InvalidArgument, NeriteError, Unavailable
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
@@ -249,6 +250,17 @@ def test_nothing_is_kept_as_long_as_the_origin_is_not_known(bench: Bench) -> Non
         bench.compute(value)
         assert bench.told(asked) == value
     assert bench.counts == (0, 0, 0)
+
+
+def test_what_is_for_several_tenants_is_neither_kept_nor_shared(bench: Bench) -> None:
+    mixed = RequestHeader("model", "", PLAIN.inputs, caller=MIXED)
+    both = [bench.ask(of=mixed), bench.ask(of=mixed)]
+    for value in (1, 2):
+        bench.compute(value)
+    assert [bench.told(each) for each in both] == [1, 2]
+    third = bench.ask()
+    bench.compute(3)
+    assert bench.told(third) == 3
 
 
 def test_a_client_that_writes_into_its_memory_too_early(bench: Bench) -> None:

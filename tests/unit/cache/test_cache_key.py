@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Caller
-from nerite.cache.key import MOST, Keys
+from nerite.cache.key import Keys
 from nerite.core import dtype as dtypes
+from nerite.core.byte_budget import CACHE_KEYS
+from nerite.core.caller import MIXED
+from nerite.core.caller import Caller as Tenant
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.tensor import TensorSpec, encode_bytes
 
@@ -85,6 +88,43 @@ def test_where_an_answer_comes_from() -> None:
     assert of.of(asked) == keys("model/1/y").of(request())
 
 
+WORDS = st.lists(st.binary(max_size=4), max_size=4)
+
+
+def strings(*tensors: list[bytes]) -> InferenceRequest:
+    specs = [TensorSpec(f"I{place}", dtypes.BYTES, (len(each),)) for place, each in enumerate(tensors)]
+    return request(specs, [encode_bytes(np.array(each, object)) for each in tensors])
+
+
+def test_tenants_have_answers_of_their_own_unless_they_share_them() -> None:
+    asked = [request(), *(request(caller=Tenant(name)) for name in ("a", "b", "ab"))]
+    own = keys()
+    assert len({own.of(each) for each in asked}) == 4
+    assert own.of(asked[1]) == own.of(request(caller=Tenant("a", "batch", 5, retry=True)))
+    assert own.of(asked[0]) == PLAIN
+    shared = Keys(["X", "Y"], shared=True)
+    shared.renew("model/1/x")
+    assert {shared.of(each) for each in asked} == {PLAIN}
+
+
+def test_what_is_for_several_tenants_has_no_key() -> None:
+    asked = request(caller=MIXED)
+    assert keys().of(asked) == b""
+    shared = Keys(["X", "Y"], shared=True)
+    shared.renew("model/1/x")
+    assert shared.of(asked) == PLAIN
+
+
+@given(st.text(max_size=3), st.text(max_size=3), WORDS, WORDS)
+def test_a_tenant_is_not_taken_for_data(one: str, other: str, a: list[bytes], b: list[bytes]) -> None:
+    def of(tenant: str, words: list[bytes]) -> bytes:
+        asked = strings(words)
+        asked.header.caller = Tenant(tenant)
+        return keys().of(asked)
+
+    assert (of(one, a) == of(other, b)) == ((one, a) == (other, b))
+
+
 def test_an_output_in_another_form() -> None:
     one = request(outputs=[RequestedOutput("X", binary=True)])
     other = request(outputs=[RequestedOutput("X", classification=2)])
@@ -96,21 +136,21 @@ def test_parameters_that_python_calls_equal(one: Any, other: Any) -> None:
     assert keys().of(request(parameters={"x": one})) != keys().of(request(parameters={"x": other}))
 
 
-WORDS = st.lists(st.binary(max_size=4), max_size=4)
-
-
-def strings(*tensors: list[bytes]) -> InferenceRequest:
-    specs = [TensorSpec(f"I{place}", dtypes.BYTES, (len(each),)) for place, each in enumerate(tensors)]
-    return request(specs, [encode_bytes(np.array(each, object)) for each in tensors])
-
-
 @given(WORDS, WORDS, WORDS, WORDS)
 def test_strings_do_not_run_into_each_other(a: list[bytes], b: list[bytes], c: list[bytes], d: list[bytes]) -> None:
     assert (keys().of(strings(a, b)) == keys().of(strings(c, d))) == ((a, b) == (c, d))
 
 
-def test_headers_are_not_kept_for_ever() -> None:
+def test_headers_are_kept_as_far_as_the_budget_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CACHE_KEYS, "limit", 64 * 1024)
     of = keys()
-    for number in range(MOST * 2 + 1):
+    for number in range(100):
         of.of(request(parameters={"x": number}))
-    assert len(of._known) <= MOST
+        assert CACHE_KEYS.used <= CACHE_KEYS.limit
+    assert 0 < len(of._known) < 100
+    known = set(of._known)
+    of.of(request(parameters={"x": "x" * 200_000}))
+    assert set(of._known) == known, "one that is very large is not kept"
+    without = keys("")
+    without.of(request())
+    assert without._known == {}, "nor is one while it is not known where answers come from"

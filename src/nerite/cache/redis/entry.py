@@ -14,14 +14,13 @@ import struct
 import zlib
 from typing import Any, Final
 
-from nerite.core import header_form
+from nerite.core import footprint, header_form
+from nerite.core.byte_budget import RESPONSE_HEADERS
 from nerite.core.response import InferenceResponse, ResponseHeader
 
 MAGIC: Final = b"nerite\0\1"
 _HEAD: Final = struct.Struct("<8s32sII")
 _LENGTH: Final = struct.Struct("<I")
-_MOST: Final = 1024
-"""Headers that are remembered."""
 
 
 class BadEntry(Exception):
@@ -76,9 +75,8 @@ class EntryForm:
                 known = _checked(json.loads(raw))
             except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
                 raise BadEntry("its header is none") from error
-            if len(self._headers) >= _MOST:
-                self._headers.clear()
-            self._headers[raw] = known
+            size = 2 * footprint.of_response_header(known[0]) + len(raw) + 40 * len(known[1])
+            RESPONSE_HEADERS.put(self._headers, raw, known, size)
         return known
 
 
