@@ -8,8 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
 
@@ -107,6 +110,8 @@ def test_files_that_do_not_load(server: Serving, places: Path) -> None:
             {"config": "{}", "file:../../x": ""},
             "Invalid file parameter 'file:../../x' with normalized path '../../x' must stay within model directory.",
         ),
+        ({"config": "{}", "file:1": "", "file:1/model.py": ""}, "'file:1' is a file and not a directory"),
+        ({"config": "{}", f"file:1/{'a' * 300}": ""}, "a name in it is longer than 255 bytes"),
         ({"config": "{"}, "Invalid config override"),
         ({"config": '{"max_batch": 3}'}, "max_batch_size"),
     ],
@@ -118,6 +123,69 @@ def test_what_cannot_be_loaded(server: Serving, places: Path, parameters: dict[s
     assert words in error
     assert server.infer("m", [1.0]) == [1.0]
     assert not delivered(places)
+
+
+def test_files_of_loads_that_fail_are_freed(server: Serving) -> None:
+    def resident() -> int:
+        return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096 // 10**6
+
+    parameters = {"config": json.dumps(CONFIG), "file:1/model.py": base64.b64encode(b"x = 1").decode()}
+    parameters["file:1/weights"] = base64.b64encode(bytes(8_000_000)).decode()
+    before = 0
+    for number in range(20):
+        assert load(server, "m", **parameters)[0] == 400
+        before = before or (resident() if number == 4 else 0)
+    assert resident() - before < 100
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"config": "{}", f"file:{'a/' * 600}x": ""}, "the name of a load parameter is 1206 characters long"),
+        ({"config": " " * (2**20 + 1)}, "load parameter 'config' is 1048577 characters long"),
+    ],
+)
+def test_parameters_that_are_too_long(server: Serving, parameters: dict[str, str], words: str) -> None:
+    status, error = load(server, "m", **parameters)
+    assert (status, error.startswith(words)) == (400, True), error
+    assert server.infer("m", [1.0]) == [1.0]
+
+
+def test_files_that_cannot_be_written(server: Serving, places: Path, tmp_path: Path) -> None:
+    parameters = {"config": json.dumps(CONFIG), "file:1/model.py": source(tmp_path, NEGATIVE)}
+    assert load(server, "m", **parameters) == (200, "")
+    aside = places.rename(tmp_path / "aside")
+    status, error = load(server, "m", **parameters)
+    aside.rename(places)
+    assert (status, "The files of the load cannot be written: No such file or directory: " in error) == (500, True), (
+        error
+    )
+    assert server.infer("m", [1.0]) == [-1.0]
+    assert len(delivered(places)) == 1
+    assert load(server, "m", **parameters) == (200, "")
+    eventually(lambda: len(delivered(places)) == 1)
+
+
+def test_a_step_of_an_ensemble_is_no_path(server: Serving, tmp_path: Path) -> None:
+    python_model(tmp_path / "elsewhere", "secret", IDENTITY)
+    config = {
+        "platform": "ensemble",
+        "input": CONFIG["input"],
+        "output": CONFIG["output"],
+        "ensemble_scheduling": {
+            "step": [
+                {
+                    "model_name": "../elsewhere/secret",
+                    "model_version": -1,
+                    "input_map": {"INPUT0": "INPUT0"},
+                    "output_map": {"OUTPUT0": "OUTPUT0"},
+                }
+            ]
+        },
+    }
+    status, error = load(server, "pipeline", **{"config": json.dumps(config), "file:1/x": ""})
+    assert status == 400
+    assert "contains models that are not available" in error
 
 
 def test_what_is_left_when_the_server_ends(tmp_path: Path, places: Path) -> None:
@@ -141,3 +209,39 @@ def test_the_hash_of_what_is_served(server: Serving, tmp_path: Path) -> None:
     assert server.ask("POST", "/v2/repository/models/m/unload")[0] == 200
     eventually(lambda: server.state("m") == "UNAVAILABLE")
     assert content(server, "m") == []
+
+
+def test_a_configuration_names_no_program_outside_the_model(server: Serving, tmp_path: Path) -> None:
+    program = tmp_path / "evil.py"
+    program.write_text("raise SystemExit('it ran')")
+    for name in (str(program), f"../../../{program.name}"):
+        config = json.dumps({**CONFIG, "default_model_filename": name})
+        _, error = load(server, "m", config=config)
+        assert "failed to poll from model repository" in error
+        assert f"default_model_filename '{name}' must stay within the directory of the version" in error
+    assert "it ran" not in server.text
+    assert server.infer("m", [1.0]) == [1.0]
+
+
+def test_an_ensemble_names_no_model_outside_the_repository(server: Serving, tmp_path: Path) -> None:
+    python_model(tmp_path, "secret", IDENTITY)
+    for name in ("../secret", "m/../../secret", str(tmp_path / "secret")):
+        step = {"model_name": name, "input_map": {"INPUT0": "IN"}, "output_map": {"OUTPUT0": "OUT"}}
+        config = {"platform": "ensemble", "max_batch_size": 8, "ensemble_scheduling": {"step": [step]}}
+        tensors = {"data_type": "TYPE_FP32", "dims": [-1]}
+        config |= {"input": [{"name": "IN", **tensors}], "output": [{"name": "OUT", **tensors}]}
+        status, error = load(server, "m", config=json.dumps(config))
+        assert status == 400
+        assert f"contains models that are not available or ambiguous: {name}" in error
+        assert server.infer("m", [1.0]) == [1.0]
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc", "..", "m/../../secret"])
+def test_a_load_names_no_directory_outside_the_repository(server: Serving, tmp_path: Path, name: str) -> None:
+    python_model(tmp_path, "secret", "print('it ran')\n" + IDENTITY)
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        for parameters in ({}, {"config": json.dumps(CONFIG)}):
+            with pytest.raises(InferenceServerException, match="must not contain path traversal characters"):
+                client.load_model(name, **parameters)
+    assert load(server, quote(name, safe=""))[0] in (400, 500)
+    assert "it ran" not in server.text

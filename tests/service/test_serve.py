@@ -89,7 +89,8 @@ def test_gives_up_draining_after_the_exit_timeout(tmp_path: Path) -> None:
         host, port = server.http.split(":")
         with socket.create_connection((host, int(port))) as caller:
             caller.sendall(
-                b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
+                b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(raw), raw)
             )
             eventually(lambda: "executes -1" in server.text)
             server.process.send_signal(signal.SIGTERM)
@@ -107,7 +108,7 @@ def test_a_load_that_is_under_way_does_not_keep_it(tmp_path: Path, method: str) 
         body = b"{}"
         host, port = server.http.split(":")
         with socket.create_connection((host, int(port))) as caller:
-            head = b"POST /v2/repository/models/slow/load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            head = b"POST /v2/repository/models/slow/load HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
             caller.sendall(head % len(body) + body)
             eventually(lambda: "begun" in server.text)
         # Nobody waits for it any more.

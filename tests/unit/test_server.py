@@ -10,7 +10,6 @@ import pytest
 from doubles import Caller, request
 from nerite.config.options import ServerOptions
 from nerite.core.errors import Unavailable
-from nerite.execution.guest_memory import GuestMemory
 from nerite.repository.model_record import ModelRecord, State, VersionState
 from nerite.server import InferenceServer
 
@@ -37,7 +36,7 @@ class FakeManager:
 class Bench:
     def __init__(self) -> None:
         self.manager: Any = FakeManager()
-        self.server = InferenceServer(ServerOptions(), lambda door, on_change: self.manager, GuestMemory())
+        self.server = InferenceServer(ServerOptions(), lambda door, on_change: self.manager)
         self.server.started()
 
     def model(self, name: str, *, unreadable: str = "", **states: VersionState) -> None:
@@ -81,6 +80,12 @@ def test_ready_although_a_model_cannot_be_read(bench: Bench) -> None:
     bench.model("a", v1=READY)
     bench.model("b", unreadable="config.pbtxt:1:1: what is this")
     assert bench.ready()
+
+
+def test_a_server_that_is_to_stop_is_not_ready_and_answers(bench: Bench) -> None:
+    bench.server.announce_stop()
+    assert not bench.ready()
+    assert bench.server.live
 
 
 def test_a_request_to_a_server_that_stops_may_be_sent_again(bench: Bench) -> None:

@@ -54,7 +54,7 @@ def from_file(path: str) -> Iterator[Given]:
         table = tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"cannot read the options file '{path}': {error.strerror}") from None
-    except ValueError as error:  # TOML and UTF-8 mistakes alike; the text says where
+    except (ValueError, RecursionError) as error:  # TOML and UTF-8 mistakes alike; the text says where
         raise UsageError(f"{path}: {error}") from None
     for key, value in table.items():
         place = _place(path, text, key)

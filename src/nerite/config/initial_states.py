@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import posixpath
 from pathlib import Path
 from typing import Final
 
 from nerite.config.scheduling_choice import SequenceInitialState, SequenceState
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument
+from nerite.core.file_names import check_within
 
 FOLDER: Final = "initial_state"
 
@@ -46,8 +46,7 @@ def read_initial_state(state: SequenceState, directory: Path) -> bytes:
 
 def _content(name: str, file: str, folder: Path) -> bytes:
     path = folder / file
-    if posixpath.normpath(file).startswith(("..", "/")):
-        raise InvalidArgument(f"initial_state data file '{file}' of state input '{name}' must stay within {folder}")
+    check_within(file, f"initial_state data file '{file}' of state input '{name}'", folder)
     try:
         return path.read_bytes()
     except OSError as error:

@@ -24,7 +24,14 @@ from nerite.config.normalise import normalise, normalise_instances
 from nerite.config.parsed import Parsed
 from nerite.config.signature import read_labels
 from nerite.config.text import parse_text
-from nerite.config.validate import check_config, check_instances, check_sequences, check_tensors, metric_warnings
+from nerite.config.validate import (
+    check_brought,
+    check_config,
+    check_instances,
+    check_sequences,
+    check_tensors,
+    metric_warnings,
+)
 from nerite.config.validate_tensors import repeated_names
 from nerite.config.versions import Versions, find_versions, select_versions
 from nerite.core.errors import Internal, NeriteError, NotFound
@@ -155,6 +162,8 @@ def poll_model_directory(
     if renamed:
         config = dataclasses.replace(config, name=name)
     mistakes += text.source.place(check_config(config, text))
+    if override is not None:
+        mistakes += text.source.place(list(check_brought(config)))
     if not auto_complete:
         mistakes += text.source.place(check_tensors(config, text))
     if config.name != name and text.trusts(("name",)):
@@ -200,7 +209,7 @@ def finish_config(
     mistakes += text.source.place(check_tensors(config, text))
     mistakes += text.source.place(_check_labels(config, polled.directory))
     mistakes += text.source.place(check_sequences(config, text))
-    if not mistakes:
+    if not (mistakes or polled.mistakes):
         mistakes += text.source.place(_check_initial_states(config, polled.directory))
     remarks += [Remark("warning", line) for line in (*metric_warnings(config), *repeated_names(config))]
     return FinishedConfig(config, tuple(mistakes), tuple(remarks), certain)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from nerite.config.schema import MessageSchema
+
+_LONGEST: Final = 100
+"""Characters of a name that is compared with others: that takes time in the square of them."""
+_MOST_LOOKED_AT: Final = 1000
+_MOST_COMPARED: Final = 50
+"""Names that are compared in full, of those that have most characters in common with the wrong one."""
 
 _ELSEWHERE: Final = {
     "FLOAT": "TYPE_FP32",
@@ -25,10 +32,21 @@ _ELSEWHERE: Final = {
 
 
 def nearest(wrong: str, known: Iterable[str], closeness: float = 0.6) -> str:
-    """Return the name in ``known`` that looks most like ``wrong``, or an empty string if none is that close."""
+    """Return the name in ``known`` that looks most like ``wrong``, or an empty string if none is that close.
+
+    ``wrong`` may be what a client wrote. So this takes a few milliseconds at the most: of many names in ``known`` not
+    all are compared, and for a very long one there is no suggestion.
+    """
+    if len(wrong) > _LONGEST:
+        return ""
     import difflib  # only a mistake needs it, and starting has to be quick
 
-    matches = difflib.get_close_matches(wrong, list(known), n=1, cutoff=closeness)
+    names = [name for name in islice(known, _MOST_LOOKED_AT) if len(name) <= _LONGEST]
+    if len(names) > _MOST_COMPARED:
+        letters = set(wrong)
+        names.sort(key=lambda name: len(letters.symmetric_difference(name)) + abs(len(name) - len(wrong)))
+        del names[_MOST_COMPARED:]
+    matches = difflib.get_close_matches(wrong, names, n=1, cutoff=closeness)
     return matches[0] if matches else ""
 
 

@@ -36,6 +36,7 @@ LOG_FORMATS = ("default", "ISO8601", "json")
 
 LogFormat = Literal["default", "ISO8601", "json"]
 ControlMode = Literal["none", "poll", "explicit"]
+LoadFiles = Literal["guarded", "any", "none"]
 CompressionLevel = Literal["none", "low", "medium", "high"]
 
 
@@ -106,6 +107,8 @@ class RepositoryOptions:
     startup_models: tuple[str, ...] = ()
     """Sorted; ``("*",)`` is all of them."""
     config_name: str = ""
+    load_files: LoadFiles = "guarded"
+    """When loads of clients may bring files: while loads are for known clients alone, always, or never."""
     load_threads: int = 4
     load_retries: int = 0
     namespacing: bool = False
@@ -124,6 +127,18 @@ class QueueOptions:
     of work, and that whoever is let in still has somebody waiting for the answer. 0: any time."""
     burst_seconds: float = 3.0
     """In which as many may come as will: a client sends 5,000 requests in less."""
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """What clients may have of the server together, over all ports; 0 is no limit, -1 what the machine allows."""
+
+    max_connections: int = -1
+    idle_seconds: int = 900
+    """How long a connection may be open without a request. Longer than load balancers keep theirs, which is ten minutes
+    at most: who closes first has no request lost."""
+    max_bytes_in_flight: int = -1
+    """Of requests that arrive, wait or run."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +175,8 @@ class HttpOptions:
     """The console is at ``/ui``."""
     cors_origins: tuple[str, ...] = ()
     """Whose pages may use the port; ``*`` is anybody's. Empty: CORS is off."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names of the server besides those of this machine; ``*`` is any. Empty: any, unless only this machine gets in."""
     tls: TlsOptions = TlsOptions()
 
 
@@ -194,6 +211,10 @@ class GrpcOptions:
     infer_allocation_pool_size: int = 8
     max_response_pool_size: int = 2**31 - 1
     response_compression: CompressionLevel = "none"
+    max_message_size: int = 1 << 28
+    """Of one message that a client sends, after decompression. Triton takes 2 GiB."""
+    upload_seconds: int = 60
+    """How long a message may arrive without coming on. 0: no limit."""
     keepalive: KeepaliveOptions = KeepaliveOptions()
     restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
     """Category to key; the key's header carries ``GRPC_RESTRICTED_PREFIX``."""
@@ -334,6 +355,7 @@ class ServerOptions:
     log: LogOptions = LogOptions()
     repository: RepositoryOptions = RepositoryOptions()
     queue: QueueOptions = QueueOptions()
+    connections: ConnectionOptions = ConnectionOptions()
     policy_file: str = ""
     """Who is let in. Empty: everybody."""
     http: HttpOptions = field(default_factory=HttpOptions)

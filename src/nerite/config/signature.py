@@ -49,7 +49,7 @@ def read_labels(model: str, output: ModelOutput, directory: Path) -> tuple[str, 
     if not output.label_filename:
         return ()
     path = f"{directory}/{output.label_filename}"
-    if not Path(path).resolve().is_relative_to(directory.resolve()):
+    if "\0" in path or not Path(path).resolve().is_relative_to(directory.resolve()):
         raise Unsupported(
             f"label file path '{path}' for output '{output.name}' in model '{model}' is outside model directory"
         )

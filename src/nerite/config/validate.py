@@ -13,16 +13,18 @@ from typing import Final, NamedTuple
 
 from nerite.config.backend_choice import ENSEMBLE, PLATFORMS, TENSORRT
 from nerite.config.gpus import Gpus
-from nerite.config.mistake import Mistake
+from nerite.config.mistake import FieldPath, Mistake
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
 from nerite.config.near import nearest
 from nerite.config.parsed import Parsed
 from nerite.config.queue_bounds import check_queue_bounds
+from nerite.config.tenant_caches import check_tenants_share_cache
 from nerite.config.validate_batching import check_dynamic_batching, check_sequence_batching
 from nerite.config.validate_ensemble import check_ensemble
 from nerite.config.validate_states import check_states
 from nerite.config.validate_tensors import check_batch_tensors, check_inputs, check_outputs
 from nerite.core.errors import Internal
+from nerite.core.file_names import leads_out
 
 CUSTOMIZABLE_METRICS: Final = frozenset({"nv_inference_first_response_histogram_ms"})
 
@@ -103,6 +105,39 @@ def _check_backend(config: ModelConfig) -> Iterator[Mistake]:
             if backend == "tensorflow"
             else f"Keep backend: \"{backend}\" and remove 'platform', or the other way round.",
         )
+
+
+def _check_files(config: ModelConfig) -> Iterator[Mistake]:
+    """Find names of files that lead out of the directory of the version, or of the model."""
+    if leads_out(config.default_model_filename):
+        yield _outside("default_model_filename", config.default_model_filename, (), "version")
+    for key, name in config.cc_model_filenames.items():
+        if leads_out(name):
+            yield _outside("cc_model_filenames", name, (key,), "version")
+    for index, name in enumerate(_libraries(config)):
+        # An image may have libraries in a place of its own: those are named by an absolute path.
+        if leads_out(name) and not name.startswith("/"):
+            yield _outside("op_library_filename", name, (index,), "model")
+
+
+def check_brought(config: ModelConfig) -> Iterator[Mistake]:
+    """Find what is for those to write who write the repository, in a configuration that a load has brought."""
+    for index, name in enumerate(_libraries(config)):
+        if name.startswith("/"):
+            yield _outside("op_library_filename", name, (index,), "model")
+
+
+def _libraries(config: ModelConfig) -> tuple[str, ...]:
+    return () if config.model_operations is None else config.model_operations.op_library_filename
+
+
+def _outside(field: str, name: str, place: FieldPath, whose: str) -> Mistake:
+    inside: FieldPath = ("model_operations", field) if field == "op_library_filename" else (field,)
+    return Mistake(
+        message=f"{field} '{name}' must stay within the directory of the {whose}",
+        path=(*inside, *place),
+        remedy="Write the name of a file in it; the file may be a link.",
+    )
 
 
 def _check_batch_size(config: ModelConfig) -> Iterator[Mistake]:
@@ -204,6 +239,7 @@ def _reads(*fields: str) -> frozenset[str]:
 
 _CONFIG_CHECKS: Final = (
     Check(_reads("backend", "platform", "default_model_filename"), _check_backend),
+    Check(_reads("default_model_filename", "cc_model_filenames", "model_operations"), _check_files),
     Check(_reads("max_batch_size"), _check_batch_size),
     Check(_reads("dynamic_batching", "max_batch_size"), check_dynamic_batching),
     Check(_reads("sequence_batching", "max_batch_size", "response_cache"), check_sequence_batching),
@@ -222,6 +258,7 @@ _CONFIG_CHECKS: Final = (
     Check(_reads("model_transaction_policy", "response_cache"), _check_decoupled_cache),
     Check(_reads("model_metrics"), _check_metrics),
     Check(_reads("parameters"), check_queue_bounds),
+    Check(_reads("parameters"), check_tenants_share_cache),
 )
 _TENSOR_CHECKS: Final = (
     Check(_reads("input", "max_batch_size", "platform"), check_inputs),

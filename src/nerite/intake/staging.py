@@ -56,6 +56,7 @@ class Staging:
             target.mkdir(parents=True, exist_ok=True)
             self.repository = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=target))
         except OSError as error:
+            self._remove_made()
             remedy = "Make it a directory that you may write, or name another with --repository."
             raise Internal(f"{target} cannot be written: {error.strerror}.\n    {remedy}") from None
         return self
@@ -64,7 +65,11 @@ class Staging:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         shutil.rmtree(self.repository, ignore_errors=True)
-        for path in self._made:
+        self._remove_made()
+
+    def _remove_made(self) -> None:
+        """Remove the directories of the repository that were not there before, unless the model is in them."""
+        for path in filter(Path.exists, self._made):
             try:
                 path.rmdir()
             except OSError:  # there is something in it: the model

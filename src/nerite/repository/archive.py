@@ -32,7 +32,8 @@ def find(url: str) -> Archive:
         raise InvalidArgument(
             f'Invalid URL: {url}. "url" property value cannot start with {", ".join(_SHUT[:-1])}, or {_SHUT[-1]}.'
         )
-    if not url or not root.is_dir():
+    # Not ``Path.is_dir``, which raises an error for a name that no file can have.
+    if not url or not os.path.isdir(root):
         raise InvalidArgument(f"failed to register '{url}', repository not found")
     if (root / "config.pbtxt").is_file():
         return Archive(root.parent, root.name)

@@ -43,9 +43,9 @@ class ContentHashes:
         try:
             self._add(digest, polled.directory, seen.shared)
             self._add(digest, polled.directory / str(version), seen.versions.get(version, ()))
+            if self._stopped or fingerprint.of_model(polled.directory) != seen:
+                return ""
         except OSError:
-            return ""
-        if self._stopped or fingerprint.of_model(polled.directory) != seen:
             return ""
         return f"sha256:{digest.hexdigest()}"
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import posixpath
+import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Final
 
 from nerite.core.errors import InvalidArgument
 
-_FILE = "file:"
+_FILE: Final = "file:"
+_MAX_FILE_NAME: Final = 255
+"""Bytes that file systems take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,12 @@ class Delivery:
             if key.startswith(_FILE):
                 assert isinstance(value, bytes)
                 files[_path(key)] = value
+        for path in files:
+            for parent in map(str, PurePosixPath(path).parents):
+                if parent in files:
+                    raise InvalidArgument(
+                        f"Invalid file parameter '{_FILE}{path}': '{_FILE}{parent}' is a file and not a directory."
+                    )
         config = parameters.get("config")
         if config is None:
             raise InvalidArgument(
@@ -41,21 +51,33 @@ class Delivery:
         return cls(config, files)
 
 
-def unpack(delivery: Delivery) -> Path:
-    """Write the files to a new directory. Blocks."""
-    folder = Path(tempfile.mkdtemp(prefix="nerite-model-"))
+def new_folder() -> Path:
+    """Return the path of a directory for the files of a delivery. It does not exist, and nobody else has the path."""
+    return Path(tempfile.gettempdir(), f"nerite-model-{secrets.token_hex(8)}")
+
+
+def unpack(delivery: Delivery, folder: Path) -> None:
+    """Make ``folder`` and write the files to it. Blocks.
+
+    Raises ``OSError``, and may leave the directory with a part of the files then.
+    """
+    folder.mkdir(mode=0o700)
     for path, data in delivery.files.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
-    return folder
 
 
 def _path(key: str) -> str:
-    """Return the path that ``file:<path>`` names. Raises ``InvalidArgument`` if it leads out of the directory."""
+    """Return the path that ``file:<path>`` names.
+
+    Raises ``InvalidArgument`` if it leads out of the directory, or has a name that no file can have.
+    """
     path = posixpath.normpath(key.removeprefix(_FILE))
     if path.startswith(("/", "../")) or path in (".", "..") or "\0" in path:
         raise InvalidArgument(
             f"Invalid file parameter '{key}' with normalized path '{path}' must stay within model directory."
         )
+    if any(len(part.encode()) > _MAX_FILE_NAME for part in path.split("/")):
+        raise InvalidArgument(f"Invalid file parameter '{key}': a name in it is longer than {_MAX_FILE_NAME} bytes.")
     return path

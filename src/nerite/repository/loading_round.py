@@ -30,6 +30,10 @@ class LoadingRound:
         """Load a model, or wait until it is loaded. Raises as ``bring`` does."""
         await self._task(name, delivery)
 
+    def forget(self) -> None:
+        """Drop what became of the loads: an error has frames that have this round."""
+        self._tasks.clear()
+
     async def load_parts(self, ensemble: str, parts: Iterable[str]) -> None:
         """Load the models that an ensemble is put together from, side by side. Whether they are there shows later."""
         waits = self._waits[ensemble] = set()

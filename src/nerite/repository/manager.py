@@ -20,12 +20,13 @@ from nerite.config.loading import PolledModel
 from nerite.config.options import RepositoryOptions
 from nerite.config.validate_parts import circular
 from nerite.core.errors import Internal, NeriteError
+from nerite.core.failure_text import system_error
 from nerite.execution.running_version import RunningVersion
 from nerite.observability.load_times import load_of, stage, tell_loaded
 from nerite.repository import fingerprint, index, refusals
 from nerite.repository.catalogue import Catalogue
 from nerite.repository.content import ContentHashes
-from nerite.repository.delivery import Delivery, unpack
+from nerite.repository.delivery import Delivery, new_folder, unpack
 from nerite.repository.ensembles import Ensembles
 from nerite.repository.loading_round import LoadingRound, Waits
 from nerite.repository.maker import VersionMaker
@@ -71,7 +72,7 @@ class ModelManager:
         return self._catalogue.find(name, version, namespace)
 
     async def look(self) -> dict[tuple[str, str], fingerprint.ModelFingerprint]:
-        """Return how the files of every model look, by namespace and name. Raises as ``offered`` does.
+        """Return how the files of every model look, by namespace and name.
 
         A model whose files cannot be had now looks as it did.
         """
@@ -119,8 +120,11 @@ class ModelManager:
         loading = LoadingRound(self._bring, self._waits)
         try:
             await loading.load(name, delivery)
+        except NeriteError as error:
+            raise error.without_frames() from None  # and so without the files that the load has brought
         finally:
             self._loaded(loading, (name,))
+            loading.forget()
 
     def _loaded(self, loading: LoadingRound, asked: Iterable[str]) -> None:
         """See to what follows from a round of loads."""
@@ -143,8 +147,15 @@ class ModelManager:
         """Return where a model is by namespace, for a ``load`` to use."""
         if delivery is None or not delivery.files:
             return await self._sources.fetch(name, load)
-        folder = await self._in_loader(unpack, delivery)
-        self._sources.folders.take(folder, load, partial(shutil.rmtree, folder))
+        folder = Path()
+        try:
+            folder = await self._in_loader(new_folder)
+            # Before it exists: however the load ends, the directory goes with its last user.
+            self._sources.folders.take(folder, load, partial(shutil.rmtree, folder, ignore_errors=True))
+            await self._in_loader(unpack, delivery, folder)
+        except OSError as error:
+            why = f"The files of the load cannot be written: {system_error(error, folder)}."
+            raise refusals.not_polled(name, f"{why} TMPDIR may name another directory for them.") from None
         namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
         return dict.fromkeys(namespaces, folder)
 
@@ -166,7 +177,10 @@ class ModelManager:
             await self._load(record, folder, delivery, loading)
 
     async def _load(self, record: ModelRecord, folder: Path, delivery: Delivery | None, loading: LoadingRound) -> None:
-        seen = await self._in_loader(fingerprint.of_model, folder)
+        try:
+            seen = await self._in_loader(fingerprint.of_model, folder)
+        except OSError as error:
+            raise refusals.not_polled(record.name, system_error(error)) from None
         record.seen = seen
         renamed = self._sources.register.gives(record.name)
         with stage("configuration"):
@@ -212,7 +226,9 @@ class ModelManager:
         failures: dict[int, NeriteError] = {}
         for version, outcome in zip(versions, outcomes, strict=True):
             if isinstance(outcome, NeriteError):
-                failures[version] = outcome
+                failures[version] = outcome.without_frames()
+            elif isinstance(outcome, OSError):
+                failures[version] = Internal(system_error(outcome))
             elif isinstance(outcome, Exception):  # a mistake of ours, which fails the load like any other reason
                 _log.error("making '%s' version %d failed", record.name, version, exc_info=outcome)
                 failures[version] = Internal(f"{type(outcome).__name__}: {outcome}")
@@ -222,7 +238,7 @@ class ModelManager:
             try:
                 await self._maker.resize(polled, running)
             except NeriteError as error:
-                failures[version] = error
+                failures[version] = error.without_frames()
         if failures:
             for running in made.values():
                 self._retire(None, running)
@@ -340,9 +356,9 @@ class ModelManager:
         return self._in_background(self._close(record, running))
 
     async def _close(self, record: ModelRecord | None, running: RunningVersion) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        running.drain(lambda: running.close(lambda: done.set_result(None)))
-        await done
+        done = asyncio.Event()
+        running.drain(lambda: running.close(done.set))
+        await done.wait()
         await self._sources.leave(running)
         if record is None:
             return

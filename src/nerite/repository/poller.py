@@ -7,12 +7,12 @@ import logging
 import time
 from typing import Final
 
-from nerite.core.errors import NeriteError
 from nerite.repository.manager import ModelManager
 from nerite.repository.watch import SETTLE_NS, Model, Watch
 
 _log = logging.getLogger("nerite.repository")
-_SETTLE_SECONDS: Final = SETTLE_NS / 1e9
+_SETTLE_SECONDS: Final = SETTLE_NS / 1e9 + 0.01
+"""A little more, as timers may be early."""
 
 
 class Poller:
@@ -28,10 +28,7 @@ class Poller:
         """Look, and do what follows, until cancelled."""
         while True:
             await asyncio.sleep(min(_SETTLE_SECONDS, self._seconds) if self._watch.restless else self._seconds)
-            try:
-                await self._look()
-            except NeriteError as error:
-                _log.error("failed to poll the model repository: %s", error.message)
+            await self._look()
 
     async def _look(self) -> None:
         manager = self._manager
@@ -39,7 +36,7 @@ class Poller:
         records = {(record.namespace, record.name): record for record in manager.records}
         known = {model: record.seen for model, record in records.items()}
         running: list[Model] = [model for model, record in records.items() if record.running]
-        findings = self._watch.look(found, known, running, time.time_ns())
+        findings = self._watch.look(found, known, running, time.monotonic_ns())
         for name, error in await manager.load_all(name for _, name in findings.changed):
             _log.error("failed to reload '%s': %s", name, error.message)
         for model in findings.gone:

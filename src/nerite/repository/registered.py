@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,16 +20,16 @@ class RegisteredRepository(LocalRepository):
 
     def models(self) -> list[str]:
         """Return the names of the models; none if the directory is gone: nobody else has to suffer from that."""
-        if not Path(self.location).is_dir():
+        if not os.path.isdir(self.location):
             return []
         return sorted(self.names.get(folder, folder) for folder in super().models())
 
     def fetch(self, name: str) -> Path | None:
-        """Return a model's directory."""
-        if name in self.names and not self.gives(name):
+        """Return a model's directory. A name that was given may have a slash in it, as SageMaker's have."""
+        if not name or (name in self.names and not self.gives(name)):
             return None
         folders = {known: folder for folder, known in self.names.items()}
-        return super().fetch(folders.get(name, name)) if Path(self.location).is_dir() else None
+        return super().fetch(folders.get(name, name)) if os.path.isdir(self.location) else None
 
     def gives(self, name: str) -> bool:
         """Return whether a model has this name here, and perhaps another one in its files."""

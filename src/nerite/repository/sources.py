@@ -8,8 +8,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
-from nerite.core.errors import NeriteError
+from nerite.core.errors import Internal, NeriteError
+from nerite.core.failure_text import system_error
 from nerite.repository import fingerprint, refusals
 from nerite.repository.folders import FoldersInUse
 from nerite.repository.registered import Register
@@ -36,6 +38,8 @@ class Sources:
         self._fixed = fixed
         self._blocking = blocking
         self._namespacing = namespacing
+        self._names: WeakKeyDictionary[Repository, list[str]] = WeakKeyDictionary()
+        """The models of each repository, as of the last time that it could be read."""
 
     @property
     def _repositories(self) -> list[Repository]:
@@ -50,7 +54,8 @@ class Sources:
         def look() -> dict[str, list[str]]:
             offered: dict[str, list[str]] = {}
             for repository in self._repositories:
-                offered.setdefault(self._namespace(repository), []).extend(repository.models())
+                names = self._names[repository] = repository.models()
+                offered.setdefault(self._namespace(repository), []).extend(names)
             return offered
 
         return await self._blocking(look)
@@ -58,16 +63,16 @@ class Sources:
     async def look(
         self, before: Callable[[str, str], fingerprint.ModelFingerprint | None]
     ) -> dict[tuple[str, str], fingerprint.ModelFingerprint]:
-        """Return how the files of every model look, by namespace and name. Raises as ``offered`` does.
+        """Return how the files of every model look, by namespace and name.
 
-        A model whose files cannot be had now looks as it did ``before``.
+        A model whose files cannot be had now looks as it did ``before``; so do all of a repository that cannot be read.
         """
         found: dict[tuple[str, str], fingerprint.ModelFingerprint] = {}
 
-        async def look(repository: Repository, name: str) -> None:
+        async def look(repository: Repository, name: str, *, readable: bool) -> None:
             namespace = self._namespace(repository)
             try:
-                seen = await self._blocking(_look, repository, name)
+                seen = await self._blocking(_look, repository, name) if readable else before(namespace, name)
             except NeriteError as error:
                 _log.error("failed to poll model '%s': %s", name, error.message)
                 seen = before(namespace, name)
@@ -75,24 +80,38 @@ class Sources:
                 found[namespace, name] = seen
 
         for repository in self._repositories:
+            readable = True
+            try:
+                self._names[repository] = await self._blocking(repository.models)
+            except NeriteError as error:
+                _log.error("failed to poll the model repository: %s", error.message)
+                readable = False
             # Side by side, because a distant store takes its time to answer.
-            await asyncio.gather(*(look(repository, name) for name in await self._blocking(repository.models)))
+            names = self._names.get(repository, ())
+            await asyncio.gather(*(look(repository, name, readable=readable) for name in names))
         return dict(sorted(found.items()))
 
     async def fetch(self, name: str, user: object) -> dict[str, Path]:
         """Return where a model is in each namespace that has it, for ``user`` to use.
 
-        Raises ``Internal`` where that is not clear.
+        Raises ``Internal`` where that is not clear. A repository that cannot be read stands in the way of the models
+        that it had when it could be, and of those that no other has.
         """
         found = []
+        unread = ""
         for repository in self._repositories:
             try:
                 folder = await self._blocking(repository.fetch, name)
             except NeriteError as error:
-                raise refusals.not_polled(name, error.message) from None
+                if name in self._names.get(repository, (name,)):
+                    raise refusals.not_polled(name, error.message) from None
+                unread = error.message
+                continue
             if folder is not None:
                 self.folders.take(folder, user, partial(repository.release, folder))
                 found.append((repository, folder))
+        if unread and not found:
+            raise refusals.not_polled(name, unread)
         if len(found) > 1 and not self._namespacing:
             raise refusals.in_several(name, [repository.location for repository, _ in found])
         return {self._namespace(repository): folder for repository, folder in found}
@@ -113,5 +132,7 @@ def _look(repository: Repository, name: str) -> fingerprint.ModelFingerprint | N
         return None
     try:
         return fingerprint.of_model(folder)
+    except OSError as error:
+        raise Internal(system_error(error)) from None
     finally:
         repository.release(folder)

@@ -1,8 +1,8 @@
 """What changed in the repositories from one look to the next, once it has come to rest. Pure.
 
-Files are copied into a repository while the server looks: a change counts when two looks saw the same, and the
-youngest file is older than ``SETTLE_NS``. The same holds for models that vanish, which some ways to replace one do for
-a moment.
+Files are copied into a repository while the server looks: a change counts when every look has seen the same for
+``SETTLE_NS``, whatever the times of the files and of the day. A model that vanishes, which some ways to replace one do
+for a moment, is gone when two looks have missed it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Watch:
     """Remembers what was seen and has not come to rest."""
 
     def __init__(self) -> None:
-        self._restless: dict[Model, ModelFingerprint] = {}
+        self._restless: dict[Model, tuple[ModelFingerprint, int]] = {}
+        """How they look, and since when."""
         self._missing: set[Model] = set()
 
     @property
@@ -48,15 +49,18 @@ class Watch:
     ) -> Findings:
         """Compare what was ``found`` with what is ``known``: how the files of a model looked when it was last loaded.
 
-        ``now_ns`` is the time of day, as files have it.
+        ``now_ns`` is of a clock that does not jump.
         """
         changed = []
-        restless: dict[Model, ModelFingerprint] = {}
+        restless: dict[Model, tuple[ModelFingerprint, int]] = {}
         for model, seen in found.items():
             if known.get(model) == seen:
                 continue
-            if self._restless.get(model) != seen or seen.newest_ns > now_ns - SETTLE_NS:
-                restless[model] = seen
+            before, since_ns = self._restless.get(model, (None, now_ns))
+            if before != seen:
+                since_ns = now_ns
+            if now_ns - since_ns < SETTLE_NS:
+                restless[model] = seen, since_ns
             else:
                 changed.append(model)
         missing = {model for model in running if model not in found}

@@ -84,6 +84,12 @@ def test_mistakes_in_the_file(tmp_path: Path, text: str, message: str, remedy: s
     assert error.remedy == remedy
 
 
+def test_a_file_of_brackets(tmp_path: Path) -> None:
+    path = tmp_path / "o.toml"
+    path.write_text("x = " + "[" * 5_000)
+    assert wrong(f"--options-file={path}").text.startswith(f"{path}: maximum recursion depth exceeded")
+
+
 def test_a_file_that_is_not_there() -> None:
     assert wrong("--options-file=/no/such").text == "cannot read the options file '/no/such': No such file or directory"
 

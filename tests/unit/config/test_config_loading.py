@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,12 @@ def test_what_a_wrong_word_makes_doubtful_is_not_judged(model: Path) -> None:
         'Expected integer, got: "8"',
         "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs",
     ]
+
+
+@pytest.mark.parametrize("state", ["", '""data_type: TYPE_FP32 dims: -2', "data_type: TYPE_FP33 dims: 1"])
+def test_states_of_which_something_is_wrong_are_not_read(model: Path, state: str) -> None:
+    (model / "config.pbtxt").write_text(f"backend: 'python' sequence_batching {{ state {{ {state}")
+    assert load_model_directory(model).mistakes
 
 
 def test_warnings_do_not_refuse(model: Path) -> None:
@@ -342,6 +349,7 @@ def test_a_signature(model: Path) -> None:
 def test_labels_are_inside_of_the_model_and_there(model: Path) -> None:
     for name, kind, text in (
         ("../labels.txt", Unsupported, "is outside model directory"),
+        ("\\000", Unsupported, "is outside model directory"),
         ("nope.txt", Internal, f"failed to open text file for read {model}/nope.txt: No such file or directory"),
     ):
         write(
@@ -363,3 +371,32 @@ def test_a_model_may_be_given_another_name(tmp_path: Path) -> None:
     assert wrong.message.startswith("unexpected directory name 'given' for model 'trained'")
     polled = poll_model_directory(directory, name="given", renamed=True)
     assert (polled.mistakes, polled.name, polled.config.name) == ((), "given", "given")
+
+
+@pytest.mark.parametrize("name", ["/tmp/evil.py", "../2/model.py", "a/../../x", ".."])
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ('default_model_filename: "{}"', "default_model_filename '{}' must stay within the directory of the version"),
+        (
+            'cc_model_filenames {{ key: "8.0" value: "{}" }}',
+            "cc_model_filenames '{}' must stay within the directory of the version",
+        ),
+        (
+            'model_operations {{ op_library_filename: "ops.so" op_library_filename: "{}" }}',
+            "op_library_filename '{}' must stay within the directory of the model",
+        ),
+    ],
+)
+def test_files_are_within_their_directory(model: Path, text: str, refusal: str, name: str) -> None:
+    write(model, f'backend: "python"\n{TENSORS}{text.format(name)}\n')
+    loaded = load_model_directory(model)
+    # A library may lie where an image has such things: the writer of config.pbtxt may say so.
+    expected = [] if "op_library" in text and name.startswith("/") else [refusal.format(name)]
+    assert told(loaded) == expected
+    for mistake in loaded.mistakes:
+        assert mistake.place.startswith(f"{model}/config.pbtxt:4:")
+    brought = json.dumps(to_json(loaded.polled.config))
+    assert [mistake.message for mistake in poll_model_directory(model, override=brought).mistakes] == [
+        refusal.format(name)
+    ]

@@ -31,6 +31,16 @@ def place(repository: Path, what: Artifact, version: int | None = None, *, force
         staging.take_place()
 
 
+def test_a_repository_that_cannot_be_written_is_not_made(tmp_path: Path) -> None:
+    # Long enough for the directories, and too long for the one that the model is laid out in.
+    repository = tmp_path / "a" / "b"
+    while len(str(repository)) < 4080:
+        repository /= "x" * min(200, 4080 - len(str(repository)))
+    with pytest.raises(Internal, match="cannot be written: File name too long"):
+        place(repository, artifact(tmp_path / "source"))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def test_a_new_model_in_a_new_repository(tmp_path: Path) -> None:
     counted: list[int] = []
     with Staging(destination(tmp_path / "a" / "models", "net", None, force=False)) as staging:

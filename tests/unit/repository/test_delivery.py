@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import shutil
+from pathlib import Path
 
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.repository.delivery import Delivery, unpack
+from nerite.repository.delivery import Delivery, new_folder, unpack
 
 
 def delivery(**files: bytes) -> Delivery:
@@ -48,10 +48,28 @@ def test_paths_that_lead_out(path: str) -> None:
         delivery(**{path: b""})
 
 
-def test_unpack() -> None:
-    folder = unpack(delivery(**{"1/model.py": b"code", "labels.txt": b"cat"}))
-    try:
-        found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        assert found == {"1/model.py": b"code", "labels.txt": b"cat"}
-    finally:
-        shutil.rmtree(folder)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_file_is_no_directory(first: bool) -> None:
+    files = {"1/a/b": b"", "1/a": b""}
+    with pytest.raises(InvalidArgument, match="'file:1/a/b': 'file:1/a' is a file and not a directory"):
+        delivery(**dict(sorted(files.items(), reverse=first)))
+
+
+def test_names_that_no_file_can_have() -> None:
+    assert delivery(**{"1/" + "é" * 127: b""}).files
+    with pytest.raises(InvalidArgument, match="a name in it is longer than 255 bytes"):
+        delivery(**{"1/" + "é" * 128: b""})
+
+
+def test_unpack(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    unpack(delivery(**{"1/model.py": b"code", "labels.txt": b"cat"}), folder)
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert found == {"1/model.py": b"code", "labels.txt": b"cat"}
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_folders_are_new_and_do_not_exist() -> None:
+    one, other = new_folder(), new_folder()
+    assert one != other
+    assert not one.exists()

@@ -60,7 +60,7 @@ def test_versions_that_are_numbers(text: str, number: int) -> None:
     assert version_number(text) == number
 
 
-@pytest.mark.parametrize("text", ["x", "1.5", "1x", "9223372036854775808", "1" * 5000])
+@pytest.mark.parametrize("text", ["x", "1.5", "1x", "9223372036854775808", "1" * 100])
 def test_versions_that_are_no_numbers(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         version_number(text)

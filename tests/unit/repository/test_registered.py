@@ -34,6 +34,10 @@ def test_a_given_name_may_be_that_of_the_folder(root: Path) -> None:
     assert repository.fetch("part") == root / "part"
 
 
+def test_no_model_is_without_a_name(root: Path) -> None:
+    assert RegisteredRepository(str(root), {"part": ""}).fetch("") is None
+
+
 def test_a_directory_that_is_gone_has_no_models(tmp_path: Path) -> None:
     repository = RegisteredRepository(str(tmp_path / "gone"), {"model": "hash"})
     assert repository.models() == []

@@ -17,6 +17,7 @@ from nerite.repository.remote.listing import Listing, RemoteFile
 from nerite.repository.remote.progress import Progress
 from nerite.repository.remote.retries import retried
 from nerite.repository.remote.store import ObjectChangedError, Store
+from nerite.repository.source import is_model_name
 
 _log = logging.getLogger("nerite.repository")
 
@@ -56,7 +57,7 @@ class RemoteRepository:
         The same files give the same directory. It stays until it was released as often as it was returned. Raises
         ``NeriteError`` if the store cannot be read.
         """
-        if not name or "/" in name or name.startswith("."):
+        if not is_model_name(name):
             return None
         for _ in range(_LOOKS):
             listing = self._store.listing(name)
