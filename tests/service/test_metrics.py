@@ -60,7 +60,7 @@ def post(server: Serving, model: str, row: float) -> socket.socket:
     raw = body(row)
     connection = socket.create_connection((host, int(port)))
     connection.sendall(
-        b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+        b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
         % (model.encode(), len(raw), raw)
     )
     return connection

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from nerite.core.byte_budget import BUDGETS
+
 ROOT = Path(__file__).resolve().parents[2]
 _NAME = re.compile(r'"((?:nv|nerite)_[a-z0-9_]+[a-z0-9]|vllm:[a-z0-9_]+)"')
 
@@ -24,6 +26,13 @@ def rows() -> dict[str, str]:
     page = (ROOT / "docs" / "metrics.md").read_text()
     table = page[page.index("<!-- metrics -->") : page.index("<!-- /metrics -->")]
     return dict(re.findall(r"^\| `([a-z0-9_:]+)` \| (\w+) \|", table, re.M))
+
+
+def test_the_page_has_every_internal_cache() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    table = page[page.index("<!-- caches -->") : page.index("<!-- /caches -->")]
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| (\d+) \|", table, re.M))
+    assert rows == {budget.name: str(budget.limit >> 20) for budget in BUDGETS}
 
 
 def test_the_page_has_every_metric_and_no_other() -> None:

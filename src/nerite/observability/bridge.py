@@ -12,6 +12,7 @@ import sys
 import time
 
 from nerite.core.at_hand import at_hand, ids_at_hand
+from nerite.core.failure_text import Formatter
 from nerite.observability.log import Log
 from nerite.observability.printed import PrintedLines
 from nerite.observability.record import Level, Record
@@ -30,7 +31,7 @@ class LogHandler(logging.Handler):
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
-        self.setFormatter(logging.Formatter("%(message)s"))
+        self.setFormatter(Formatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write ``record``, as it was given where it cannot be formatted."""

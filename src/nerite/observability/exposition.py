@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final, NamedTuple, NewType, TypeAlias
 
+from nerite.core.text import MAX_NAME, shown
 from nerite.observability.distribution import Distribution
 from nerite.observability.quantiles import Summed
 
@@ -92,7 +93,7 @@ def _head(family: Family, *, openly: bool) -> str:
     name, type_ = family.name, family.type
     if openly and type_ == "counter":
         name, type_ = (name.removesuffix("_total"), type_) if name.endswith("_total") else (name, "unknown")
-    return f"# HELP {name} {family.help}\n# TYPE {name} {type_}\n"
+    return f"# HELP {name} {_help(family.help)}\n# TYPE {name} {type_}\n"
 
 
 def _samples(family: Family, *, openly: bool) -> Iterator[str]:
@@ -137,7 +138,13 @@ def _line(name: str, of: Labels, value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """Return the text of a label, of bounded length."""
+    return _help(text).replace('"', '\\"')
+
+
+def _help(text: str) -> str:
+    """Return a text that models may have written as one line of bounded length, which can be encoded."""
+    return shown(text, MAX_NAME).replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _number(value: float) -> str:

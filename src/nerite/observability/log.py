@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from nerite.config.options import LogFormat, LogOptions
-from nerite.observability.record import Formatter, JsonFormatter, Level, Record, Table, TextFormatter
+from nerite.observability.record import Formatter, JsonFormatter, Level, Record, Table, TextFormatter, bounded
 from nerite.observability.repeats import Repeats
 from nerite.observability.sink import Sink
 from nerite.observability.table import terminal_width
@@ -149,6 +149,7 @@ class Log:
         )
 
     def _write(self, record: Record) -> None:
+        record = bounded(record)
         if record.level in _LOUD:
             with self._repeats_lock:
                 if not self._repeats.admits(record, time.monotonic_ns()):
@@ -158,7 +159,20 @@ class Log:
         self._put(record)
 
     def _put(self, record: Record) -> None:
-        (self._file or self._streams[record.level in _LOUD]).write(self._formatter.format(record))
+        sink = self._file or self._streams[record.level in _LOUD]
+        text = self._formatter.format(record)
+        lost = sink.lost
+        if lost:
+            told = self._told(record, f"{lost} log records before this one were lost: {sink.problem}")
+            text = f"{told}\n{text}"
+        if not sink.write(text) and sink is self._file and not lost:
+            told = f"cannot write the log: {sink.problem}. Records are lost until that is possible again"
+            self._streams[True].write(self._told(record, told))
+
+    def _told(self, record: Record, message: str) -> str:
+        """Return the line of a record about the log itself, made when ``record`` was to be written."""
+        about = Record(Level.ERROR, message, "log.py", 0, os.getpid(), record.time_ns)
+        return self._formatter.format(about)
 
     def _count_on(self) -> None:
         """Have what is held back told of when it is due. Under the lock."""

@@ -9,6 +9,7 @@ from nerite.observability.exposition import UNLABELLED, Family
 
 _STAT = Path("/proc/stat")
 MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 class Machine:
@@ -19,14 +20,15 @@ class Machine:
         self._utilization = 0.0
 
     def families(self) -> list[Family]:
-        """Return the metrics of the machine; none where there is no /proc."""
-        if not _STAT.exists():
+        """Return the metrics of the machine; none where there is no /proc, or none of its files can be opened now."""
+        try:
+            memory = memory_sizes()
+        except OSError:
             return []
         busy, total = _ticks()
         if total > self._total:
             self._utilization = (busy - self._busy) / (total - self._total)
             self._busy, self._total = busy, total
-        memory = memory_sizes()
         used = memory["MemTotal"] - memory["MemAvailable"]
         return [
             Family(
@@ -71,3 +73,26 @@ def memory_sizes(file: Path = MEMINFO) -> dict[str, int]:
         name, _, rest = line.partition(":")
         sizes[name] = int(rest.split()[0]) * 1024
     return sizes
+
+
+def cgroup_limit(cgroup: Path = CGROUP) -> int:
+    """Return the bytes of memory that the container may use; 0 where there is no limit."""
+    return number_in(cgroup / "memory.max") or number_in(cgroup / "memory" / "memory.limit_in_bytes")
+
+
+def number_in(file: Path) -> int:
+    """Return the number that a file of a cgroup holds; 0 where it is not there, or "max"."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def usable_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Return the bytes of memory that the machine has, or the container may use; 0 where the system does not tell."""
+    try:
+        total = memory_sizes(meminfo)["MemTotal"]
+    except OSError:
+        total = 0
+    limit = cgroup_limit(cgroup)
+    return min(total, limit) if total and limit else total or limit

@@ -13,10 +13,14 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from nerite.core.text import MAX_NAME, MAX_RECORD, cut, shown
 from nerite.observability import table
 
-_ESCAPES = {code: f"\\u{code:04X}" for code in range(0x20)}
+_CONTROLS = {code: f"\\u{code:04X}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+"""Characters that a terminal may obey, which has no business to do what clients and models write."""
+_ESCAPES = dict(_CONTROLS)
 _ESCAPES |= {ord(char): f"\\{name}" for char, name in zip('\b\f\n\r\t"\\', 'bfnrt"\\', strict=True)}
+_IN_CELLS = {code: escape for code, escape in _CONTROLS.items() if code != ord("\n")}
 
 
 class Level(Enum):
@@ -56,6 +60,18 @@ class Record(NamedTuple):
     """More about the event, such as ``model``, ``instance`` or ``request_id``."""
 
 
+def bounded(record: Record) -> Record:
+    """Return ``record`` with its message and the names and ids among its extras cut to their limits."""
+    if len(record.message) > MAX_RECORD:
+        record = record._replace(message=cut(record.message, MAX_RECORD))
+    long = {
+        name: shown(value, MAX_NAME)
+        for name, value in record.extras.items()
+        if isinstance(value, str) and len(value) > MAX_NAME
+    }
+    return record._replace(extras={**record.extras, **long}) if long else record
+
+
 class Formatter(Protocol):
     """Turns a record into text, without the newline at its end."""
 
@@ -83,7 +99,8 @@ class TextFormatter:
         # A table alone has no message, and none is written as "".
         text = self._quote(message) if message or record.table is None else ""
         if record.table is not None:
-            text += "\n" + table.render(record.table.headings, record.table.rows, self._width) + "\n"
+            rows = [[self._plain(cell) for cell in row] for row in record.table.rows]
+            text += "\n" + table.render(record.table.headings, rows, self._width) + "\n"
         return f"{self._time(record)} {record.pid} {record.file}:{record.line}] {text}"
 
     def _quote(self, message: str) -> str:
@@ -92,6 +109,9 @@ class TextFormatter:
         if not message.isprintable() or '"' in message or "\\" in message:
             message = message.translate(_ESCAPES)
         return f'"{message}"'
+
+    def _plain(self, cell: str) -> str:
+        return cell.translate(_IN_CELLS) if self._escape and not cell.isprintable() else cell
 
     def _time(self, record: Record) -> str:
         second, rest = divmod(record.time_ns, 1_000_000_000)
@@ -120,4 +140,5 @@ class JsonFormatter:
         if record.table is not None:
             headings = [heading.lower() for heading in record.table.headings]
             event["table"] = [dict(zip(headings, row, strict=True)) for row in record.table.rows]
-        return json.dumps(event, ensure_ascii=False, separators=(",", ":"), default=str)
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"), default=str)
+        return text if text.isprintable() else text.translate(_CONTROLS)

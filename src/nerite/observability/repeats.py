@@ -46,7 +46,9 @@ class Repeats:
 
     def admits(self, record: Record, now: int) -> bool:
         """Return whether a line is to be written now; if not, it will be among those that ``due`` counts."""
-        key = (record.level, record.file, record.line, record.message, record.extras.get("instance"))
+        # Messages may be long, and quote what clients send.
+        text = record.message
+        key = (record.level, record.file, record.line, len(text), hash(text), record.extras.get("instance"))
         line = self._lines.get(key)
         if line is not None and line.until <= now and not line.held:
             del self._lines[key]

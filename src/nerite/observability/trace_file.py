@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from io import FileIO
 from pathlib import Path
 
+from nerite.core.failure_text import system_error
 from nerite.observability.log import log
 
 _MOST = 100
@@ -22,7 +24,8 @@ class TraceFile:
         self._traces: list[bytes] = []
         self._next = 0
         self._frequency = 0
-        self._begun = False
+        self._size = 0
+        """Of the one file, as far as it is ours."""
 
     def add(self, trace: bytes, frequency: int, last: bool) -> None:
         """Take the records of a trace; write, if it is the last that was asked for, or enough are there."""
@@ -44,28 +47,46 @@ class TraceFile:
 
     def _write_numbered(self) -> None:
         name, self._next = f"{self._name}.{self._next}", self._next + 1
-        self._write(name, "wb", b"[" + self._taken() + b"]")
+        self._put(name, 0, b"[")
 
     def _append(self) -> None:
         """Write to the one file: begin it, or replace the bracket that ends it."""
-        if self._begun:
-            self._write(self._name, "r+b", b"," + self._taken() + b"]")
-        else:
-            self._begun = True
-            self._write(self._name, "wb", b"[" + self._taken() + b"]")
+        if self._size and not Path(self._name).exists():
+            self._size = 0
+        self._size = self._put(self._name, max(self._size - 1, 0), b"," if self._size else b"[")
 
-    def _taken(self) -> bytes:
+    def _put(self, name: str, at: int, first: bytes) -> int:
+        """Write what is there to a file, from the bracket at some place on; return the size of the file then.
+
+        A file that cannot be written is a matter for the log, not for those whose requests are traced: the traces are
+        lost, and the file is what it was.
+        """
         traces, self._traces = self._traces, []
-        return b",".join(filter(None, traces))
-
-    def _write(self, name: str, mode: str, data: bytes) -> None:
-        """Write; a file that cannot be written is a matter for the log, not for those whose requests are traced."""
+        rest = b",".join(filter(None, traces)) + b"]"
         try:
-            with Path(name).open(mode) as file:
-                if mode == "r+b":
-                    file.seek(-1, 2)
-                file.write(data)
+            with Path(name).open("r+b" if at else "wb", buffering=0) as file:
+                try:
+                    # The bracket goes last: until then the file can be made what it was.
+                    _write(file, rest, at + 1)
+                    _write(file, first, at)
+                except OSError:
+                    if at:
+                        file.truncate(at + 1)
+                    else:
+                        Path(name).unlink()
+                    raise
         except OSError as error:
             log.error(
-                f"cannot write the traces to '{name}': {error.strerror}. Name another: --trace-config triton,file"
+                f"cannot write {len(traces)} traces, which are lost: {system_error(error, name)}. "
+                "Or name another file: --trace-config triton,file"
             )
+            return at and at + 1
+        return at + 1 + len(rest)
+
+
+def _write(file: FileIO, data: bytes, at: int) -> None:
+    """Write all of ``data`` at some place. Raises ``OSError``."""
+    file.seek(at)
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]

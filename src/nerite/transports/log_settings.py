@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
-from nerite.core.errors import NeriteError, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.observability.log import log
 
 Value: TypeAlias = bool | int | str
@@ -17,6 +17,9 @@ KINDS: Final[dict[str, type]] = {
     "log_format": str,
 }
 """The settings that can be changed, in the order in which they are looked at."""
+_LEVEL: Final = "log_verbose_level"
+_MOST_VERBOSE: Final = 2**32 - 1
+"""As much as both protocols can tell."""
 
 
 def change(
@@ -32,6 +35,8 @@ def change(
     if "log_file" in asked:
         raise Unsupported("log file location can not be updated through network protocol")
     settings = {name: read(name, kind, asked[name]) for name, kind in KINDS.items() if name in asked}
+    if int(settings.get(_LEVEL, 0)) > _MOST_VERBOSE:
+        raise InvalidArgument(f"'{_LEVEL}' must be from 0 to {_MOST_VERBOSE}")
     try:
         log.change(settings)
     except ValueError as error:

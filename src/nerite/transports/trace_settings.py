@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.observability.trace_settings import LEVELS, TraceSettings
 
@@ -37,6 +38,8 @@ def change(
         if name not in given:
             continue
         texts = read(name, given[name])
+        for text in texts or ():
+            checked(text, f"'{name}'")
         if texts is None:
             update[field] = None
         elif field != "levels":

@@ -106,6 +106,17 @@ def test_tracebacks_stay_on_the_line(installed: Log, path: Path) -> None:
     assert line.endswith('RuntimeError: boom"')
 
 
+def test_tracebacks_and_messages_of_any_length_are_cut(installed: Log, path: Path) -> None:
+    try:
+        raise RuntimeError("x" * 60_000_000)
+    except RuntimeError:
+        logging.getLogger("nerite.execution").exception("failed")
+    logging.getLogger("nerite.execution").error("y" * 60_000_000)
+    one, other = path.read_text().splitlines()
+    assert len(one) < 40_000 and "RuntimeError: xxx" in one
+    assert len(other) < 70_000 and other.endswith('more characters)"')
+
+
 def test_warnings(installed: Log, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")

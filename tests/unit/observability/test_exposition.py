@@ -55,6 +55,15 @@ def test_a_parser_reads_what_was_written(samples: list[tuple[dict[str, str], flo
     ]
 
 
+def test_what_models_write_cannot_break_the_page() -> None:
+    text = "a\nb\\ \udcff" + "x" * 5_000
+    page = written([Family("measure", text, "gauge", [(labels({"of": text}), 1)])]).decode()
+    (read,) = text_string_to_metric_families(page)
+    for told in (read.documentation, read.samples[0].labels["of"]):
+        assert told.startswith("a\nb\\ ?xxx")
+        assert len(told) == 1024
+
+
 @pytest.mark.parametrize(("value", "text"), [(math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN"), (2.0, "2")])
 def test_numbers_at_the_edge(value: float, text: str) -> None:
     assert written([Family("m", "x", "gauge", [(UNLABELLED, value)])]).endswith(f"\nm {text}\n".encode())

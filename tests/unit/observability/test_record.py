@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.observability.record import JsonFormatter, Level, Record, Table, TextFormatter
+from nerite.observability.record import JsonFormatter, Level, Record, Table, TextFormatter, bounded
 
 TIME = 1_763_643_272_269_120_999  # 2025-11-20 12:54:32.269120999 UTC
 
@@ -32,7 +32,8 @@ def test_the_preamble(level: Level, letter: str) -> None:
         ("", '""'),
         ("a\nb\tc\rd", r'"a\nb\tc\rd"'),
         ('say "hi" \\ /', r'"say \"hi\" \\ /"'),
-        ("\x1b[31m\x00\x7f", '"\\u001B[31m\\u0000\x7f"'),
+        ("\x1b[31m\x00\x7f", r'"\u001B[31m\u0000\u007F"'),
+        ("\x80\x9b\x9f\xa0", '"\\u0080\\u009B\\u009F\xa0"'),
         ("grüße 世界", '"grüße 世界"'),
         ("\b\f", r'"\b\f"'),
     ],
@@ -70,6 +71,23 @@ def test_a_table_stands_on_lines_of_its_own() -> None:
     assert max(map(len, TextFormatter(width=8).format(record("", table=table)).split("\n")[1:])) == 8
 
 
+def test_a_table_cannot_command_a_terminal() -> None:
+    table = Table(["Model"], [["a\x1b[31m\x9b\nb"]])
+    text = TextFormatter().format(record("", table=table))
+    assert "\x1b" not in text and "\x9b" not in text
+    assert r"| a\u001B[31m\u009B |" in text.split("\n")
+    assert "\x1b" in TextFormatter(escape=False).format(record("", table=table))
+
+
+def test_what_is_long_is_cut() -> None:
+    plain = record("x" * 65536, model="m" * 1024, count=3)
+    assert bounded(plain) is plain
+    cut = bounded(record("x" * 60_000_000, model="m" * 5_000, count=3))
+    assert cut.message.startswith("x" * 65536 + "…") and len(cut.message) < 65536 + 50
+    assert len(str(cut.extras["model"])) == 1024
+    assert cut.extras["count"] == 3
+
+
 def test_the_second_moves_on() -> None:
     formatter = TextFormatter()
     first, second = (record()._replace(time_ns=TIME + step) for step in (0, 1_000_000_000))
@@ -89,6 +107,12 @@ def test_json() -> None:
         "request_id": "7",
         "path": "<class 'object'>",
     }
+
+
+def test_json_has_no_control_characters() -> None:
+    line = JsonFormatter().format(record("a\x7f\x9b", model="\x1b"))
+    assert line.isprintable()
+    assert (json.loads(line)["message"], json.loads(line)["model"]) == ("a\x7f\x9b", "\x1b")
 
 
 def test_json_tables_are_objects() -> None:

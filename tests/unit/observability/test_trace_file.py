@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,5 +63,48 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixt
     file = TraceFile(str(tmp_path / "nowhere" / "t"))
     file.add(trace(0), 1, last=False)
     said = capfd.readouterr().err
-    assert "cannot write the traces to" in said and "No such file or directory" in said
+    assert "cannot write 1 traces" in said and "No such file or directory" in said
     assert "--trace-config triton,file" in said
+
+
+def test_a_full_disk_loses_traces_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "_MOST", 2)
+    room = 100
+
+    class Small(module.FileIO):
+        def write(self, data: object) -> int:
+            left = room - self.tell()
+            if left <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(memoryview(data)[:left])  # type: ignore[arg-type]
+
+    real = Path.open
+
+    def opened(path: Path, mode: str = "r", *how: Any, **more: Any) -> Any:
+        return Small(path, mode) if "b" in mode else real(path, mode, *how, **more)
+
+    monkeypatch.setattr(Path, "open", opened)
+    file = TraceFile(str(tmp_path / "t"))
+    numbered = TraceFile(str(tmp_path / "n"))
+
+    def add(first: int) -> None:
+        for number in (first, first + 1):
+            file.add(trace(number), 0, last=False)
+            numbered.add(trace(number), 2, last=False)
+
+    add(0)
+    assert files(tmp_path) == {}
+    room = 150
+    add(2)
+    add(4)
+    assert files(tmp_path) == {"n.1": [2, 3], "n.2": [4, 5], "t": [2, 3]}
+    room = 10_000
+    add(6)
+    assert files(tmp_path) == {"n.1": [2, 3], "n.2": [4, 5], "n.3": [6, 7], "t": [2, 3, 6, 7]}
+    said = capfd.readouterr().err
+    assert f"cannot write 2 traces, which are lost: No space left on device: '{tmp_path}/t' (make room there)" in said
+    (tmp_path / "t").unlink()
+    add(8)
+    assert ids(tmp_path / "t") == [8, 9]

@@ -58,6 +58,8 @@ def test_nothing_is_told_of_a_level_that_is_off(capfd: pytest.CaptureFixture[str
         ({"log_info": False, "log_format": "iso"}, InvalidArgument),
         ({"log_info": False, "log_verbose_level": "1"}, InvalidArgument),
         ({"log_info": False, "log_file": "/tmp/log"}, Unsupported),
+        ({"log_info": False, "log_verbose_level": 2**32}, InvalidArgument),
+        ({"log_info": False, "log_verbose_level": 2**64}, InvalidArgument),
     ],
 )
 def test_what_is_refused_changes_nothing(settings: dict[str, Any], error: type[Exception]) -> None:

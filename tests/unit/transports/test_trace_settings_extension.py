@@ -30,6 +30,16 @@ def test_what_is_given_changes_and_nothing_else() -> None:
     [
         ({"trace_file": ["x"]}, Unsupported, "trace file location can not be updated through network protocol"),
         ({"trace_level": ["OFF", "OFF"]}, InvalidArgument, "Expect only one trace level 'OFF' is specified"),
+        (
+            {"trace_rate": ["9" * 5_000]},
+            InvalidArgument,
+            "'trace_rate' is 5000 characters long, more than the 1024 that are allowed",
+        ),
+        (
+            {"trace_level": ["OFF", "\udcff"]},
+            InvalidArgument,
+            "'trace_level' is not valid UTF-8 at character 0",
+        ),
         ({"trace_rate": ["x"]}, InvalidArgument, "Unable to parse 'trace_rate', got: x"),
         ({"trace_count": ["-2"]}, InvalidArgument, "Unable to parse 'trace_count'. Expecting value >= -1, got:-2"),
         (

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from nerite.core.byte_budget import TRACES
 from nerite.core.marks import Marks
 from nerite.core.trace_context import TraceContext
 from nerite.observability.otlp import wire
@@ -21,8 +22,8 @@ from nerite.observability.otlp.spans import spans_of
 from nerite.observability.spanned_trace import USUAL_SPANS, SpannedTrace
 from nerite.wire.fields import varint
 
-_MOST: Final = 256
-"""Moulds that are kept."""
+_MOULD: Final = 16 * 1024
+"""Bytes that a mould takes in memory beside its text."""
 _TIMES: Final = 12
 _EPOCH: Final = 0x1122334455000000
 """What no message has by chance, nor with any small number added to it."""
@@ -63,6 +64,11 @@ class Mould:
         self._pack = struct.Struct(f"<{_TIMES}qQQ16s" + "".join(f"{size}s" for size in texts.values())).pack
         numbers = [("times", "<i8", _TIMES), ("span", "<u8"), ("parent", "<u8"), ("trace", "V16")]
         self._given = np.dtype([*numbers, *((text, f"V{size}") for text, size in texts.items())])
+
+    @property
+    def footprint(self) -> int:
+        """Bytes that it takes in memory, about."""
+        return _MOULD + 2 * len(self._text)
 
     def cast(self, traces: Sequence[SpannedTrace], epoch: int) -> bytes:
         """Return the spans of traces that are like the first."""
@@ -131,9 +137,8 @@ class Foundry:
         for like, those in alike.items():
             mould = self._moulds.get(like)
             if mould is None:
-                if len(self._moulds) >= _MOST:
-                    self._moulds.clear()
-                mould = self._moulds[like] = Mould(those[0])
+                mould = Mould(those[0])
+                TRACES.put(self._moulds, like, mould, mould.footprint)
             made.append(mould.cast(those, epoch))
         return b"".join(made)
 

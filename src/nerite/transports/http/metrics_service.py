@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nerite.config.options import METRICS_CATEGORY, MetricsOptions
+from nerite.core.byte_budget import BUDGETS
+from nerite.core.errors import Forbidden
+from nerite.core.internal_errors import internal_errors
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.observability import custom_metrics, machine, metrics
-from nerite.observability.exposition import Page
+from nerite.observability.exposition import Family, Page, label
 from nerite.observability.gpu_gauges import GpuGauges
 from nerite.observability.machine import Machine
 from nerite.transports.http import access, compression, reply
+from nerite.transports.http.browser_guard import BrowserGuard
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.errands import Errands
 from nerite.transports.http.handler import Question
@@ -34,18 +38,30 @@ class MetricsService:
     """Answers ``GET /metrics``."""
 
     def __init__(
-        self, server: InferenceServer, options: MetricsOptions, locks: Mapping[str, Lock], gpus: GpuGauges | None
+        self,
+        server: InferenceServer,
+        options: MetricsOptions,
+        locks: Mapping[str, Lock],
+        gpus: GpuGauges | None,
+        guard: BrowserGuard,
+        ports: Callable[[], Sequence[Family]],
     ) -> None:
-        """``locks`` are those of the HTTP port. Without ``gpus`` nothing is said of GPUs."""
+        """``locks`` are those of the HTTP port. Without ``gpus`` nothing is said of GPUs. ``ports`` tells of ports."""
         self._server = server
         self._options = options
         self._locks = locks
         self._machine = Machine()
         self._gpus = gpus
+        self._guard = guard
+        self._ports = ports
         self._errands = Errands()
 
     def begin(self, head: RequestHead) -> Reply | None:
-        """Refuse who lacks the key, if there is one."""
+        """Refuse who lacks the key, if there is one, and what a page of another site has a browser send."""
+        try:
+            self._guard.check(head)
+        except Forbidden as error:
+            return reply.error_reply(error)
         return access.refusal(self._locks, METRICS_CATEGORY, head)
 
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
@@ -92,6 +108,8 @@ class MetricsService:
         for version in self._server.metrics():
             page.add(metrics.families([version], counters=self._options.counter_latencies))
             await turns.go_on()
+        page.add([_internal_errors(), *_internal_caches()])
+        page.add(self._ports())
         page.add(self._server.cache_metrics())
         page.add(self._server.admission_metrics())
         if self._gpus is not None:
@@ -113,3 +131,36 @@ class MetricsService:
     def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
         """Answer nothing: there are no inferences on this port."""
         raise AssertionError("no inferences on this port")
+
+
+def _internal_errors() -> Family:
+    return Family(
+        "nerite_internal_errors_total",
+        "Exceptions that the server did not foresee, by the part of it that caught them",
+        "counter",
+        [(label("where", where), count) for where, count in sorted(internal_errors.counts.items())],
+    )
+
+
+def _internal_caches() -> list[Family]:
+    of = [(label("cache", budget.name), budget) for budget in BUDGETS]
+    return [
+        Family(
+            "nerite_internal_cache_bytes",
+            "Memory that the server's own caches of requests, headers and replies take at most",
+            "gauge",
+            [(labels, budget.used) for labels, budget in of],
+        ),
+        Family(
+            "nerite_internal_cache_limit_bytes",
+            "Memory that they may take",
+            "gauge",
+            [(labels, budget.limit) for labels, budget in of],
+        ),
+        Family(
+            "nerite_internal_cache_evictions_total",
+            "Entries that were evicted from them to make room",
+            "counter",
+            [(labels, budget.evictions) for labels, budget in of],
+        ),
+    ]
