@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from serving import IDENTITY, Serving, eventually, python_model, serving
+from serving import IDENTITY, NERITE, Serving, eventually, python_model, serving
 from tools import require
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "access.md").read_text()
@@ -49,7 +49,18 @@ def block(beginning: str) -> str:
 
 
 def test_every_block_is_known_here() -> None:
-    known = ("X-Key=caller", "curl -H", "import tritonclient", "@/run", "since March", "scrape", "use-ssl", "cors")
+    known = (
+        "X-Key=caller",
+        "curl -H",
+        "import tritonclient",
+        "@/run",
+        "since March",
+        "scrape",
+        "use-ssl",
+        "cors",
+        "allowed-host",
+        "address=0",
+    )
     assert len(BLOCKS) == len(known)
     for beginning in known:
         block(beginning)
@@ -121,3 +132,27 @@ def test_tls(tmp_path: Path) -> None:
 def test_origins(tmp_path: Path, origin: str, allowed: bool) -> None:
     with started(tmp_path, "cors") as server:
         assert ("Access-Control-Allow-Origin" in server.ask("GET", "/v2", Origin=origin)[1]) is allowed
+
+
+def test_names_of_the_server(tmp_path: Path) -> None:
+    with started(tmp_path, "allowed-host") as server:
+        for host, status in {"models.example.com": 200, "localhost": 200, "models.example.org": 403}.items():
+            assert server.ask("GET", "/v2", Host=host)[0] == status
+
+
+def test_an_address_for_every_port(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "identity", IDENTITY)
+    command = shlex.split(block("address=0"))
+    ports = [f"--{service}-port=0" for service in ("http", "grpc", "metrics")]
+    for words, address in ((command, "0.0.0.0"), (command[:3], "127.0.0.1")):
+        log = tmp_path / address
+        with log.open("wb") as sink:
+            started = [str(NERITE), *words[1:], *ports]
+            process = subprocess.Popen(started, cwd=tmp_path, stdout=sink, stderr=subprocess.STDOUT)
+        server = Serving(process, log)
+        try:
+            server.wait()
+        finally:
+            assert server.stop() == 0
+        assert re.findall(r"Started .* at ([\d.]+):", server.text) == [address] * 3
+        assert ("Only this machine gets in" in server.text) is (address == "127.0.0.1")

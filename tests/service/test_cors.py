@@ -81,7 +81,7 @@ def test_every_answer_says_who_may_read_it(server: Serving, name: str) -> None:
             assert told["Vary"] == "Origin"
         for others in ({}, {"Origin": "https://else.example"}):
             status, told, _ = server.ask(method, path, body, **headers, **others)
-            assert status == expected
+            assert status == (403 if others and method == "POST" else expected)
             assert not [header for header in told if header.startswith("Access-Control")]
 
 
@@ -104,8 +104,8 @@ def test_an_exchange_follows_a_preflight_on_the_same_connection(server: Serving)
     host, port = server.http.split(":")
     with socket.create_connection((host, int(port)), timeout=30) as client:
         client.sendall(
-            f"OPTIONS /v2 HTTP/1.1\r\nHost: x\r\nOrigin: {APP}\r\nAccess-Control-Request-Method: GET\r\n\r\n"
-            f"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nOrigin: {APP}\r\nConnection: close\r\n\r\n".encode()
+            f"OPTIONS /v2 HTTP/1.1\r\nHost: localhost\r\nOrigin: {APP}\r\nAccess-Control-Request-Method: GET\r\n\r\n"
+            f"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nOrigin: {APP}\r\nConnection: close\r\n\r\n".encode()
         )
         received = b"".join(iter(lambda: client.recv(65536), b""))
     assert received.startswith(b"HTTP/1.1 204 No Content\r\n")

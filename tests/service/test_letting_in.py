@@ -211,7 +211,7 @@ def test_waiting(held: House, of: str) -> None:
     host, port = held.server.http.split(":")
     body = json.dumps(BODY).encode()
     with socket.create_connection((host, int(port)), timeout=20) as client:
-        head = f"POST /v2/models/patient/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v2/models/patient/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         eventually(lambda: waiting(held) == 1)
         assert held.metric("nv_inference_pending_request_count") == 1

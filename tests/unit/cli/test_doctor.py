@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.cli.doctor import graphics, installed, limits, listening, machine
+from nerite.cli.doctor import access, graphics, installed, limits, listening, machine
 from nerite.cli.doctor.finding import GB, MB, Level
 from nerite.cli.doctor.installed import Requirement, fits, parsed
 from nerite.cli.doctor.machine import Memory
@@ -200,3 +200,55 @@ def test_a_driver_without_the_library(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "version")
     (found,) = graphics.findings()
     assert (found.level, found.remedy) == (Level.WARNING, "pip install 'nerite[gpu]'")
+
+
+def process(folder: Path, *words: str, environment: str = "") -> Path:
+    """A process that was started with these words, as /proc shows it."""
+    folder.mkdir()
+    (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+    (folder / "environ").write_bytes(environment.encode())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "address", "mode"),
+    [
+        (["/usr/bin/python", "/opt/bin/nerite", "serve", "models"], "", "127.0.0.1", "none"),
+        (["python", "-m", "nerite.cli.main", "serve", "m", "--address=::"], "", "::", "none"),
+        (["python", "/b/tritonserver", "--model-store=m", "--model-control-mode=explicit"], "", "0.0.0.0", "explicit"),
+        (["/b/nerite", "serve", "m"], "A=b\0NERITE_ADDRESS=0.0.0.0\0", "0.0.0.0", "none"),
+    ],
+)
+def test_the_options_of_a_server_that_runs(
+    tmp_path: Path, words: list[str], environment: str, address: str, mode: str
+) -> None:
+    options = access.options_of(process(tmp_path / "1", *words, environment=environment))
+    assert options is not None
+    assert (options.http.address, options.repository.control_mode) == (address, mode)
+
+
+@pytest.mark.parametrize("words", [["nginx"], ["nerite", "top"], ["/b/nerite", "serve"], ["tritonserver", "--help"]])
+def test_what_is_no_server(tmp_path: Path, words: list[str]) -> None:
+    assert access.options_of(process(tmp_path / "1", *words)) is None
+    assert access.options_of(tmp_path / "2") is None
+
+
+def test_who_may_command_a_server(tmp_path: Path) -> None:
+    public = access.options_of(process(tmp_path / "1", "tritonserver", "--model-store=m"))
+    alone = access.options_of(process(tmp_path / "2", "nerite", "serve", "m"))
+    assert public is not None and alone is not None
+    found = access.of_options(public, "it")
+    assert (found.level, found.text.startswith("it: anybody who reaches HTTP (0.0.0.0:8000)")) == (Level.WARNING, True)
+    assert "--http-restricted-api=trace,logging:HEADER=@KEYFILE" in found.remedy
+    assert access.of_options(alone, "it").level is Level.OK
+
+
+def test_the_flags_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = access.findings([], tmp_path)
+    assert found.level is Level.OK
+    monkeypatch.setenv("NERITE_ADDRESS", "0.0.0.0")
+    (found,) = access.findings([], tmp_path)
+    assert found.level is Level.WARNING
+    monkeypatch.setenv("NERITE_HTTP_PORT", "none")
+    (found,) = access.findings([], tmp_path)
+    assert (found.level, "NERITE_HTTP_PORT" in found.text) == (Level.PROBLEM, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,16 @@ def test_a_file_is_shared_by_all_that_name_it(tmp_path: Path) -> None:
     assert made["metadata"] == ("X-Other", file)
     assert made["inference"].opens(b"literal")
     assert not made["inference"].opens(b"one")
+
+
+def test_the_time_of_a_look_does_not_tell_which_key_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+
+    def compare(key: bytes, given: bytes) -> bool:
+        compared.append(key)
+        return hmac.compare_digest(key, given)
+
+    monkeypatch.setattr("nerite.transports.keys.compare_digest", compare)
+    for given in (b"one", b"two", b"three"):
+        Keys([b"one", b"two"]).include(given)
+    assert compared == [b"one", b"two"] * 3

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from nerite.cli.command import new_parser, show, show_json, status_of
-from nerite.cli.doctor import graphics, installed, limits, listening, machine, repositories
+from nerite.cli.doctor import access, graphics, installed, limits, listening, machine, repositories
 from nerite.cli.doctor.finding import Finding, Level
 from nerite.config.options import ServerOptions
 from nerite.observability.table import terminal_width
@@ -53,6 +53,7 @@ def _examine(options: argparse.Namespace) -> int:
         "limits": list(limits.findings()),
         "installed": list(installed.findings()),
         "ports": list(listening.findings(ports)),
+        "access": list(access.findings(port for _, port in ports)),
         "gpus": list(graphics.findings()),
     }
     if options.repositories:

@@ -12,11 +12,10 @@ from typing import Final, NamedTuple
 from nerite.backends import cores
 from nerite.backends.python.environment_store import folder
 from nerite.cli.doctor.finding import GB, Finding, Level, size
-from nerite.observability.machine import MEMINFO, memory_sizes
+from nerite.observability.machine import CGROUP, MEMINFO, cgroup_limit, memory_sizes, number_in
 
 _LITTLE_MEMORY: Final = GB
 _LITTLE_DISK: Final = 5 * GB
-_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class Memory(NamedTuple):
@@ -77,19 +76,11 @@ def of_disk(directory: Path) -> Finding:
     return Finding(Level.OK, text)
 
 
-def memory(meminfo: Path = MEMINFO, cgroup: Path = _CGROUP) -> Memory:
+def memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Memory:
     """Return what the system says."""
     try:
         sizes = memory_sizes(meminfo)
     except OSError:
         sizes = {"MemTotal": 0, "MemAvailable": 0}
-    limit = _number(cgroup / "memory.max") or _number(cgroup / "memory" / "memory.limit_in_bytes")
-    used = _number(cgroup / "memory.current") or _number(cgroup / "memory" / "memory.usage_in_bytes")
-    return Memory(sizes["MemTotal"], sizes["MemAvailable"], limit, used)
-
-
-def _number(file: Path) -> int:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):  # not there, or "max"
-        return 0
+    used = number_in(cgroup / "memory.current") or number_in(cgroup / "memory" / "memory.usage_in_bytes")
+    return Memory(sizes["MemTotal"], sizes["MemAvailable"], cgroup_limit(cgroup), used)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from nerite.core.errors import Restricted
 from nerite.transports.http import reply
-from nerite.transports.http.head import RequestHead
+from nerite.transports.http.head import RequestHead, bytes_of
 from nerite.transports.http.reply import Reply
 from nerite.transports.keys import Lock
 
@@ -17,6 +17,6 @@ def refusal(locks: Mapping[str, Lock], category: str, head: RequestHead) -> Repl
     if lock is None:
         return None
     given = head.headers.get(lock.header.lower())
-    if lock.opens(None if given is None else given.encode("latin-1")):
+    if lock.opens(None if given is None else bytes_of(given)):
         return None
     return reply.error_reply(Restricted(f"This API is restricted, expecting header '{lock.header}'"), reply.PLAIN)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from nerite.transports.http import routes
-from nerite.transports.http.head import RequestHead
+from nerite.transports.http.head import RequestHead, bytes_of
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.target import Target
 
@@ -37,7 +37,7 @@ class Cors:
         if self._allowed(head):
             if self._any:
                 return b"Access-Control-Allow-Origin: *\r\n" + _EXPOSED
-            origin = head.headers["origin"].encode("latin-1")
+            origin = bytes_of(head.headers["origin"])
             return b"\r\n".join((b"Access-Control-Allow-Origin: " + origin, _EXPOSED, _VARY))
         # What a cache keeps for one origin is not the answer for another.
         return _VARY if head.method == "GET" and not self._any else b""
