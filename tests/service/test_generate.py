@@ -40,7 +40,7 @@ def ask(server: Serving, model: str, value: int) -> socket.socket:
     connection = socket.create_connection((host, int(port)), timeout=20)
     body = json.dumps({"INPUT0": value}).encode()
     connection.sendall(
-        b"POST /v2/models/%b/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+        b"POST /v2/models/%b/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
         % (model.encode(), len(body), body)
     )
     return connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from test_grpc_infer_wire import fields_of
 
 from nerite.core import dtype as dtypes
+from nerite.core.byte_budget import GRPC_PLANS
 from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import RequestHeader
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.transports.callers import Sender
-from nerite.transports.grpc import status
-from nerite.transports.grpc.infer_request import InferReader
+from nerite.transports.grpc import infer_wire, status
+from nerite.transports.grpc.infer_request import InferReader, Known, broken
 from nerite.wire.grpc_service import ModelInferRequest
 
 CONTENTS = {
@@ -41,7 +43,16 @@ Read = tuple[RequestHeader, str, list[Any]]
 
 def read(reader: InferReader, message: Any) -> Read:
     data = message if isinstance(message, bytes) else message.SerializeToString()
-    return reader.read(memoryview(bytearray(data)))
+    return of_view(reader, memoryview(bytearray(data)))
+
+
+def of_view(reader: InferReader, view: memoryview) -> Any:
+    """What is read of a message, as ``Messages`` has it read."""
+    try:
+        parts = infer_wire.split(view)
+    except infer_wire.Malformed:
+        raise broken() from None
+    return reader.read(parts, view, lambda size: None)
 
 
 def same(one: Read, other: Read) -> bool:
@@ -239,7 +250,7 @@ def test_other_data_behind_the_same_words_is_known(reader: InferReader) -> None:
 
     first = framed(b"12345678", b"abcdefgh", b"")
     assert reader.known(first) is None
-    header, _, _ = reader.read(memoryview(bytearray(first[5:])))
+    header, _, _ = of_view(reader, memoryview(bytearray(first[5:])))
     for form in (bytes, memoryview):
         found = reader.known(form(framed(b"87654321", b"hgfedcba", b"")))
         assert found == (header, [b"87654321", b"hgfedcba", b""])
@@ -276,24 +287,45 @@ def test_values_that_python_calls_equal_are_kept_apart(reader: InferReader) -> N
     assert [type(value) for value in values] == [int, bool, float, str]
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GRPC_PLANS, "limit", 256 * 1024)
     reader = InferReader(Sender({}))
-    for number in range(3000):
+    for number in range(500):
         read(reader, ModelInferRequest(model_name=str(number), inputs=[tensor()], raw_input_contents=[bytes(8)]))
-    assert len(reader._plans) <= 1024
-    assert len(reader._headers) <= 1024
-    for size in range(1000):
-        inputs = [tensor("A", "UINT8", (size,))]
-        read(reader, ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=[bytes(size)]))
-    assert len(reader._known) <= 256
-    assert all(len(same) <= 4 for same in reader._known.values())
+        assert GRPC_PLANS.used <= GRPC_PLANS.limit
+    assert 0 < len(reader._plans) + len(reader._headers) < 200
+    assert 0 < sum(1 for known in reader._known.values() for _ in chain(known)) < 100
+    plans = dict(reader._plans)
+    outputs = [ModelInferRequest.InferRequestedOutputTensor(name=f"{number} {'x' * 1000}") for number in range(300)]
+    read(reader, ModelInferRequest(inputs=[tensor()], outputs=outputs, raw_input_contents=[bytes(8)]))
+    assert reader._plans == plans, "what is very large is not kept"
+
+
+def chain(known: Known | None) -> Iterator[Known]:
+    while known is not None:
+        yield known
+        known = known.older
+
+
+def test_of_messages_of_one_length_the_last_four_are_known() -> None:
+    reader = InferReader(Sender({}))
+    messages = [
+        ModelInferRequest(model_name=str(number), inputs=[tensor()], raw_input_contents=[bytes(8)]).SerializeToString()
+        for number in range(9)
+    ]
+    framed = [status.framed(message) for message in messages]
+    for number, message in enumerate(messages):
+        of_view(reader, memoryview(message))
+        known = [reader.known(each) for each in framed[: number + 1]]
+        names = [each[0].model_name if each else None for each in known]
+        assert names == [str(of) if of > number - 4 else None for of in range(number + 1)]
 
 
 def test_raw_contents_are_not_copied(reader: InferReader) -> None:
     message = ModelInferRequest(model_name="m", inputs=[tensor()], raw_input_contents=[b"12345678"])
     for _ in range(2):
         raw = bytearray(message.SerializeToString())
-        _, _, (view,) = reader.read(memoryview(raw))
+        _, _, (view,) = of_view(reader, memoryview(raw))
         raw[-1:] = b"X"
         assert view == b"1234567X"
 
@@ -430,6 +462,39 @@ MISTAKES = [
         )
     ),
 ]
+
+
+LONG = "x" * 1025
+PLACE = {"shared_memory_region": {"string_param": LONG}, "shared_memory_byte_size": {"int64_param": 8}}
+
+
+@pytest.mark.parametrize("raw", [[], [bytes(8)]])
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (request(tensor(), id=LONG), "'id'"),
+        (ModelInferRequest(model_name=LONG), "'model_name'"),
+        (ModelInferRequest(model_version=LONG), "'model_version'"),
+        (request(tensor(LONG)), "the name of an input"),
+        (request(outputs=[{"name": LONG}]), "the name of an output"),
+        (with_parameter(LONG, bool_param=True), "the name of a parameter"),
+        (request(tensor(parameters=PLACE)), "'shared_memory_region'"),
+        (request(outputs=[{"name": "OUT", "parameters": PLACE}]), "'shared_memory_region'"),
+    ],
+)
+def test_names_that_are_too_long_are_refused(reader: InferReader, message: Any, what: str, raw: list[bytes]) -> None:
+    asked = ModelInferRequest()
+    asked.CopyFrom(message)
+    asked.raw_input_contents.extend(raw)
+    with pytest.raises(InvalidArgument) as refused:
+        read(reader, asked)
+    assert refused.value.message == f"{what} is 1025 characters long, more than the 1024 that are allowed"
+
+
+def test_the_value_of_a_parameter_may_be_a_grammar(reader: InferReader) -> None:
+    assert read(reader, with_parameter("g", string_param="x" * 2**20))[0].parameters["g"] == "x" * 2**20
+    with pytest.raises(InvalidArgument, match="parameter 'g' is 1048577 characters long"):
+        read(reader, with_parameter("g", string_param="x" * (2**20 + 1)))
 
 
 @pytest.mark.parametrize(("message", "kind", "text"), MISTAKES, ids=[str(number) for number in range(len(MISTAKES))])

@@ -11,7 +11,7 @@ from http_peer import Peer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles import Caller
+from doubles import Caller, Helpers
 from nerite.core import dtype as dtypes
 from nerite.core.errors import (
     Internal,
@@ -98,6 +98,30 @@ def test_mistakes(keys: dict[str, Any], error: type[NeriteError], told: str) -> 
     assert refusal.value.message.startswith(told)
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"id":"\xff","IN":1}', "member 'id' is not valid UTF-8 at character 0"),
+        (b'{"stop":"\xff","IN":1}', "member 'stop' is not valid UTF-8 at character 0"),
+        (b'{"parameters":{"stop":"\xff"},"IN":1}', "member 'parameters.stop' is not valid UTF-8 at character 0"),
+        (b'{"id":"%b","IN":1}' % (b"x" * 2_000), "'id' is 2000 characters long"),
+        (b'{"%b":1,"IN":1}' % (b"x" * 2_000), "the name of a parameter is 2000 characters long"),
+    ],
+)
+def test_text_that_is_none_is_refused(body: bytes, told: str) -> None:
+    made = Form(Signature("m", 0, [Input("IN", dtypes.INT32, (1,))], []), Sender({}))
+    with pytest.raises(InvalidArgument) as refused:
+        made.read(body)
+    assert refused.value.message.startswith(told)
+
+
+@pytest.mark.parametrize("body", [b'{"IN":"a\xff"}', b'{"parameters":{"IN":"a\xff"}}'])
+def test_inputs_may_be_any_bytes(body: bytes) -> None:
+    made = Form(Signature("m", 0, [Input("IN", dtypes.BYTES, (1,))], []), Sender({}))
+    made.read(body)
+    assert bytes(made.data[0]) == join_bytes([b"a\xff"])
+
+
 def test_an_input_named_as_the_keyword() -> None:
     made = Form(Signature("m", 0, [Input("parameters", dtypes.INT32, (1,))], []), Sender({}))
     with pytest.raises(InvalidArgument, match="Keyword 'parameters' for nested schema also given as input tensor name"):
@@ -161,6 +185,7 @@ class Handler:
     def __init__(self) -> None:
         self.asked: list[InferenceRequest] = []
         self.paused: list[bool] = []
+        self.helpers = Helpers()
 
     def begin(self, head: RequestHead) -> None:
         return None
@@ -169,7 +194,8 @@ class Handler:
         return None
 
     def handle(self, connection: Any, head: RequestHead, body: memoryview) -> Question | None:
-        sink = Generation(connection, events="stream" in head.path)
+        server: Any = self
+        sink = Generation(connection, server, events="stream" in head.path)
         request = connection.request = InferenceRequest(RequestHeader("m", "", []), [], sink, 0)
         request.on_pause = lambda request, paused: self.paused.append(paused)
         self.asked.append(request)
@@ -250,6 +276,69 @@ def test_a_slow_reader_makes_the_model_pause(peer: Peer) -> None:
     asked.respond(response(a=2), False)
     peer.connection.resume_writing()
     assert handler.paused == [True, True, False]
+
+
+LARGE = np.arange(70_000, dtype=np.int16)
+LARGE_TEXT = b'{"a":%b,"model_name":"m","model_version":"1"}' % orjson.dumps(LARGE.tolist())
+
+
+def test_a_large_response_is_written_elsewhere_and_others_wait_behind_it(peer: Peer) -> None:
+    asked = ask(peer)
+    handler: Any = peer.handler
+    asked.respond(response(a=LARGE), False)
+    asked.respond(response(a=1), False)
+    asked.respond(response(a=LARGE), False)
+    asked.respond(response(a=2), True)
+    assert peer.transport.taken() == b""
+    assert handler.paused == [True, True, True]
+    handler.helpers.answer_next()
+    first = peer.transport.taken()
+    assert first.count(b"data: ") == 2
+    assert b"data: " + LARGE_TEXT + b"\n\n" in first and first.index(LARGE_TEXT) < first.index(b'{"a":1,')
+    handler.helpers.answer_next()
+    last = peer.transport.taken()
+    assert last.index(LARGE_TEXT) < last.index(b'{"a":2,') and last.endswith(b"0\r\n\r\n")
+    ask(peer).respond(EMPTY)
+    assert peer.transport.taken(), "the connection goes on"
+
+
+def test_the_model_goes_on_when_a_large_response_was_sent(peer: Peer) -> None:
+    asked = ask(peer)
+    handler: Any = peer.handler
+    asked.respond(response(a=LARGE), False)
+    handler.helpers.answer_next()
+    assert handler.paused == [True, False]
+    asked.respond(EMPTY)
+    assert peer.transport.taken().endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_generate_with_one_large_response(peer: Peer, version: str) -> None:
+    asked = ask(peer, "/generate", version)
+    handler: Any = peer.handler
+    asked.respond(response(a=LARGE))
+    handler.helpers.answer_next()
+    body = peer.transport.taken().partition(b"\r\n\r\n")[2]
+    assert body == (LARGE_TEXT if version == "1.0" else b"%x\r\n%b\r\n0\r\n\r\n" % (len(LARGE_TEXT), LARGE_TEXT))
+
+
+@pytest.mark.parametrize("path", ["/generate", "/stream"])
+def test_a_large_response_that_could_not_be_written(peer: Peer, path: str) -> None:
+    asked = ask(peer, path)
+    handler: Any = peer.handler
+    asked.respond(response(a=LARGE))
+    handler.helpers.answer_next(Internal("it is gone"))
+    said = peer.transport.taken()
+    assert said.startswith(b"HTTP/1.1 400") and b'{"error":"it is gone"}' in said
+
+
+def test_nobody_waits_for_a_large_response_any_more(peer: Peer) -> None:
+    asked = ask(peer)
+    handler: Any = peer.handler
+    asked.respond(response(a=LARGE), False)
+    peer.connection.connection_lost(None)
+    handler.helpers.answer_next()
+    assert peer.transport.taken() == b""
 
 
 def test_a_client_that_goes_cancels(peer: Peer) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.core import dtype as dtypes
+from nerite.core.byte_budget import HTTP_PLANS
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import TensorSpec, join_bytes
@@ -51,13 +52,100 @@ def with_id(text: bytes, id: bytes) -> bytes:
 
 def test_requests_that_differ_in_their_id_have_one_header(reader: Reader) -> None:
     asked = body(binary("A", 3))
-    plans = [reader.plan(with_id(asked, id)) for id in (b"one", "zwei é".encode(), b"\xff")]
-    assert [plan.id for plan in plans] == ["one", "zwei é", "\udcff"]
+    plans = [reader.plan(with_id(asked, id)) for id in (b"one", "zwei é".encode(), b"x" * 1024)]
+    assert [plan.id for plan in plans] == ["one", "zwei é", "x" * 1024]
     assert len({id(plan.header) for plan in plans}) == 1
     assert [bytes_of(plan, b"xyz") for plan in plans] == [[b"xyz"]] * 3
     plain = reader.plan(asked)
     assert (plain.id, plain.header) == ("", plans[0].header)
     assert plain.repeats and not any(plan.repeats for plan in plans)
+
+
+BAD_UTF8 = "is not valid UTF-8 at character 1"
+TOO_LONG = "is 1025 characters long, more than the 1024 that are allowed"
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("id", "told"), [(b"a\xff", BAD_UTF8), (b"x" * 1025, TOO_LONG)])
+def test_an_id_that_is_no_text_is_refused(reader: Reader, known: bool, id: bytes, told: str) -> None:
+    """Whether the rest was seen before or not."""
+    asked = body(binary("A", 3))
+    if known:
+        reader.plan(with_id(asked, b"one"))
+    with pytest.raises(InvalidArgument, match=f"'id' {told}"):
+        reader.plan(with_id(asked, id))
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (body({**IN, "name": "a?"}), "inputs[0].name"),
+        (body({**IN, "datatype": "a?"}), "inputs[0].datatype"),
+        (body({**IN, "parameters": {"anything": ["a?"]}}), "inputs[0].parameters.anything[0]"),
+        (body(IN, parameters={"sequence_id": "a?"}), "parameters.sequence_id"),
+        (body(IN, parameters={"text": "a?"}), "parameters.text"),
+        (body(IN, outputs=[{"name": "a?"}]), "outputs[0].name"),
+        (body(IN, unknown={"deep": [{"x": "a?"}]}), "unknown.deep[0].x"),
+        (body(IN, data="a?"), "data"),
+    ],
+)
+def test_text_that_is_not_utf8_is_refused_wherever_it_is(reader: Reader, text: bytes, where: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        reader.plan(text.replace(b"?", b"\xff"))
+    assert refused.value.message.startswith(f"member '{where}' {BAD_UTF8}")
+
+
+def test_data_of_bytes_tensors_may_be_any_bytes(reader: Reader) -> None:
+    text = body({"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["a?"]}, id="me")
+    assert bytes_of(reader.plan(text.replace(b"?", b"\xff"))) == [join_bytes([b"a\xff"])]
+
+
+LONG = "x" * 1025
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (body({**IN, "name": LONG}), "the name of an input"),
+        (body(IN, outputs=[{"name": LONG}]), "the name of an output"),
+        (body(IN, parameters={LONG: 1}), "the name of a parameter"),
+        (body({**binary("A", 1), "parameters": {"shared_memory_region": LONG}}), "'shared_memory_region'"),
+    ],
+)
+def test_names_that_are_too_long_are_refused(reader: Reader, text: bytes, what: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        reader.plan(text)
+    assert refused.value.message == f"{what} {TOO_LONG}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (body(*[IN] * 1025), "'inputs' has 1025 entries, more than the 1024 that a request may have"),
+        (body(IN, outputs=[{"name": "X"}] * 1025), "'outputs' has 1025 entries, more than the 1024 "),
+        (body(IN, parameters={str(n): n for n in range(1025)}), "'parameters' has 1025 entries, more than the 1024 "),
+        (body({**IN, "shape": [1] * 65}), "'shape' of input 'IN' has 65 entries, more than the 64 that a tensor may"),
+    ],
+)
+def test_there_may_be_so_many_of_anything_and_no_more(reader: Reader, text: bytes, told: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        reader.plan(text)
+    assert refused.value.message.startswith(told)
+
+
+def test_a_model_may_have_more_inputs_than_is_usual() -> None:
+    wide = Reader("M", "", Sender({}), 10_000, most=lambda: 1100)
+    asked = [{**IN, "name": f"IN{number}"} for number in range(1101)]
+    assert len(wide.plan(body(*asked[:1100], outputs=[{"name": "X"}] * 1100)).header.inputs) == 1100
+    with pytest.raises(InvalidArgument, match="'inputs' has 1101 entries, more than the 1100 that a request may have"):
+        wide.plan(body(*asked))
+
+
+def test_the_value_of_a_parameter_may_be_a_grammar(reader: Reader) -> None:
+    asked = body(IN, parameters={"grammar": "x" * 2**20})
+    assert reader.plan(asked).header.parameters["grammar"] == "x" * 2**20
+    with pytest.raises(InvalidArgument, match="parameter 'grammar' is 1048577 characters long"):
+        reader.plan(body(IN, parameters={"grammar": "x" * (2**20 + 1)}))
 
 
 def test_an_id_is_not_taken_from_what_is_no_json(reader: Reader) -> None:
@@ -154,7 +242,7 @@ def test_a_text_seen_before_is_the_same_plan(reader: Reader) -> None:
 
 
 def test_what_is_different_each_time_is_not_kept(reader: Reader) -> None:
-    for text in (body(IN), body(binary("A", 3), id="1"), body(binary("A" * 20_000, 3))):
+    for text in (body(IN), body(binary("A", 3), id="1"), body(binary("A", 3), outputs=[{"name": "A" * 1000}] * 200)):
         reader.plan(text)
     assert not reader._plans
 
@@ -211,11 +299,14 @@ def test_numbers_beyond_a_signed_integer_are_floats(reader: Reader) -> None:
     assert [type(told[key]) for key in parameters] == [int, float, float]
 
 
-def test_what_is_kept_is_bounded(reader: Reader) -> None:
-    for number in range(2000):
-        reader.plan(body(binary("A", 1), parameters={"number": number}))
-    assert len(reader._plans) <= 256
-    assert len(reader._headers) <= 256
+def test_what_all_readers_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HTTP_PLANS, "limit", 256 * 1024)
+    readers = [Reader(str(number), "", Sender({}), 1_000_000) for number in range(10)]
+    for number in range(500):
+        readers[number % 10].plan(body(binary("A", 1), parameters={"number": number}))
+        assert HTTP_PLANS.used <= HTTP_PLANS.limit
+    assert 0 < sum(len(each._plans) + len(each._headers) for each in readers) < 200
+    assert readers[9].plan(body(binary("A", 1), parameters={"number": 499})) in readers[9]._plans.values()
 
 
 ONE_SOURCE = (

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from doubles import Caller
 from nerite.core import dtype as dtypes
+from nerite.core.byte_budget import HTTP_REPLIES
 from nerite.core.errors import InvalidArgument
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
@@ -196,11 +197,13 @@ def test_answers_of_another_shape_under_the_same_request() -> None:
         assert body[size:] == b"x" * columns
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    request = asked(binary=True)
-    for _ in range(1000):
-        infer_response.write(request, answer((FP32, FP32_DATA)), lambda _: SIGNATURE)
-    assert len(request.header.replies) <= 64
+def test_what_is_remembered_of_all_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HTTP_REPLIES, "limit", 64 * 1024)
+    requests = [asked(binary=True) for _ in range(10)]
+    for number in range(1000):
+        infer_response.write(requests[number % 10], answer((FP32, FP32_DATA)), lambda _: SIGNATURE)
+        assert HTTP_REPLIES.used <= HTTP_REPLIES.limit
+    assert 0 < sum(len(each.header.replies) for each in requests) < 100
 
 
 @given(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import math
+import re
+from collections.abc import Callable
+from typing import Any
 
+import json_reference
 import orjson
 import pytest
 from hypothesis import example, given, settings
@@ -49,7 +55,7 @@ HEAD = "failed to parse the request JSON buffer: "
 )
 def test_the_first_mistake_and_where_it_is(text: bytes, message: str) -> None:
     with pytest.raises(json_error.JsonError) as caught:
-        json_error.check(text)
+        json_error.loads(text)
     assert str(caught.value) == message
     with pytest.raises(Internal) as refused:
         parse(text)
@@ -63,13 +69,28 @@ def test_the_first_mistake_and_where_it_is(text: bytes, message: str) -> None:
         (b" \n[ 1 ,\t2 ] \r\n", [1, 2]),
         (b"\xef\xbb\xbf[1]", [1]),
         (b'["\\ud83d\\ude00"]', ["\U0001f600"]),
-        (b'["\xff"]', ["\udcff"]),
         (b"[18446744073709551615]", [18446744073709551615]),
         (b'"x"', "x"),
     ],
 )
 def test_what_is_right(text: bytes, value: object) -> None:
     assert parse(text) == value
+
+
+def test_strings_that_are_not_utf8_are_for_the_caller_to_allow() -> None:
+    text = b'{"data":["\xff"],"id":"x"}'
+    with pytest.raises(InvalidArgument, match="'data\\[0\\]' is not valid UTF-8"):
+        parse(text)
+    assert parse(text, lambda document: document["id"]) == {"data": ["\udcff"], "id": "x"}
+
+
+def test_integers_beyond_64_bits_are_no_integers() -> None:
+    for words in (b"", b",NaN"):  # with which another parser reads the text
+        numbers = parse(
+            b"[18446744073709551615,-9223372036854775808,18446744073709551616,-9223372036854775809%b]" % words
+        )
+        assert numbers[:4] == [2**64 - 1, -(2**63), 2.0**64, -(2.0**63)]
+        assert [type(number) for number in numbers[:4]] == [int, int, float, float]
 
 
 def test_words_that_are_numbers_here() -> None:
@@ -90,6 +111,8 @@ def test_too_deep() -> None:
     with pytest.raises(InvalidArgument):
         parse(b"[NaN," + b"[" * 101 + b"]" * 101 + b"]")
     parse(b"[NaN," + b"[" * 98 + b"]" * 98 + b"]")
+    with pytest.raises(InvalidArgument):  # behind more than is looked at in one piece
+        parse(b"[NaN," + b"1," * 600_000 + b"[" * 101 + b"]" * 101 + b"]")
 
 
 PIECES = st.sampled_from(
@@ -97,12 +120,54 @@ PIECES = st.sampled_from(
         *(character.encode() for character in '{}[],:"\\-+.eE0189 \n'),
         *(b'"a"', b"1.5", b"true", b"false", b"null", b"NaN", b"Infinity", b"-Infinity", b"Inf", b"-Inf", b'"a":'),
         *(b"\\u", b"\\ud83d", b"\\ude00", b"\\n", b"\xff", b"\xc3\xa9", b"\xef\xbb\xbf", b"9" * 400, b"1e999", b"\0"),
+        *(b'"', b"[", b"]", b"{", b"}", b"e+", b"E-5", b"[1,", b'{"x":[', b"\\u12", b"9" * 300 + b"e10", b"9" * 19),
+        *(b"[" * 99, b"]" * 99, b"-9223372036854775808", b"18446744073709551616", b"1e300", b"9" * 5000),
     ]
 )
+TEXTS = st.lists(PIECES, max_size=14).map(b"".join)
+
+
+def read_slowly(text: bytes) -> Any:
+    """Return the document that a text is when each letter is looked at. Raises as ``json_error.loads``."""
+    json_reference.check(text)
+    marked = re.sub(rb'"(?:[^"\\]|\\.)*"|Inf(?:inity)?', lambda it: it[0] if it[0][:1] == b'"' else b"Infinity", text)
+
+    def integer(digits: str) -> int | float:
+        number = float(digits)
+        return int(digits) if abs(number) < 2.0**70 and -(2**63) <= int(digits) < 2**64 else number
+
+    return json.loads(marked.decode("utf-8", "surrogateescape"), parse_int=integer)
+
+
+@settings(max_examples=1500)
+@given(TEXTS | TEXTS.map(lambda text: b"[" + text + b"]") | TEXTS.map(lambda text: b'["' + text + b'"]'))
+@example(b'["\\ud83d')
+@example(b'["\\u1234')
+@example(b'["a\\')
+@example(b'{"a":[1],"b":[[2]] 1}')
+@example(b"[Inf,-Inf,Infinit]")
+@example(b"[18446744073709551616,Inf,1.]")
+@example(b"[" + b"9" * 5000 + b"e]")
+@example(b"01e999")
+@example(b"\xef\xbb\xbf[1]")
+def test_what_is_found_fast_is_what_is_found_slowly(text: bytes) -> None:
+    def outcome(read: Callable[[bytes], Any]) -> str:
+        try:
+            return json.dumps(read(text))
+        except json_error.JsonError as error:
+            return str(error)
+        except json_error.TooDeep:
+            return "too deep"
+
+    fast, slow = outcome(json_error.loads), outcome(read_slowly)
+    if "too deep" in (fast, slow):  # which of two mistakes comes first there is not said
+        assert not fast.startswith("[") and not slow.startswith("[")
+    else:
+        assert fast == slow
 
 
 @settings(max_examples=300)
-@given(st.lists(PIECES, max_size=14).map(b"".join))
+@given(TEXTS)
 @example(b"[" + b"9" * 5000 + b",NaN]")
 @example(b"[" + b"1" * 309 + b",NaN]")
 def test_any_text_is_read_or_refused(text: bytes) -> None:
@@ -132,5 +197,17 @@ def test_every_json_is_right(value: object) -> None:
     """Also where Python writes NaN and Infinity, and where letters are written as codes."""
     for ensure_ascii in (True, False):
         text = json.dumps(value, ensure_ascii=ensure_ascii).encode()
-        json_error.check(text)
+        assert json.dumps(json_error.loads(text)) == json.dumps(json.loads(text))
         assert json.dumps(parse(text)) == json.dumps(json.loads(text))
+
+
+@pytest.mark.parametrize("text", [b"{", b"[1 2]", b"[" * 200, b"[" * 100_000, b'["\\ud800"]', b"[1e999]", b"\xff"])
+def test_a_mistake_leaves_nothing_for_the_collector(text: bytes) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(NeriteError):
+            parse(text)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -62,6 +62,38 @@ def test_any_nesting_will_do(value: list[Any]) -> None:
     assert bytes(json_tensors.read(spec(dtypes.UINT8, 2, 2), value)) == b"\1\2\3\4"
 
 
+def leaves(value: list[Any]) -> list[Any]:
+    return [leaf for item in value for leaf in (leaves(item) if isinstance(item, list) else [item])]
+
+
+NESTED = st.lists(st.recursive(st.integers(0, 9), lambda inner: st.lists(inner, max_size=4), max_leaves=20), max_size=4)
+
+
+@given(NESTED)
+def test_elements_are_in_row_major_order_whatever_the_nesting(value: list[Any]) -> None:
+    assert json_tensors.flat(value) == leaves(value)
+
+
+@given(NESTED, st.integers(0, 20))
+def test_elements_are_as_many_as_the_shape_says_whatever_the_nesting(value: list[Any], wanted: int) -> None:
+    elements = leaves(value)
+    if len(elements) == wanted:
+        assert bytes(json_tensors.read(spec(dtypes.UINT8, wanted), value)) == bytes(elements)
+    else:
+        with pytest.raises(Internal, match="Shape does not match true shape of 'data' field"):
+            json_tensors.read(spec(dtypes.UINT8, wanted), value)
+
+
+@pytest.mark.parametrize("beside", [[], [2]])
+def test_nesting_has_a_limit(beside: list[int]) -> None:
+    value: list[Any] = [1]
+    for _ in range(98):
+        value = [value]
+    assert json_tensors.flat([value, *beside]) == [1, *beside]
+    with pytest.raises(InvalidArgument, match="JSON nesting depth exceeds maximum allowed limit"):
+        json_tensors.flat([[value], *beside])
+
+
 @pytest.mark.parametrize(
     ("datatype", "given", "wrapped"),
     [
@@ -158,6 +190,14 @@ def test_no_elements(datatype: DataType) -> None:
 def test_numbers_as_triton_prints_them(datatype: DataType, values: list[Any], text: bytes) -> None:
     raw = np.array(values, datatype.numpy).tobytes()
     assert json_tensors.write(spec(datatype, len(values)), raw) == text
+
+
+@given(st.lists(st.floats(width=32), max_size=6))
+def test_numbers_that_json_lacks_stand_in_their_places(values: list[float]) -> None:
+    for datatype in (dtypes.FP32, dtypes.FP64):
+        raw = np.array(values, datatype.numpy).tobytes()
+        written = json.loads(json_tensors.write(spec(datatype, len(values)), raw))
+        np.testing.assert_array_equal(np.array(written, datatype.numpy), np.array(values, datatype.numpy))
 
 
 @pytest.mark.parametrize("datatype", NUMBERS)

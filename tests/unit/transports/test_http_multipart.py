@@ -63,6 +63,7 @@ def test_data_are_any_bytes(data: list[bytes]) -> None:
         (b"--xyz\r\nContent-Disposition: form-data; name=A\r\n\r\n1\r\n--xy", TYPE, "the body is no complete form"),
         (form(("Content-Type: text/plain", b"1")), TYPE, "part 1 of the form has no name"),
         (b"--xyz\r\nnothing\r\n--xyz--", TYPE, "part 1 of the form has no name"),
+        (b"--xyz\r\nA: \xff\r\n\r\n1\r\n--xyz--", TYPE, "the head of part 1 of the form is not valid UTF-8"),
     ],
 )
 def test_forms_that_are_none(body: bytes, content_type: str, told: str) -> None:

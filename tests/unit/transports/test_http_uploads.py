@@ -13,10 +13,12 @@ import pytest
 from http_peer import Peer, request
 from test_http_pixels import COLOURS, encoded
 
+from doubles import Incident
 from nerite.core import dtype as dtypes
 from nerite.core.request import InferenceRequest
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Array
+from nerite.transports.bounds import Bounds
 from nerite.transports.http import pixels
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
@@ -48,7 +50,7 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server: Any = FakeServer()
         self.router = router = Router(self.server, max_input_size=1000, locks={})
-        service: Any = HttpService(self.server, router.target, max_input_size=1000)
+        service: Any = HttpService(self.server, router.target, Bounds(), max_input_size=1000)
         self.peer: Any = Peer(service)
         self.go_on = threading.Event()
         self.threads: list[int] = []
@@ -108,7 +110,7 @@ def test_a_mistake_of_ours_is_told(bench: Bench, caplog: pytest.LogCaptureFixtur
         await bench.decoded()
 
     asyncio.run(run())
-    assert bench.peer.answers() == [(500, b'{"error":"internal error, see the server\'s log"}')]
+    assert bench.peer.answers() == [(500, Incident('{"error":"', '"}'))]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 

@@ -15,6 +15,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.values import boolean, integer, thread_count
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, Unavailable
+from nerite.core.file_names import check_within
 
 _log = logging.getLogger("nerite.backends.tensorflow")
 
@@ -128,6 +129,7 @@ def _init_operations(context: ModelContext) -> tuple[str, ...]:
     name = context.parameter("TF_INIT_OPS_FILE")
     if not name:
         return ()
+    check_within(name, f"'{name}', the TF_INIT_OPS_FILE of '{context.name}',", context.directory)
     for path in (context.version_directory / name, context.directory / name):
         if path.is_file():
             break

@@ -3,73 +3,65 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from nerite.core import dtype as dtypes
+from nerite.core import footprint
+from nerite.core.byte_budget import GRPC_PLANS
+from nerite.core.client_text import checked
 from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader, SharedPlace
-from nerite.core.tensor import Buffer, TensorSpec, join_bytes
+from nerite.core.tensor import Buffer, TensorSpec
+from nerite.core.text import MAX_VALUE
 from nerite.transports.callers import Sender
-from nerite.transports.grpc import infer_wire
+from nerite.transports.grpc import contents, infer_wire
 from nerite.wire.grpc_service import ModelInferRequest
 
-_MAX_PLANS = 1024
-_MAX_HEADER = 16 * 1024
+Read: TypeAlias = tuple[RequestHeader, str, Sequence[Any]]
+"""What a message says: header, id, and the data of each input, or where in shared memory it is."""
+
 _MAX_KNOWN = 16 * 1024
-_MAX_LENGTHS = 256
+_LARGE_CONTENTS = 32 * 1024
+"""Bytes of typed contents from which on they are decoded in a thread."""
 _MAX_SAME = 4
-_CONTENTS: Mapping[str, str] = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
-_WIDE: Mapping[str, type[np.integer[Any]]] = {
-    "int_contents": np.int32,
-    "int64_contents": np.int64,
-    "uint_contents": np.uint32,
-    "uint64_contents": np.uint64,
-}
+_PLAN = 512
+_TENSOR = 256
+"""Bytes that a plan, or a known message, takes in memory beside its header and text, and each tensor in it."""
 _UNKNOWN = DataType("<invalid>", "TYPE_INVALID", 0, 1, dtypes.UINT8.numpy)
 
 
 class Plan(NamedTuple):
-    """What a request says besides its id and raw contents."""
+    """What a request says besides its id and its tensors."""
 
     header: RequestHeader
-    typed: list[Buffer | SharedPlace] | None
-    """The inputs, where they came as typed contents or lie in shared memory; None if they are the raw contents."""
+    typed: bool
+    """There are no raw contents: all inputs come as typed contents, or are in shared memory."""
     shared: dict[int, SharedPlace]
-    """Inputs in shared memory beside raw contents, by their place in the header."""
+    """Inputs in shared memory, by their place in the header."""
+    footprint: int
+    """Bytes that it takes in memory, about."""
 
 
 class Known:
     """A message that was read before: what it said, and where in its framed form the tensors are."""
 
-    __slots__ = ("beginning", "gaps", "header", "places", "size")
+    __slots__ = ("beginning", "gaps", "header", "older", "places", "size")
 
     def __init__(self, header: RequestHeader, message: memoryview, raw: Sequence[Buffer]) -> None:
         """``raw`` are the contents at the end of ``message``, with nothing between them but tags and lengths."""
+        self.older: Known | None = None
+        """Another one of the same length."""
         framed = b"\0" + len(message).to_bytes(4) + message
         end = self.size = len(framed)
         self.header = header
         self.places: list[tuple[int, int]] = []
-        for contents in reversed(raw):
-            self.places.insert(0, (end - len(contents), end))
-            end -= len(contents) + len(infer_wire.raw_input(len(contents)))
+        for tensor in reversed(raw):
+            self.places.insert(0, (end - len(tensor), end))
+            end -= len(tensor) + len(infer_wire.raw_input(len(tensor)))
         self.beginning = framed[: self.places[0][0]]
         self.gaps = [(end, start, framed[end:start]) for (_, end), (start, _) in itertools.pairwise(self.places)]
         """Start, end and bytes of what is between the tensors."""
@@ -96,73 +88,83 @@ class InferReader:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self._plans: dict[bytes, Plan] = {}
-        self._headers: dict[tuple[object, ...], RequestHeader] = {}
-        self._known: dict[int, list[Known]] = {}
-        """By length: small messages of which only the data changes."""
+        self._headers: dict[tuple[object, ...], tuple[RequestHeader, int]] = {}
+        """By what they say; each with the bytes that it takes in memory."""
+        self._known: dict[int, Known] = {}
+        """By length: small messages of which only the data changes. Of several the last one, which has the others."""
 
     def known(self, framed: bytes | memoryview) -> tuple[RequestHeader, list[Buffer]] | None:
         """Return header and data of a message that says what one before said; None if it does not."""
-        candidates = self._known.get(len(framed))
-        if candidates is not None:
+        known = self._known.get(len(framed))
+        if known is not None:
             framed = bytes(framed)
-            for known in candidates:
+            while known is not None:
                 data = known.data(framed)
                 if data is not None:
                     return known.header, data
+                known = known.older
         return None
 
-    def read(self, message: memoryview) -> tuple[RequestHeader, str, Sequence[Any]]:
-        """Return header, id and data of a serialized request; of data in shared memory the place.
+    def read(self, parts: infer_wire.Parts, message: memoryview, take: contents.Take, *, aside: bool = False) -> Read:
+        """Return what ``message`` says, of which ``parts`` are the parts.
 
-        Raises Triton's errors, ``Internal`` for broken bytes.
+        ``aside``: this is not the event loop's thread. ``take`` is told of memory for tensors. Raises Triton's errors,
+        ``Internal`` for broken bytes, to which text that is not UTF-8 belongs, and ``InvalidArgument`` for text that
+        is too long and for too many of anything.
         """
         try:
-            parts = infer_wire.split(message)
-            plan = (self._plans.get(parts.header) if parts.raw else None) or self._plan(parts)
+            checked(parts.id, "'id'")
+            plan = self._plans.get(parts.header)
+            if plan is None or plan.typed is bool(parts.raw):
+                plan = self._plan(parts)
+            header = plan.header
+            if plan.typed:
+                data = [
+                    plan.shared.get(at) or contents.read(spec, parts.typed[at], header.model_name, take, aside=aside)
+                    for at, spec in enumerate(header.inputs)
+                ]
+                return header, parts.id, data
         except (infer_wire.Malformed, DecodeError):
-            raise Internal("Unable to parse request") from None
-        if plan.typed is not None:
-            return plan.header, parts.id, plan.typed
-        if len(parts.raw) + len(plan.shared) != len(plan.header.inputs):
-            raise _count_error(plan.header, len(parts.raw) + len(plan.shared))
+            raise broken() from None
+        if len(parts.raw) + len(plan.shared) != len(header.inputs):
+            raise _count_error(header, len(parts.raw) + len(plan.shared))
         if plan.shared:
             raw = iter(parts.raw)
-            return plan.header, parts.id, [plan.shared.get(at) or next(raw) for at in range(len(plan.header.inputs))]
-        if parts.plain and not plan.header.shared and len(message) <= _MAX_KNOWN:
-            self._remember(Known(plan.header, message, parts.raw))
-        return plan.header, parts.id, parts.raw
+            return header, parts.id, [plan.shared.get(at) or next(raw) for at in range(len(header.inputs))]
+        if parts.plain and parts.raw and not header.shared and len(message) <= _MAX_KNOWN:
+            self._remember(Known(header, message, parts.raw), plan.footprint)
+        return header, parts.id, parts.raw
 
-    def _remember(self, known: Known) -> None:
-        if len(self._known) >= _MAX_LENGTHS:
-            self._known.clear()
-        same = self._known.setdefault(known.size, [])
-        same.insert(0, known)
-        del same[_MAX_SAME:]
+    def _remember(self, known: Known, footprint: int) -> None:
+        last = known.older = self._known.get(known.size)
+        for _ in range(_MAX_SAME - 2):
+            last = last and last.older
+        if last is not None:
+            last.older = None
+        GRPC_PLANS.put(self._known, known.size, known, footprint + known.size + _TENSOR * len(known.places))
 
     def _plan(self, parts: infer_wire.Parts) -> Plan:
         message = ModelInferRequest.FromString(parts.header)
         plan = self._read(message, bool(parts.raw))
-        if plan.typed is None and len(parts.header) <= _MAX_HEADER:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            self._plans[parts.header] = plan
+        GRPC_PLANS.put(self._plans, parts.header, plan, plan.footprint + 2 * len(parts.header))
         return plan
 
     def _read(self, message: ModelInferRequest, raw: bool) -> Plan:
+        for what, repeated in _repeated(message):
+            if len(repeated) > infer_wire.MAX_REPEATED:
+                raise infer_wire.too_many(what, len(repeated))
         fields, custom = _parameters(message.parameters)
         specs: list[TensorSpec] = []
-        typed: list[Buffer | SharedPlace] | None = None if raw else []
         shared: dict[int, SharedPlace] = {}
+        checked(message.model_name, "'model_name'")
+        checked(message.model_version, "'model_version'")
         for tensor in message.inputs:
+            checked(tensor.name, "the name of an input")
             datatype = dtypes.BY_NAME.get(tensor.datatype) or _UNKNOWN
             spec = TensorSpec(tensor.name, datatype, tuple(tensor.shape))
             specs.append(spec)
             if "shared_memory_region" in tensor.parameters:
-                place = _shared_place(tensor)
-                if typed is None:
-                    shared[len(specs) - 1] = place
-                else:
-                    typed.append(place)
+                shared[len(specs) - 1] = _shared_place(tensor)
                 continue
             if tensor.HasField("contents"):
                 if raw:
@@ -170,8 +172,6 @@ class InferReader:
                         "contents field must not be specified when using raw_input_contents for "
                         f"'{tensor.name}' for model '{message.model_name}'"
                     )
-                assert typed is not None
-                typed.append(_contents(spec, tensor.contents, message.model_name))
             elif not raw:
                 raise InvalidArgument(
                     f"unable to find data for input tensor '{tensor.name}' for model '{message.model_name}' in request."
@@ -190,10 +190,33 @@ class InferReader:
         identity = header.identity()
         known = self._headers.get(identity)
         if known is None:
-            if len(self._headers) >= _MAX_PLANS:
-                self._headers.clear()
-            known = self._headers[identity] = header
-        return Plan(known, typed, shared)
+            known = header, footprint.of_request_header(header)
+            GRPC_PLANS.put(self._headers, identity, known, known[1])
+        return Plan(known[0], not raw, shared, known[1] + _PLAN + _TENSOR * len(shared))
+
+
+def heavy(parts: infer_wire.Parts) -> bool:
+    """Return whether reading the rest of a request would hold up the event loop."""
+    if len(parts.header) > infer_wire.LARGE_HEADER:
+        return True
+    return bool(parts.typed) and sum(len(each) for messages in parts.typed for each in messages) > _LARGE_CONTENTS
+
+
+def broken() -> NeriteError:
+    """Return the refusal of bytes that are no message."""
+    return Internal("Unable to parse request")
+
+
+def _repeated(message: ModelInferRequest) -> Iterator[tuple[str, Any]]:
+    """Yield what there may be many of, with its name."""
+    yield "parameters", message.parameters
+    yield "inputs", message.inputs
+    yield "outputs", message.outputs
+    for given in message.inputs:
+        yield "shape", given.shape
+        yield "parameters", given.parameters
+    for wanted in message.outputs:
+        yield "parameters", wanted.parameters
 
 
 def _count_error(header: RequestHeader, given: int) -> NeriteError:
@@ -207,36 +230,8 @@ def _count_error(header: RequestHeader, given: int) -> NeriteError:
     )
 
 
-def _contents(spec: TensorSpec, contents: Any, model: str) -> Buffer:
-    """Return the wire form of typed contents."""
-    expected = _CONTENTS.get(spec.datatype.name)
-    fields = contents.ListFields()
-    for descriptor, _ in fields:
-        if descriptor.name != expected:
-            if fields[0][0].name == expected:
-                raise InvalidArgument(
-                    f"unexpected explicit tensor data for input tensor '{spec.name}' for model '{model}', binary data "
-                    "was already supplied."
-                )
-            given = next((name for name, field in _CONTENTS.items() if field == descriptor.name), "")
-            raise InvalidArgument(
-                f"unexpected explicit tensor data for input tensor '{spec.name}' for model '{model}' of type "
-                f"'{given}', expected datatype '{spec.datatype.name}'"
-            )
-    if expected is None:
-        raise InvalidArgument(
-            f"unexpected explicit tensor data for input tensor '{spec.name}' for model '{model}': "
-            f"datatype '{spec.datatype.name}' is raw_input_contents only"
-        )
-    values = getattr(contents, expected)
-    if spec.datatype is dtypes.BYTES:
-        return join_bytes(values)
-    # Narrow integers travel in wider fields; what does not fit wraps, as it does in C.
-    array = np.array(values, dtype=_WIDE.get(expected, spec.datatype.numpy)).astype(spec.datatype.numpy, copy=False)
-    return array.data.cast("B") if array.size else b""
-
-
 def _output(output: Any) -> RequestedOutput:
+    checked(output.name, "the name of an output")
     classification = 0
     place = None
     for key, parameter in output.parameters.items():
@@ -277,7 +272,7 @@ def _shared_place(tensor: Any) -> SharedPlace:
         if number < 0:
             raise InvalidArgument(f"invalid value for '{name}' parameter for tensor '{tensor.name}', expected >= 0.")
         numbers.append(number)
-    return SharedPlace(region.string_param, *numbers)
+    return SharedPlace(checked(region.string_param, "'shared_memory_region'"), *numbers)
 
 
 _FIELDS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
@@ -322,5 +317,6 @@ def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
                 f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
             )
         else:
-            custom[key] = value
+            checked(key, "the name of a parameter")
+            custom[key] = checked(value, f"parameter '{key}'", MAX_VALUE) if choice == "string_param" else value
     return fields, custom

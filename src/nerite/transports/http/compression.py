@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.core.tensor import Buffer
+from nerite.transports import unpacking
 
 _WINDOW = {"gzip": 31, "deflate": 15}
 _EITHER = 47
@@ -25,23 +26,36 @@ def check(encoding: str) -> None:
         raise Unsupported("Unsupported compression type")
 
 
-def decompress(body: memoryview, limit: int) -> memoryview:
-    """Return the body as it was before compression. Raises ``InvalidArgument`` if it is none, or beyond ``limit``."""
+def decompress(body: memoryview, limit: int, take: Callable[[int], None] | None = None) -> memoryview:
+    """Return the body as it was before compression. Raises ``InvalidArgument`` if it is none, or beyond ``limit``.
+
+    ``take`` is told of bytes before there is memory for them; what it raises ends the work.
+    """
     if not body:
         raise InvalidArgument("nothing to be decompressed")
-    decoder = zlib.decompressobj(_EITHER)
     try:
-        plain = decoder.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise InvalidArgument(f"failed to decompress request body: {error}") from None
-    if len(plain) > limit:
-        raise InvalidArgument(
+        return unpacking.unpack(body, _EITHER, limit, take)
+    except (unpacking.TooLarge, unpacking.Broken) as error:
+        raise _refusal(error, limit) from None
+
+
+def decompress_small(body: memoryview, limit: int) -> memoryview | None:
+    """Return the body as ``decompress`` does, or None if it is so large that this would hold up the event loop."""
+    if not body:
+        raise InvalidArgument("nothing to be decompressed")
+    try:
+        return unpacking.unpack_small(body, _EITHER, limit)
+    except (unpacking.TooLarge, unpacking.Broken) as error:
+        raise _refusal(error, limit) from None
+
+
+def _refusal(error: Exception, limit: int) -> NeriteError:
+    if isinstance(error, unpacking.TooLarge):
+        return InvalidArgument(
             f"decompressed request body exceeds the maximum allowed input size of {limit} bytes. "
             "Use --http-max-input-size to increase the limit."
         )
-    if not decoder.eof:
-        raise InvalidArgument("failed to decompress request body: it is incomplete")
-    return memoryview(bytearray(plain))
+    return InvalidArgument(f"failed to decompress request body: {error}")
 
 
 def accepted(header: str) -> str:

@@ -26,13 +26,18 @@ def takes_long(declared: Input, part: Part) -> bool:
     return part.media_type.startswith("image/") and pixels.takes(declared)
 
 
+def is_json(declared: Input, part: Part) -> bool:
+    """Say whether a part is JSON, and no file."""
+    return declared.datatype is not dtypes.BYTES and part.media_type in _JSON
+
+
 def read(declared: Input, batched: bool, part: Part, max_size: int, half: bool) -> tuple[TensorSpec, Buffer]:
     """Return the tensor that a part is: the one element of a BYTES input, pixels, JSON numbers, or plain bytes.
 
     No more than ``max_size`` bytes of pixels are made. ``half``: numbers may be FP16 and BF16. Raises ``NeriteError``
     for what the input does not take.
     """
-    if declared.datatype is not dtypes.BYTES and part.media_type in _JSON:
+    if is_json(declared, part):
         value = parse(bytes(part.data))
         elements = json_tensors.flat(value if isinstance(value, list) else [value])
         spec = TensorSpec(declared.name, declared.datatype, json_tensors.shape_of(declared, batched, len(elements)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -13,7 +13,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports.callers import Sender
-from nerite.transports.http import json_tensors
+from nerite.transports.http import infer_document, json_tensors
 from nerite.transports.http.infer_document import BASE64_OUTPUT, boolean
 from nerite.transports.http.json_text import parse
 
@@ -40,18 +40,18 @@ class Form:
         self.data: list[Buffer] = []
         """The tensors, in the order of the header's inputs."""
         self.id = ""
+        self.wrong: str | None = None
+        """What is wrong with how many elements strings have, empty if nothing is; None: that was not looked at."""
 
     def read(self, body: bytes) -> None:
         """Take a body apart. Raises Triton's errors."""
-        value = parse(body)
+        value = parse(body, self._text_of)
         if not isinstance(value, dict):
             raise Internal("attempt to get members for non-object")
-        if "id" in value:
-            if not isinstance(value["id"], str):
-                raise Internal("Unable to parse 'id': attempt to access JSON non-string as string")
-            self.id = value["id"]
+        self.id = infer_document.read_id(value)
         if _NESTED in value and _NESTED in self._inputs:
             raise InvalidArgument(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
+        infer_document.check_count("the body", value, self._most)
         for key, item in value.items():
             if key != _NESTED:
                 self._take(key, item)
@@ -60,20 +60,52 @@ class Form:
                     f"Expected JSON object for keyword: '{key}': attempt to access JSON non-object as object"
                 )
             else:
+                infer_document.check_count(f"'{key}'", item, self._most)
                 self._take_all(key, item)
+
+    def said(self) -> tuple[str, bool, dict[str, Parameter]]:
+        """Return what a body says beside the inputs: ``fill`` takes it."""
+        return self.id, self._base64, self._parameters
+
+    def fill(self, said: Sequence[Any], specs: Iterable[TensorSpec], data: Sequence[Buffer], wrong: str) -> None:
+        """Take what another form was told by ``read``, and what is wrong with how many elements there are."""
+        self.id, self._base64, self._parameters = said
+        self._specs = {spec.name: spec for spec in specs}
+        self.data = list(data)
+        self.wrong = wrong
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """The inputs."""
+        return list(self._specs.values())
+
+    def _most(self) -> int:
+        return infer_document.MOST + len(self._inputs)
+
+    def _text_of(self, document: Any) -> Any:
+        """Return a body without the inputs: the strings in those may be any bytes."""
+        if not isinstance(document, dict):
+            return document
+        texts = {key: item for key, item in document.items() if key not in self._inputs}
+        if isinstance(nested := texts.get(_NESTED), dict):
+            texts[_NESTED] = {key: item for key, item in nested.items() if key not in self._inputs}
+        return texts
 
     def header(self, model: str, version: str) -> RequestHeader:
         """Return the header of the request that the form makes."""
         parameters = {**self._parameters, **self._sender.forwarded}
-        return RequestHeader(
+        header = RequestHeader(
             model,
             version,
-            list(self._specs.values()),
+            self.specs,
             parameters=parameters,
             base64_by_default=self._base64,
             caller=self._sender.caller,
             idempotency_key=self._sender.idempotency_key,
         )
+        if self.wrong == "":
+            header.sizes = [*map(len, self.data)]
+        return header
 
     def _take_all(self, keyword: str, nested: Mapping[str, Any]) -> None:
         for key, item in nested.items():
@@ -88,12 +120,7 @@ class Form:
             self._base64 = boolean(key, item)
             return
         if declared is None:
-            # Not ``isinstance``: of these all but null, lists and objects can be a parameter.
-            if type(item) not in (bool, int, float, str):
-                raise InvalidArgument(
-                    f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
-                )
-            self._parameters[key] = item
+            self._parameters[key] = infer_document.read_parameter(key, item)
             return
         if key in self._specs:
             raise InvalidArgument(f"[request id: {self.id or '<id_unknown>'}] input '{key}' already exists in request")
@@ -126,4 +153,4 @@ def write(request: InferenceRequest, response: InferenceResponse, half: bool = F
 
 def write_error(error: NeriteError) -> bytes:
     """Return an error as JSON."""
-    return orjson.dumps({"error": error.message.encode(errors="replace").decode()})
+    return orjson.dumps({"error": error.message})

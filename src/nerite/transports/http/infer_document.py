@@ -2,20 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sized
+from typing import Any, TypeAlias
 
 from nerite.core import dtype as dtypes
+from nerite.core.client_text import checked
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, SharedPlace
 from nerite.core.signature import show
 from nerite.core.tensor import Buffer, TensorSpec
+from nerite.core.text import MAX_VALUE
 from nerite.transports.http import json_tensors
+from nerite.transports.http.json_text import parse
 from nerite.transports.http.plan import Place
 
 BASE64_OUTPUT = "base64_output"
 """The parameter of a request by which outputs that it does not list have their strings in base64. Triton has none."""
+MOST = 1024
+"""Inputs, outputs and parameters that a request may have, unless the model has more inputs or outputs."""
+_MOST_DIMENSIONS = 64
+"""Of a shape: numpy has no more."""
 _MAX_INT64 = (1 << 63) - 1
+
+
+Asked: TypeAlias = tuple[
+    str, dict[str, Any], dict[str, Parameter], list[TensorSpec], list[Place], int, list[RequestedOutput]
+]
+"""What the JSON part of a request says: its id, parameters that have a meaning, all other parameters, the inputs and
+where each of them is, how many bytes there are behind the JSON part, and the outputs."""
+
+
+def read(text: bytes, max_size: int, half: bool, most: Callable[[], int] = lambda: MOST) -> Asked:
+    """Read the JSON part of a request. Raises Triton's errors.
+
+    No input with data in the JSON may be larger than ``max_size`` bytes. ``half``: such data may be FP16 and BF16.
+    ``most``: how many inputs and outputs there may be, if there are more than usual.
+    """
+    document = parse(text, text_of)
+    if not isinstance(document, dict):
+        raise Internal("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
+    request_id = read_id(document)
+    fields, custom = read_parameters(document.get("parameters", {}))
+    specs, places, size = _read_inputs(document, max_size, half, most)
+    return request_id, fields, custom, specs, places, size, _read_outputs(document, most)
+
+
+def check_count(what: str, given: Sized, most: Callable[[], int] = lambda: MOST) -> None:
+    """Refuse a list, or an object, of more than a request may have."""
+    if len(given) > MOST and len(given) > (allowed := most()):
+        raise InvalidArgument(f"{what} has {len(given)} entries, more than the {allowed} that a request may have")
+
+
+def text_of(document: Any) -> Any:
+    """Return a request without the data of its inputs: the strings in that may be any bytes."""
+    if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
+        return document
+    inputs = [
+        {key: item for key, item in each.items() if key != "data"} if isinstance(each, dict) else each
+        for each in document["inputs"]
+    ]
+    return {**document, "inputs": inputs}
 
 
 def read_id(document: Mapping[str, Any]) -> str:
@@ -23,14 +69,18 @@ def read_id(document: Mapping[str, Any]) -> str:
     value = document.get("id", "")
     if not isinstance(value, str):
         raise Internal("Unable to parse 'id': attempt to access JSON non-string as string")
-    return value
+    return checked_id(value)
 
 
-def read_inputs(document: Mapping[str, Any], max_size: int, half: bool) -> tuple[list[TensorSpec], list[Place], int]:
-    """Return the inputs, where each of them is, and how many bytes there are behind the JSON part.
+def checked_id(value: str) -> str:
+    """Return the id of a request. Raises ``InvalidArgument`` for one that is too long, or not UTF-8."""
+    return checked(value, "'id'")
 
-    No input with data in the JSON may be larger than ``max_size`` bytes. ``half``: such data may be FP16 and BF16.
-    """
+
+def _read_inputs(
+    document: Mapping[str, Any], max_size: int, half: bool, most: Callable[[], int]
+) -> tuple[list[TensorSpec], list[Place], int]:
+    """Return the inputs, where each of them is, and how many bytes there are behind the JSON part."""
     specs: list[TensorSpec] = []
     places: list[Place] = []
     at = 0
@@ -42,6 +92,8 @@ def read_inputs(document: Mapping[str, Any], max_size: int, half: bool) -> tuple
             else "attempt to access non-existing object member 'inputs'"
         )
         raise Internal(f"Unable to parse 'inputs': {what}")
+    if len(listed) > MOST:
+        check_count("'inputs'", listed, most)
     for item in listed:
         source = _source(item)
         spec = _spec(item)
@@ -58,16 +110,18 @@ def read_inputs(document: Mapping[str, Any], max_size: int, half: bool) -> tuple
     return specs, places, at
 
 
-def read_outputs(document: Mapping[str, Any]) -> list[RequestedOutput]:
+def _read_outputs(document: Mapping[str, Any], most: Callable[[], int]) -> list[RequestedOutput]:
     """Return what a request says of the outputs it wants: nothing, if it wants all."""
     if "outputs" not in document:
         return []
     listed = document["outputs"]
     if not isinstance(listed, list):
         raise Internal("Unable to parse 'outputs': attempt to access JSON non-array as array")
+    if len(listed) > MOST:
+        check_count("'outputs'", listed, most)
     outputs: list[RequestedOutput] = []
     for item in listed:
-        name = _member(item, "name", str, "string")
+        name = _name(item, "an output")
         parameters = _parameters_of(item)
         if "shared_memory_region" in parameters:
             _check_place(parameters)
@@ -92,13 +146,15 @@ def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
     custom: dict[str, Parameter] = {}
     if not isinstance(value, dict):
         raise Internal("failed to get request params.: attempt to get members for non-object")
+    if len(value) > MOST:
+        check_count("'parameters'", value)
     for key, item in value.items():
         if key == "sequence_id":
             if type(item) is int and item >= 0:
                 fields[key] = item
             elif type(item) is not str:
                 raise Internal("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
-            elif len(item.encode(errors="surrogatepass")) > MAX_CORRELATION_ID:
+            elif len(item.encode()) > MAX_CORRELATION_ID:
                 raise Unsupported("string correlation ID cannot be longer than 128 characters")
             else:
                 fields[key] = item
@@ -116,24 +172,35 @@ def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
             raise InvalidArgument(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
-        elif type(item) is int and item > _MAX_INT64:
-            custom[key] = float(item)  # as all numbers beyond a signed integer are
-        elif isinstance(item, (str, bool, int, float)):
-            custom[key] = item
         else:
-            raise InvalidArgument(
-                f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
-            )
+            custom[key] = read_parameter(key, item)
     if fields.get("binary_by_default") and fields.get("base64_by_default"):
         raise InvalidArgument(f"Request can't set both 'binary_data_output' and '{BASE64_OUTPUT}'")
     return fields, custom
 
 
+def read_parameter(key: str, value: Any) -> Parameter:
+    """Return the value of a custom parameter. Raises ``InvalidArgument`` where it or ``key`` is not possible."""
+    checked(key, "the name of a parameter")
+    if isinstance(value, str):
+        return checked(value, f"parameter '{key}'", MAX_VALUE)
+    if type(value) is int and value > _MAX_INT64:
+        return float(value)  # as all numbers beyond a signed integer are
+    if isinstance(value, (bool, int, float)):
+        return value
+    raise InvalidArgument(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+
+
 def _spec(item: Any) -> TensorSpec:
-    name = _member(item, "name", str, "string")
+    name = _name(item, "an input")
     datatype_name = _member(item, "datatype", str, "string")
     datatype = dtypes.BY_NAME.get(datatype_name)
     shape = _member(item, "shape", list, "array")
+    if len(shape) > _MOST_DIMENSIONS:
+        raise InvalidArgument(
+            f"'shape' of input '{name}' has {len(shape)} entries, "
+            f"more than the {_MOST_DIMENSIONS} that a tensor may have"
+        )
     for size in shape:
         if type(size) is not int or size < 0:
             raise Internal("Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer")
@@ -179,6 +246,7 @@ def _shared_place(parameters: Mapping[str, Any]) -> SharedPlace:
     if not isinstance(region, str):
         raise Internal("Unable to parse 'shared_memory_region': attempt to access JSON non-string as string")
     offset, size = parameters.get("shared_memory_offset", 0), parameters.get("shared_memory_byte_size", 0)
+    checked(region, "'shared_memory_region'")
     return SharedPlace(region, _unsigned("shared_memory_offset", offset), _unsigned("shared_memory_byte_size", size))
 
 
@@ -208,6 +276,11 @@ def _unsigned(key: str, value: object) -> int:
     if type(value) is not int or value < 0:
         raise Internal(f"Unable to parse '{key}': attempt to access JSON non-unsigned-integer as unsigned-integer")
     return value
+
+
+def _name(item: Any, of: str) -> str:
+    """Return the name in an entry of ``inputs`` or ``outputs``."""
+    return checked(_member(item, "name", str, "string"), f"the name of {of}")
 
 
 def _member(item: Any, key: str, kind: type, called: str) -> Any:

@@ -7,19 +7,25 @@ write them first, and go on as before: then it costs one more, without the id.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from nerite.core.errors import Internal, InvalidArgument
+from nerite.core import footprint
+from nerite.core.byte_budget import HTTP_PLANS
+from nerite.core.errors import InvalidArgument
 from nerite.core.request import RequestHeader, SharedPlace, labelled
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec
 from nerite.transports.callers import Sender
-from nerite.transports.http import infer_document, raw_body
-from nerite.transports.http.json_text import parse
+from nerite.transports.http import infer_document, json_calls, raw_body
+from nerite.transports.http.infer_document import Asked
 from nerite.transports.http.plan import Plan
 
-_MAX_PLANS = 256
-_MAX_PLAN_JSON = 16 * 1024
+_MAX_SEARCHED = 16 * 1024
+"""Bytes of a JSON part in which an id is looked for: what is longer is mostly data."""
+_PLAN = 512
+_PLACE = 160
+"""Bytes that a plan takes in memory beside its header, and each place in it."""
 _ID_FIRST = re.compile(rb'\{\s*"id"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*(?=")')
 """An id at the beginning of a JSON object that goes on: plain text, nothing escaped."""
 _ID = b'"id"'
@@ -35,23 +41,25 @@ class Reader:
         sender: Sender,
         max_size: int,
         half: bool = False,
+        most: Callable[[], int] = lambda: infer_document.MOST,
     ) -> None:
-        """``half``: FP16 and BF16 are taken in the JSON."""
+        """``half``: FP16 and BF16 are taken in the JSON. ``most``: how many inputs, and outputs, there may be."""
         self.model_name = model_name
         self.model_version = model_version
         self._sender = sender
-        self._max_size = max_size
-        self._half = half
+        self.max_size = max_size
+        self.half = half
+        self.most = most
         self._plans: dict[bytes, Plan] = {}
-        self._headers: dict[tuple[object, ...], RequestHeader] = {}
+        self._headers: dict[tuple[object, ...], tuple[RequestHeader, int]] = {}
+        """By what they say; each with the bytes that it takes in memory."""
 
     def plan(self, text: bytes) -> Plan:
         """Return how to read a body whose JSON part is ``text``. Raises Triton's errors."""
         plan = self._plans.get(text)
         if plan is not None:
             return plan
-        # A long one is mostly data, and not worth another look.
-        found = _ID_FIRST.match(text) if len(text) <= _MAX_PLAN_JSON else None
+        found = _ID_FIRST.match(text) if len(text) <= _MAX_SEARCHED else None
         rest = b"{" + text[found.end() :] if found is not None else text
         if found is None or _ID in rest:  # of several, the last one counts
             return self._remembered(text, self._make(text))
@@ -60,14 +68,12 @@ class Reader:
             made = self._make(text)
             self._remembered(rest, made.of(""))
             return made
-        return plan.of(found[1].decode(errors="surrogateescape"))
+        return plan.of(infer_document.checked_id(found[1].decode(errors="surrogateescape")))
 
     def _remembered(self, text: bytes, plan: Plan) -> Plan:
         """Keep a plan for the next time, if the same text always means the same."""
-        if len(text) <= _MAX_PLAN_JSON and plan.repeats:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            self._plans[text] = plan
+        if plan.repeats:
+            HTTP_PLANS.put(self._plans, text, plan, plan.footprint + 2 * len(text))
         return plan
 
     def raw(self, signature: Signature, body: memoryview) -> Plan:
@@ -90,34 +96,46 @@ class Reader:
                 caller=self._sender.caller,
                 idempotency_key=self._sender.idempotency_key,
             )
-        )
+        )[0]
 
-    def _intern(self, header: RequestHeader) -> RequestHeader:
-        """Return the one header that says this, so that what others note on it is found again."""
+    def _intern(self, header: RequestHeader) -> tuple[RequestHeader, int]:
+        """Return the header that says this, so that what others note on it is found again, and the bytes it takes."""
         identity = header.identity()
         known = self._headers.get(identity)
         if known is None:
-            if len(self._headers) >= _MAX_PLANS:
-                self._headers.clear()
-            known = self._headers[identity] = header
+            known = header, footprint.of_request_header(header)
+            HTTP_PLANS.put(self._headers, identity, known, known[1])
         return known
 
     def _make(self, text: bytes) -> Plan:
-        document = parse(text)
-        if not isinstance(document, dict):
-            raise Internal("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
-        request_id = infer_document.read_id(document)
-        fields, custom = infer_document.read_parameters(document.get("parameters", {}))
-        specs, places, size = infer_document.read_inputs(document, self._max_size, self._half)
-        header = RequestHeader(
+        asked = infer_document.read(text, self.max_size, self.half, self.most)
+        header, takes = self._intern(self._header_of(asked))
+        request_id, _, _, _, places, size, _ = asked
+        return Plan(header, request_id, places, size, footprint=takes + _PLAN + _PLACE * len(places))
+
+    def plan_of(self, read: Sequence[Any]) -> tuple[Plan, str]:
+        """Return how to read a body that ``json_calls.read_infer`` has read, and what is wrong with its strings."""
+        asked, wrong = json_calls.asked_of(read)
+        header = self._header_of(asked)
+        request_id, _, _, specs, places, size, _ = asked
+        if not wrong:  # nor is there any need to look at all of them again
+            header.sizes = [
+                spec.byte_size if isinstance(place, (tuple, SharedPlace)) else len(place)
+                for spec, place in zip(specs, places, strict=True)
+            ]
+        return Plan(header, request_id, places, size), wrong
+
+    def _header_of(self, asked: Asked) -> RequestHeader:
+        """Return the header of a request that says this."""
+        _, fields, custom, specs, places, _, outputs = asked
+        return RequestHeader(
             self.model_name,
             self.model_version,
             specs,
-            infer_document.read_outputs(document),
+            outputs,
             parameters={**custom, **self._sender.forwarded},
-            shared=any(isinstance(place, SharedPlace) for place in places),
+            shared=SharedPlace in map(type, places),
             caller=self._sender.caller,
             idempotency_key=self._sender.idempotency_key,
             **fields,
         )
-        return Plan(self._intern(header), request_id, places, size)

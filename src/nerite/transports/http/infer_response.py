@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import orjson
 
+from nerite.core import footprint
+from nerite.core.byte_budget import HTTP_REPLIES
 from nerite.core.request import InferenceRequest, RequestedOutput
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
@@ -18,7 +21,6 @@ from nerite.transports.http.reply import head
 _PLAIN = RequestedOutput("")
 _BINARY = RequestedOutput("", binary=True)
 _BASE64 = RequestedOutput("", base64=True)
-_MAX_REPLIES = 64
 JOINED = 16 * 1024
 """Up to this size a reply is copied into one piece: cheaper than writing several."""
 
@@ -29,9 +31,11 @@ def write(
     signature_of: Callable[[InferenceRequest], Signature],
     dialect: Dialect = HTTP,
     half: bool = False,
+    most: int = sys.maxsize,
 ) -> list[Buffer]:
-    """Return the whole HTTP reply to a request that succeeded. Raises Triton's errors of formatting.
+    """Return the whole HTTP reply to a request that succeeded; nothing if there is too much to be written.
 
+    That is so if more than ``most`` bytes of tensors are to be converted. Raises Triton's errors of formatting.
     ``half``: FP16 and BF16 are given in the JSON.
     Where everything is binary and of known size, or in shared memory, the text part depends only on the two headers,
     and is remembered.
@@ -50,6 +54,7 @@ def write(
     binary: list[Buffer] = []
     placed: list[bool] = []
     fixed = not request.id
+    converted = 0
     for spec, data in zip(header.outputs, response.data, strict=True):
         how = wanted.get(spec.name, default)
         placed.append(how.place is not None)
@@ -57,6 +62,10 @@ def write(
             shared_output.write(request, spec, data)
             entries.append(_entry(spec))
             continue
+        if how.classification or not how.binary:
+            converted += len(data)
+            if converted > most:
+                return []
         if how.classification:
             signature = signature_of(request)
             labels = signature.outputs[spec.name].labels
@@ -78,9 +87,8 @@ def write(
     size = sum(map(len, binary))
     start = dialect.binary_head(len(text), len(text) + size) if size else head(200, "application/json", len(text))
     if fixed:
-        if len(replies) >= _MAX_REPLIES:
-            replies.clear()
-        replies[header] = (start + text, len(text) + size <= JOINED, placed if any(placed) else None)
+        kept = (start + text, len(text) + size <= JOINED, placed if any(placed) else None)
+        HTTP_REPLIES.put(replies, header, kept, len(start) + len(text) + footprint.of_response_header(header))
     return [start + text, *binary]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import chain
 from math import prod
 from typing import Any
@@ -14,6 +15,7 @@ from nerite.core.errors import Internal, InvalidArgument
 from nerite.core.signature import Input
 from nerite.core.tensor import Array, Buffer, TensorSpec
 from nerite.transports.http import half_precision, json_strings
+from nerite.transports.http.json_error import MAX_DEPTH, TooDeep
 
 HALVES = (dtypes.FP16, dtypes.BF16)
 """Types that JSON has nothing for, as far as Triton is concerned."""
@@ -65,12 +67,12 @@ def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
         )
     if not isinstance(value, list):
         raise Internal("Unable to parse 'data': attempt to access JSON non-array as array")
-    elements = flat(value)
+    elements, kinds = _flat(value, spec.elements)
     if datatype is dtypes.BYTES:
-        return json_strings.read(spec, elements)
+        return json_strings.read(spec, elements, kinds)
     if len(elements) > spec.elements:
         raise Internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    _check_kinds(datatype, elements)
+    _check_kinds(datatype, elements, kinds)
     if len(elements) < spec.elements:
         raise Internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
     if datatype is dtypes.BOOL:
@@ -87,17 +89,48 @@ def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
 
 
 def flat(value: list[Any]) -> list[Any]:
-    """Return the elements of a nested list in row-major order."""
-    while list in (kinds := set(map(type, value))):
+    """Return the elements of a nested list in row-major order. Raises ``TooDeep``."""
+    return _flat(value, sys.maxsize)[0]
+
+
+def _flat(value: list[Any], wanted: int) -> tuple[list[Any], set[type]]:
+    """Return the elements, of more than ``wanted`` some that are more, and of which types they are.
+
+    Takes time for each element and each list once, whatever their depth.
+    """
+    kinds = set(map(type, value))
+    depth = 1
+    while list in kinds:
         if len(kinds) > 1:
-            value = [item if type(item) is list else [item] for item in value]
-        value = list(chain.from_iterable(value))
-    return value
+            value = _flat_unevenly(value, wanted)
+        elif depth == MAX_DEPTH:
+            raise TooDeep
+        else:
+            depth += 1
+            value = list(chain.from_iterable(value))
+        kinds = set(map(type, value))
+    return value, kinds
 
 
-def _check_kinds(datatype: dtypes.DataType, elements: list[Any]) -> None:
+def _flat_unevenly(value: list[Any], wanted: int) -> list[Any]:
+    """Do as ``_flat`` where lists stand beside other elements."""
+    elements: list[Any] = []
+    under_way = [iter(value)]
+    while under_way and len(elements) <= wanted:
+        for item in under_way[-1]:
+            if type(item) is list:
+                if len(under_way) == MAX_DEPTH:
+                    raise TooDeep
+                under_way.append(iter(item))
+                break
+            elements.append(item)
+        else:
+            under_way.pop()
+    return elements
+
+
+def _check_kinds(datatype: dtypes.DataType, elements: list[Any], kinds: set[type]) -> None:
     # Large tensors come as lists too: all of this runs without a step of Python for each element.
-    kinds = set(map(type, elements))
     if datatype is dtypes.BOOL:
         if not kinds <= {bool}:
             raise Internal("Unable to parse 'data': attempt to access JSON non-boolean as boolean")
@@ -129,15 +162,15 @@ def write(spec: TensorSpec, data: Buffer, half: bool = False, base64: bool = Fal
     array = np.frombuffer(data, datatype.numpy)
     if datatype is dtypes.FP32:
         array = array.astype(np.float64)  # Triton prints the double that a float is
-    if datatype in (dtypes.FP32, dtypes.FP64) and not np.isfinite(array).all():
-        return b"[" + b",".join(map(_number, array.tolist())) + b"]"
-    return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    return _with_words(text, array) if datatype in (dtypes.FP32, dtypes.FP64) and b"n" in text else text
 
 
-def _number(value: float) -> bytes:
-    """Print one number the way Triton does, which writes the three that JSON lacks as bare words."""
-    if value != value:
-        return b"NaN"
-    if value in (float("inf"), float("-inf")):
-        return b"Infinity" if value > 0 else b"-Infinity"
-    return orjson.dumps(value)
+def _with_words(text: bytes, array: Array) -> bytes:
+    """Write the three numbers that JSON lacks as bare words, as Triton does, where ``text`` has null."""
+    others = array[~np.isfinite(array)]
+    if np.isnan(others).all():
+        return text.replace(b"null", b"NaN")
+    words = np.where(np.isnan(others), b"NaN", np.where(others > 0, b"Infinity", b"-Infinity")).tolist()
+    between = text.split(b"null")
+    return b"".join(chain.from_iterable(zip(between, [*words, b""], strict=True)))

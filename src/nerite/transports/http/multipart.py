@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument
 from nerite.core.tensor import Buffer
+from nerite.transports.http.head import MAX_HEAD, bytes_of, text_of
 
 TYPE: Final = "multipart/form-data"
 _BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
 _NAME: Final = re.compile(r';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
 _FILE_NAME: Final = re.compile(r";\s*filename\*?=", re.IGNORECASE)
+_MOST_PARTS: Final = 1024
 _UNKNOWN: Final = "application/octet-stream"
 """The type of a file that says none."""
 
@@ -35,9 +38,11 @@ def parse(content_type: str, body: Buffer) -> list[Part]:
     found = _BOUNDARY.search(content_type)
     if found is None:
         raise InvalidArgument(f"a body of type {TYPE} needs a boundary in its Content-Type, got: {content_type}")
-    delimiter = b"\r\n--" + (found[1] or found[2]).encode("latin-1")
+    delimiter = b"\r\n--" + bytes_of(found[1] or found[2])
     # The first delimiter may have no line before it.
-    _, *pieces = b"".join((b"\r\n", body)).split(delimiter)
+    _, *pieces = b"".join((b"\r\n", body)).split(delimiter, _MOST_PARTS + 1)
+    if pieces and delimiter in pieces[-1]:
+        raise InvalidArgument(f"the form has more than {_MOST_PARTS} parts")
     if not pieces or not pieces[-1].startswith(b"--"):
         raise InvalidArgument(f"the body is no complete form of type {TYPE}: the boundary that ends it is missing")
     return [_part(number, piece) for number, piece in enumerate(pieces[:-1], start=1)]
@@ -46,7 +51,8 @@ def parse(content_type: str, body: Buffer) -> list[Part]:
 def _part(number: int, piece: bytes) -> Part:
     end = piece.find(b"\r\n\r\n")
     headers: dict[str, str] = {}
-    for line in piece[: max(end, 0)].decode("utf-8", "replace").splitlines():
+    text = checked(text_of(piece[: max(end, 0)]), f"the head of part {number} of the form", MAX_HEAD)
+    for line in text.splitlines():
         key, _, value = line.partition(":")
         headers[key.strip().lower()] = value.strip()
     disposition = headers.get("content-disposition", "")

@@ -6,27 +6,27 @@ What takes long of making tensors of it is done in a thread.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.transports.http import file_tensors, multipart, reply
+from nerite.transports.http import file_tensors, json_calls, multipart, outside, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.multipart import Part
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
-_log = logging.getLogger("nerite.http")
 _Tensors: TypeAlias = Sequence[tuple[TensorSpec, Buffer]]
 
 
@@ -51,8 +51,11 @@ class Uploads:
         arrived_ns = time.monotonic_ns()
         signature = self._server.find(reader.model_name, reader.model_version).signature
         given = _parts(signature, content_type, body)
-        read = partial(self._read, signature.max_batch_size > 0, given)
-        if any(file_tensors.takes_long(declared, part) for declared, part in given):
+        batched = signature.max_batch_size > 0
+        read = partial(self._read, batched, given)
+        if sum(len(part.data) for declared, part in given if file_tensors.is_json(declared, part)) > LARGE:
+            self._read_outside(connection, reader, arrived_ns, given, batched)
+        elif any(file_tensors.takes_long(declared, part) for declared, part in given):
             made = asyncio.get_running_loop().run_in_executor(self._pool, read)
             made.add_done_callback(partial(self._made, connection, reader, arrived_ns))
         else:
@@ -60,6 +63,27 @@ class Uploads:
 
     def _read(self, batched: bool, given: Sequence[tuple[Input, Part]]) -> _Tensors:
         return [file_tensors.read(declared, batched, part, self._max_size, self._half) for declared, part in given]
+
+    def _read_outside(
+        self,
+        connection: HttpConnection,
+        reader: Reader,
+        arrived_ns: int,
+        given: Sequence[tuple[Input, Part]],
+        batched: bool,
+    ) -> None:
+        """Have a helper read parts of which some are much JSON."""
+
+        def done(values: list[Any]) -> None:
+            self._submit(connection, reader, arrived_ns, json_calls.tensors_of(values))
+
+        def refuse(error: NeriteError) -> None:
+            connection.send([reply.error_reply(error).encode()])
+
+        inputs = json_calls.inputs(declared for declared, _ in given)
+        types = [part.media_type for _, part in given]
+        arguments = [inputs, types, batched, self._max_size, self._half, *(part.data for _, part in given)]
+        outside.Reading(self._server.helpers, connection, json_calls.read_parts, arguments, done, refuse)
 
     def _made(
         self, connection: HttpConnection, reader: Reader, arrived_ns: int, made: asyncio.Future[_Tensors]
@@ -70,9 +94,9 @@ class Uploads:
                 self._submit(connection, reader, arrived_ns, tensors)
         except NeriteError as error:
             connection.send([reply.error_reply(error).encode()])
-        except Exception:  # a mistake of ours must not cost the client its answer
-            _log.exception("a file for '%s' could not be handled", reader.model_name)
-            connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
+        except Exception as error:
+            failure = report("http", error, f"in a file for '{reader.model_name}'")
+            connection.send([reply.error_reply(failure).encode()])
 
     def _submit(self, connection: HttpConnection, reader: Reader, arrived_ns: int, tensors: _Tensors) -> None:
         header = reader.header([spec for spec, _ in tensors])

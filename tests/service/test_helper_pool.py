@@ -1,0 +1,268 @@
+"""Calls in processes beside the server: their answers, and what becomes of those that take too long or all down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nerite.core.errors import Internal, NeriteError, Overloaded
+from nerite.execution import helper_pool
+from nerite.execution.arena import address_of
+from nerite.execution.guest_memory import GuestMemory
+from nerite.execution.helper_pool import Call, HelperPool, TimeIsUp
+from nerite.execution.nursery import Nursery
+from serving import eventually
+
+WHAT = "trying it"
+Scenario = Callable[["Caller"], Awaitable[None]]
+
+
+class Caller:
+    """Calls, and waits for answers."""
+
+    def __init__(self, pool: HelperPool, guests: GuestMemory) -> None:
+        self.pool = pool
+        self.guests = guests
+        self.call: Call
+
+    def begin(self, function: str, *arguments: Any, seconds: float = 60) -> asyncio.Future[list[Any]]:
+        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+        def answered(values: list[Any], error: NeriteError | None) -> None:
+            if error is None:
+                answer.set_result(values)
+            else:
+                answer.set_exception(error)
+
+        self.call = self.pool.call(function, arguments, answered, WHAT, seconds=seconds)
+        return answer
+
+    async def ask(self, function: str, *arguments: Any, seconds: float = 60) -> Any:
+        return (await self.begin(function, *arguments, seconds=seconds))[0]
+
+
+@asynccontextmanager
+async def calling(most: int) -> AsyncIterator[Caller]:
+    loop = asyncio.get_running_loop()
+    nursery = Nursery(loop, lambda *said: None)
+    guests = GuestMemory()
+    pool = HelperPool(nursery, loop, guests, most)
+    try:
+        yield Caller(pool, guests)
+    finally:
+        pool.close()
+        nursery.close()
+
+
+def run(scenario: Scenario, most: int = 1) -> None:
+    async def main() -> None:
+        async with calling(most) as caller:
+            await scenario(caller)
+
+    asyncio.run(main())
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_values_cross_as_they_are() -> None:
+    async def scenario(caller: Caller) -> None:
+        value = {"a": [1, 2**70, -1.5, float("inf"), None, True, "\udcff€"]}
+        assert await caller.ask("json:dumps", value) == json.dumps(value)
+        assert await caller.ask("json:loads", json.dumps(value)) == value
+        large = os.urandom(20_000_000)
+        assert bytes(await caller.ask("builtins:bytes", large)) == large
+        assert bytes(await caller.ask("builtins:bytes", b"")) == b""
+        assert await caller.begin("builtins:divmod", 7, 2) == [3, 1]
+
+    run(scenario)
+
+
+def test_what_a_function_returns_may_be_written_to() -> None:
+    async def scenario(caller: Caller) -> None:
+        answer = await caller.ask("builtins:bytes", b"abc")
+        answer[0] = 65
+        assert bytes(answer) == b"Abc"
+
+    run(scenario)
+
+
+def test_workers_can_map_a_large_answer_as_long_as_somebody_has_it() -> None:
+    async def scenario(caller: Caller) -> None:
+        small, large = (
+            await caller.ask("builtins:bytes", b"x" * 1000),
+            await caller.ask("builtins:bytes", b"x" * (1 << 20)),
+        )
+        assert caller.guests.find(address_of(small), 1000) is None
+        address = address_of(large)
+        found = caller.guests.find(address, 1 << 20)
+        assert found is not None
+        guest, place = found
+        assert os.pread(guest.descriptor, 1 << 20, place) == b"x" * (1 << 20)
+        part = large[10:20]
+        del large
+        await asyncio.sleep(0)
+        assert caller.guests.find(address, 1 << 20) == found
+        del part
+        await asyncio.to_thread(eventually, lambda: caller.guests.find(address, 1) is None)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(guest.descriptor)
+
+    run(scenario)
+
+
+def test_a_refusal_keeps_its_class_and_any_other_error_is_an_incident() -> None:
+    async def scenario(caller: Caller) -> None:
+        with pytest.raises(Internal, match="internal error, incident"):
+            await caller.ask("json:loads", "{")
+        with pytest.raises(Internal, match="internal error, incident"):
+            await caller.ask("nowhere:nothing")
+        with pytest.raises(NeriteError, match="'x' is 2000 characters long") as refusal:
+            await caller.ask("nerite.core.client_text:checked", "a" * 2000, "'x'")
+        assert refusal.value.code == "INVALID_ARG"
+        assert await caller.ask("os:getpid") > 0
+
+    run(scenario)
+
+
+def test_one_that_takes_too_long_ends_and_the_next_is_answered() -> None:
+    async def scenario(caller: Caller) -> None:
+        first = await caller.ask("os:getpid")
+        began = time.monotonic()
+        with pytest.raises(TimeIsUp, match=r"trying it took more than 0\.3 s"):
+            await caller.ask("time:sleep", 600, seconds=0.3)
+        assert time.monotonic() - began < 30
+        assert await caller.ask("os:getpid") != first
+        assert is_gone(first)
+
+    run(scenario)
+
+
+def test_a_process_that_is_stopped_is_replaced_when_the_time_is_up() -> None:
+    async def scenario(caller: Caller) -> None:
+        first = await caller.ask("os:getpid")
+        os.kill(first, signal.SIGSTOP)
+        with pytest.raises(TimeIsUp):
+            await caller.ask("os:getpid", seconds=0.3)
+        assert await caller.ask("os:getpid") != first
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("function", "ending"), [("os:abort", "ended by SIGABRT"), ("os:_exit", "exited with status 3")]
+)
+def test_a_process_that_dies_fails_its_own_call(function: str, ending: str) -> None:
+    async def scenario(caller: Caller) -> None:
+        other = caller.begin("time:sleep", 0.5)
+        with pytest.raises(Internal, match=f"trying it failed, because the process that did it is gone: it .*{ending}"):
+            await caller.ask(function, *([3] if function == "os:_exit" else []))
+        assert await other == [None]
+        assert await caller.ask("os:getpid") > 0
+
+    run(scenario, most=2)
+
+
+def test_a_process_that_dies_while_it_is_idle_is_not_missed() -> None:
+    async def scenario(caller: Caller) -> None:
+        first = await caller.ask("os:getpid")
+        os.kill(first, signal.SIGKILL)
+        await asyncio.to_thread(eventually, lambda: is_gone(first))
+        assert await caller.ask("os:getpid") != first
+
+    run(scenario)
+
+
+def test_a_call_that_is_cancelled_is_not_answered_and_does_not_run_on() -> None:
+    async def scenario(caller: Caller) -> None:
+        first = await caller.ask("os:getpid")
+        dropped = caller.begin("time:sleep", 600)
+        running = caller.call
+        waited = caller.begin("os:getpid")
+        waiting = caller.call
+        last = caller.begin("os:getpid")
+        waiting.cancel()
+        running.cancel()
+        running.cancel()
+        assert (await last)[0] != first
+        assert is_gone(first)
+        assert not dropped.done() and not waited.done()
+
+    run(scenario)
+
+
+def test_there_are_no_more_processes_than_are_needed_or_allowed() -> None:
+    async def scenario(caller: Caller) -> None:
+        assert not caller.pool._helpers
+        for _ in range(3):
+            await caller.ask("os:getpid")
+        assert len(caller.pool._helpers) == 1
+        calls = [caller.begin("time:sleep", 0.2) for _ in range(6)]
+        await asyncio.gather(*calls)
+        assert len(caller.pool._helpers) == 2
+
+    run(scenario, most=2)
+
+
+def test_one_process_is_left_for_calls_that_are_not_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(helper_pool, "_LONG", 1000)
+    go = tmp_path / "go"
+    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n" + "#" * 1000
+
+    async def scenario(caller: Caller) -> None:
+        long = [caller.begin("builtins:exec", waits) for _ in range(3)]
+        for _ in range(3):
+            assert await caller.ask("os:getpid") > 0
+        assert not any(each.done() for each in long)
+        await asyncio.to_thread(go.touch)
+        await asyncio.gather(*long)
+
+    run(scenario, most=2)
+
+
+def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_pool, "MOST_WAITING", 2)
+
+    async def scenario(caller: Caller) -> None:
+        calls = [caller.begin("os:getpid") for _ in range(3)]
+        with pytest.raises(Overloaded, match="trying it has to wait for 2 others") as refusal:
+            await calls[2]
+        assert refusal.value.retry_after
+        await asyncio.gather(*calls[:2])
+
+    run(scenario)
+
+
+def test_a_process_that_keeps_much_memory_ends_after_its_answer() -> None:
+    async def scenario(caller: Caller) -> None:
+        first = await caller.ask("os:getpid")
+        assert await caller.ask("os:getpid") == first
+        await caller.ask("builtins:exec", "import sys; sys.kept = bytes(range(256)) * 1_000_000")
+        assert await caller.ask("os:getpid") != first
+        await asyncio.to_thread(eventually, lambda: is_gone(first))
+
+    run(scenario)
+
+
+def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(caller: Caller) -> None:
+        def refused(*_arguments: object, **_more: object) -> None:
+            raise Internal("could not start a worker process")
+
+        with monkeypatch.context() as without:
+            without.setattr(Nursery, "spawn", refused)
+            with pytest.raises(Internal, match="could not start a worker process"):
+                await caller.ask("os:getpid")
+        assert await caller.ask("os:getpid") > 0
+
+    run(scenario)
