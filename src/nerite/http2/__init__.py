@@ -29,10 +29,10 @@ Only the time that ``receive`` is given counts. The owner watches two things: ``
 (``drained``), and peers that say nothing (``ping``, ``pings_unanswered``).
 """
 
-from nerite.http2.connection import Connection
+from nerite.http2.connection import Connection, refusal
 from nerite.http2.frames import Buffer, ErrorCode
 from nerite.http2.handler import Handler
 from nerite.http2.headers import Headers, encode_headers
 from nerite.http2.limits import Limits
 
-__all__ = ["Connection", "Handler", "Limits", "Headers", "encode_headers", "ErrorCode", "Buffer"]
+__all__ = ["Connection", "Handler", "Limits", "Headers", "encode_headers", "refusal", "ErrorCode", "Buffer"]

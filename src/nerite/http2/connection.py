@@ -8,6 +8,7 @@ from typing import Final
 from nerite.http2 import compression, frames, settings
 from nerite.http2.frames import MAX_STREAM_ID, MAX_WINDOW, PREFACE, ErrorCode, ProtocolError
 from nerite.http2.handler import Handler
+from nerite.http2.headers import Keep
 from nerite.http2.incoming import ANY, NOTHING, ONLY_SETTINGS, Incoming
 from nerite.http2.limits import Limits
 
@@ -27,8 +28,9 @@ class Connection(Incoming):
 
     __slots__ = ("_shutting_down", "_started", "_table_emptied", "closed", "http1", "pings_unanswered")
 
-    def __init__(self, handler: Handler, limits: Limits, now: float) -> None:
-        super().__init__(handler, limits, now)
+    def __init__(self, handler: Handler, limits: Limits, now: float, keep: Keep) -> None:
+        """``keep`` is called with headers that may come again."""
+        super().__init__(handler, limits, now, keep)
         self._started = False
         """The peer's preface was seen, and ours was sent."""
         self._table_emptied = False
@@ -43,6 +45,21 @@ class Connection(Incoming):
     def finished(self) -> bool:
         """Whether the transport may be closed: after an error, or shut down and with nothing left to do."""
         return self.closed or (not self._room and not self._streams)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the peer has said that it speaks HTTP/2."""
+        return self._started
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the peer owes us the rest of something: the opening, a frame other than DATA, or a header block."""
+        return not self.closed and (not self._started or self._expected != ANY or bool(self._held))
+
+    @property
+    def last_stream_id(self) -> int:
+        """The highest stream that the peer has used."""
+        return self._last_stream_id
 
     # -- the owner's side
 
@@ -73,6 +90,7 @@ class Connection(Incoming):
         if not self.closed:
             self._close(ErrorCode.CANCEL)
         self.outbound.clear()
+        self.forget_headers()
 
     def forget_headers(self) -> None:
         """Make new ``Headers`` of the blocks that come, without memos, also of those that came before."""
@@ -107,6 +125,11 @@ class Connection(Incoming):
             self._processed_stream_id = self._last_stream_id
             self._room = 0
         self.outbound.append(frames.goaway(self._processed_stream_id, code, reason.encode()))
+
+    def give_up(self, reason: str) -> None:
+        """End the connection because the peer takes too long."""
+        if not self.closed:
+            self._fail(ErrorCode.ENHANCE_YOUR_CALM, reason)
 
     # -- the beginning and the end
 
@@ -256,3 +279,8 @@ class Connection(Incoming):
         self._count_idle_frame()
         code = int.from_bytes(payload[4:8])
         self._handler.connection_closing(code, payload[8:].decode("utf-8", "replace"))
+
+
+def refusal(limits: Limits, reason: str) -> bytes:
+    """Return all that a server says on a connection that it does not take."""
+    return settings.opening(limits) + frames.goaway(0, ErrorCode.ENHANCE_YOUR_CALM, reason.encode())

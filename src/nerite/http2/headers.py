@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from nerite.http2.compression import Field, FieldDecoder, FieldsTooLarge, encode_fields
 from nerite.http2.frames import ErrorCode, ProtocolError
@@ -17,11 +17,16 @@ _PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
 _CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
-# What a connection remembers. A client sends few different blocks as long as the table stays as it is, and few
-# different fields at all; one that never sends the same twice should cost little memory.
-_MOST_BLOCKS: Final = 64
 _LONGEST_BLOCK: Final = 1_024
-_MOST_FIELDS: Final = 128
+"""Bytes of a block that is kept."""
+_HEADERS: Final = 2_048
+_FIELD: Final = 160
+"""Bytes that headers with their memo take in memory, and each of their fields beside its text."""
+
+# Valid fields, of all connections: clients send few different ones that are short.
+_MOST_FIELDS: Final = 4_096
+_LONGEST_FIELD: Final = 128
+_checked: Final[set[Field]] = set()
 
 
 class Malformed(Exception):
@@ -60,6 +65,11 @@ class Headers:
         return None
 
 
+Keep: TypeAlias = Callable[[dict[bytes, Headers], bytes, Headers, int], None]
+"""Puts headers of about so many bytes into the dictionary of a connection, by their block; or does not, or removes them
+later: how much all connections keep is for their owner to say."""
+
+
 class PartialBlock:
     """A header block that goes on in CONTINUATION frames, during which the peer may send nothing else."""
 
@@ -88,12 +98,11 @@ class PartialBlock:
 class HeaderReader:
     """Turns the blocks of one connection into headers."""
 
-    __slots__ = ("_checked", "_decoder", "kept")
+    __slots__ = ("_decoder", "_keep", "kept")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, keep: Keep) -> None:
         self._decoder = FieldDecoder(limits.max_header_list_size)
-        self._checked: set[Field] = set()
-        """Fields that a request may carry, of those it carried before."""
+        self._keep = keep
         self.kept: dict[bytes, Headers] = {}
         """Headers by block, for blocks that mean the same as they did last time. The connection looks here first."""
 
@@ -105,18 +114,19 @@ class HeaderReader:
         """
         changes = self._decoder.changes
         fields = self._decode(block)
-        checked = self._checked
+        size = _HEADERS + len(block)
         for field in fields:
-            if field not in checked:
+            length = len(field[0]) + len(field[1])
+            size += 3 * length + _FIELD
+            if field not in _checked:
                 _check(*field)
-                if len(checked) >= _MOST_FIELDS:
-                    checked.clear()
-                checked.add(field)
+                if length <= _LONGEST_FIELD:
+                    if len(_checked) >= _MOST_FIELDS:
+                        _checked.clear()
+                    _checked.add(field)
         headers = _assembled(fields)
         if self._decoder.changes == changes and len(block) <= _LONGEST_BLOCK:
-            if len(self.kept) >= _MOST_BLOCKS:
-                self.kept.clear()
-            self.kept[block] = headers
+            self._keep(self.kept, block, headers, size)
         return headers
 
     def trailers(self, block: bytes) -> None:

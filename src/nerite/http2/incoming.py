@@ -21,7 +21,7 @@ from nerite.http2.frames import (
     unpack_header,
 )
 from nerite.http2.handler import Handler
-from nerite.http2.headers import HeaderReader, Malformed, PartialBlock
+from nerite.http2.headers import HeaderReader, Keep, Malformed, PartialBlock
 from nerite.http2.inflow import Inflow
 from nerite.http2.limits import Limits
 from nerite.http2.stream import MEASURED, REMOTE_CLOSED, Stream
@@ -48,11 +48,11 @@ class Incoming(Inflow, ABC):
         "_wanted",
     )
 
-    def __init__(self, handler: Handler, limits: Limits, now: float) -> None:
+    def __init__(self, handler: Handler, limits: Limits, now: float, keep: Keep) -> None:
         super().__init__(handler, limits, now)
         self._request_started = handler.request_started
         self._request_received = handler.request_received
-        self._headers = HeaderReader(limits)
+        self._headers = HeaderReader(limits, keep)
         self._expected = ONLY_SETTINGS
 
         self._held = bytearray()

@@ -125,6 +125,11 @@ class Recorder:
         return events
 
 
+def keep_all(kept: dict[bytes, Headers], block: bytes, headers: Headers, size: int) -> None:
+    """Keep what may come again, however much it is."""
+    kept[block] = headers
+
+
 class Peer:
     """A connection after the prefaces, and both of its ends."""
 
@@ -132,7 +137,7 @@ class Peer:
         self, limits: Limits | None = None, *entries: tuple[int, int], now: float = 0.0, handler: Recorder | None = None
     ) -> None:
         self.handler = handler or Recorder()
-        self.connection = self.handler.connection = Connection(self.handler, limits or Limits(), now)
+        self.connection = self.handler.connection = Connection(self.handler, limits or Limits(), now, keep_all)
         self.now = now
         self.opening = self.send(PREFACE + settings(*entries))
 

@@ -12,7 +12,7 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.settings
-from http2_peer import HEAD, TRAILERS, Recorder
+from http2_peer import HEAD, TRAILERS, Recorder, keep_all
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -114,7 +114,7 @@ class Conversation(RuleBasedStateMachine):
             max_ping_strikes=0,
         )
         self.server = Server(self.exchanges)
-        self.connection = self.server.connection = Connection(self.server, limits, 0.0)
+        self.connection = self.server.connection = Connection(self.server, limits, 0.0, keep_all)
         self.client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         self.client.local_settings = h2.settings.Settings(client=True, initial_values={WINDOW: window})
         self.client.initiate_connection()

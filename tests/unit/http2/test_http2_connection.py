@@ -17,6 +17,7 @@ from http2_peer import (
     data,
     frame,
     headers,
+    keep_all,
     literal,
     reset_frame,
     rst_stream,
@@ -40,7 +41,7 @@ def goaway(last_stream_id: int, code: int = ErrorCode.NO_ERROR, reason: bytes = 
 
 def new() -> tuple[Connection, Recorder]:
     handler = Recorder()
-    connection = handler.connection = Connection(handler, Limits(), 0.0)
+    connection = handler.connection = Connection(handler, Limits(), 0.0, keep_all)
     return connection, handler
 
 

@@ -18,6 +18,7 @@ from http2_peer import (
     data,
     frame,
     headers,
+    keep_all,
     literal,
     parse,
     rst_stream,
@@ -86,7 +87,7 @@ class Server(Recorder):
 def converse(pieces: list[bytes]) -> tuple[object, ...]:
     """Feed ``pieces``, check what came of it, and return it."""
     handler = Server()
-    connection = handler.connection = Connection(handler, LIMITS, 0.0)
+    connection = handler.connection = Connection(handler, LIMITS, 0.0, keep_all)
     outbound = []
     for piece in pieces:
         connection.receive(piece, 0.0)

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import hpack
 import pytest
-from http2_peer import END_HEADERS, PRIORITISED, REQUEST, Frame, Peer, data, frame, headers, literal, reset_frame
+from http2_peer import (
+    END_HEADERS,
+    PRIORITISED,
+    REQUEST,
+    Frame,
+    Peer,
+    data,
+    frame,
+    headers,
+    keep_all,
+    literal,
+    reset_frame,
+)
 
 from nerite.http2 import ErrorCode, Headers, Limits, encode_headers
+from nerite.http2 import headers as http2_headers
 from nerite.http2.headers import HeaderReader, Malformed
 
 PSEUDO = REQUEST[:3]
 
 
 def read(*fields: tuple[bytes, bytes]) -> Headers:
-    return HeaderReader(Limits()).request(literal(fields))
+    return HeaderReader(Limits(), keep_all).request(literal(fields))
 
 
 def test_a_request_is_taken_apart():
@@ -110,7 +123,7 @@ def test_malformed(fields):
 
 
 def test_a_field_that_was_refused_is_refused_again():
-    reader = HeaderReader(Limits())
+    reader = HeaderReader(Limits(), keep_all)
     for _ in range(2):
         with pytest.raises(Malformed):
             reader.request(literal((*PSEUDO, (b"connection", b"close"))))
@@ -131,7 +144,7 @@ def test_a_header_list_may_be_as_large_as_announced():
 
 def test_the_same_block_gives_the_same_object_while_the_table_does_not_change():
     encoder = hpack.Encoder()
-    reader = HeaderReader(Limits())
+    reader = HeaderReader(Limits(), keep_all)
     first = encoder.encode(REQUEST)
     reader.request(first)
     second = encoder.encode(REQUEST)
@@ -146,7 +159,7 @@ def test_the_same_block_gives_the_same_object_while_the_table_does_not_change():
 
 @pytest.mark.parametrize("change", ["trailers", "discard", "malformed"])
 def test_every_block_that_changes_the_table_drops_what_was_kept(change):
-    reader = HeaderReader(Limits())
+    reader = HeaderReader(Limits(), keep_all)
     reader.request(literal(PSEUDO))
     assert len(reader.kept) == 1
     block = b"\x40\x01a\x011"
@@ -161,13 +174,18 @@ def test_every_block_that_changes_the_table_drops_what_was_kept(change):
 
 
 def test_what_is_kept_is_bounded():
-    reader = HeaderReader(Limits())
-    for number in range(1_000):
+    sizes: list[int] = []
+    reader = HeaderReader(Limits(), lambda kept, block, headers, size: sizes.append(size))
+    for number in range(5_000):
         reader.request(literal((*PSEUDO, (b"x", b"%d" % number))))
-    assert len(reader.kept) <= 64
-    assert len(reader._checked) <= 128
+    assert len(sizes) == 5_000, "the owner decides"
+    assert reader.kept == {}
+    assert len(http2_headers._checked) <= 4_096
+    reader.request(literal((*PSEUDO, (b"x", b"v" * 900))))
+    assert sizes[-1] - sizes[-2] > 2 * 900
+    assert max(len(name) + len(value) for name, value in http2_headers._checked) <= 128
     reader.request(literal((*PSEUDO, (b"x", b"v" * 2_000))))
-    assert max(map(len, reader.kept)) <= 1_024
+    assert len(sizes) == 5_001, "long blocks do not come again"
 
 
 def test_requests_on_one_connection_share_their_headers():

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles import FakeLoop, FakeTransport
+from doubles import FakeLoop, FakeTransport, Incident
 from nerite.config.options import KeepaliveOptions
-from nerite.core.errors import InvalidArgument
+from nerite.core.errors import Exhausted, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.http2 import Headers, Limits
+from nerite.transports.bounds import Bounds
 from nerite.transports.grpc import status
-from nerite.transports.grpc.connection import Call, GrpcConnection, Shared
+from nerite.transports.grpc.connection import WAITING_CALL, Call, GrpcConnection, Shared
 from nerite.transports.grpc.keepalive import Rules
 from nerite.transports.grpc.stream import StreamTarget
 
@@ -34,6 +35,7 @@ class FakeTarget:
     def __init__(self, path: str, service: FakeService) -> None:
         self.refusal = status.of_error(InvalidArgument("refused")) if "refuse" in path else None
         self.timeout: float | None = None
+        self.max_message = service.max_message
         self.stream: StreamTarget | None = None
         self._path = path
         self._service = service
@@ -66,6 +68,9 @@ class FakeTarget:
         else:
             call.reply(status.HEAD, [status.framed(bytes(message[5:]))])
 
+    def too_large(self, size: int) -> NeriteError:
+        return Exhausted(f"{size} is too large")
+
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
         call.reply(status.HEAD, [status.framed(b"".join((b"inferred ", *request.data)))])
 
@@ -75,6 +80,7 @@ class FakeService:
         self.started: list[tuple[str, bytes]] = []
         self.waiting: list[InferenceRequest] = []
         self.buffers: list[tuple[bytes, int]] = []
+        self.max_message = 2**31 - 1
 
     def target(self, headers: Headers) -> FakeTarget:
         if b"nowhere" in headers.path:
@@ -93,7 +99,8 @@ class Peer:
     def __init__(self, **keepalive: Any) -> None:
         self.loop = FakeLoop()
         self.service = FakeService()
-        self.shared = Shared(self.service, Limits(), Rules(KeepaliveOptions(**keepalive)))
+        self.bounds = Bounds()
+        self.shared = Shared(self.service, Limits(), Rules(KeepaliveOptions(**keepalive)), self.bounds)
         self.connection = self.kind(self.shared, self.loop)  # type: ignore[arg-type]
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
@@ -314,7 +321,6 @@ def test_a_large_message_is_collected_where_the_target_says(peer: Peer) -> None:
         [message(b"a") + message(b"b")],
         [message(b"a"), message(b"b")],
         [b"\0\0\0\0\5abc", b"defgh"],
-        [b"\0\xff\xff\xff\xff"],
     ],
 )
 def test_calls_that_do_not_carry_one_message(peer: Peer, pieces: list[bytes]) -> None:
@@ -367,7 +373,7 @@ def test_a_mistake_of_ours_costs_one_call_and_nothing_else(peer: Peer, caplog: p
     working = peer.call("/mistake/waiting", message(b"x"))
     peer.flush()
     for stream in (at_once, in_pieces, unknown, working):
-        assert peer.status(stream) == (status.INTERNAL, b"internal error, see the server's log")
+        assert peer.status(stream) == (status.INTERNAL, Incident())
     assert peer.reply(answered) == b"answered"
     assert len(caplog.records) == 5
     assert peer.service.waiting[-1].cancelled
@@ -521,6 +527,22 @@ def test_stopping_finishes_what_has_begun(peer: Peer) -> None:
     assert told == []
 
 
+def test_a_client_that_knows_of_the_end_makes_no_more_calls() -> None:
+    fresh, peer = Peer(), Peer()
+    fresh.connection.drain()
+    assert not fresh.transport.closed, "it has not said anything yet, and may have a call to make"
+    peer.flush()
+    peer.connection.drain()
+    assert farewells(peer) == [2**31 - 1]
+    stream, request, _ = waiting(peer)  # It was on its way.
+    peer.connection.shut_down()
+    assert farewells(peer) == [stream]
+    request.respond(OK)
+    assert peer.transport.closed
+    peer.hear()
+    assert peer.reply(stream) == b"inferred x"
+
+
 def test_an_idle_connection_is_closed_at_once(peer: Peer) -> None:
     peer.flush()
     peer.connection.shut_down()
@@ -567,3 +589,190 @@ def test_an_old_connection_is_asked_to_go() -> None:
     request.respond(OK)
     peer.hear()
     assert peer.reply(stream) == b"inferred x"
+
+
+# What arrives is bounded
+
+
+def test_a_message_that_is_too_large_is_refused_when_its_length_is_known() -> None:
+    peer = Peer()
+    peer.service.max_message = 1000
+    announced = peer.call("/echo", b"\0" + (1001).to_bytes(4), end=False)
+    whole = peer.call("/echo", message(bytes(1001)))
+    fits = peer.call("/echo", message(bytes(1000)))
+    peer.flush()
+    assert peer.status(announced) == peer.status(whole) == (status.RESOURCE_EXHAUSTED, b"1001 is too large")
+    assert len(peer.reply(fits)) == 1000
+    assert [size for _, size in peer.service.buffers] == [1005]
+    assert peer.connection.calls == {}
+    resets = [event for event in peer.events if isinstance(event, h2.events.StreamReset)]
+    assert [(event.stream_id, event.error_code) for event in resets] == [(announced, 0)]
+
+
+def with_room(size: int) -> Peer:
+    peer = Peer()
+    peer.flush()
+    peer.bounds.bytes.limit = size
+    return peer
+
+
+def test_messages_count_until_they_are_answered() -> None:
+    peer = with_room(100_000)
+    for _ in range(2):  # until the same headers are the same bytes
+        peer.call("/later", message(b"x"))
+        peer.flush()
+        peer.service.waiting.pop().respond(OK)
+    small = peer.call("/later", end=False)
+    peer.client.send_data(small, message(bytes(1000)), end_stream=True)
+    peer.flush()
+    assert peer.bounds.bytes.used == 0
+    pieces = peer.call("/later", message(bytes(40_000)))
+    peer.flush()
+    assert peer.bounds.bytes.used == 40_005 + WAITING_CALL
+    peer.service.waiting[1].respond(OK)
+    peer.hear()
+    assert peer.bounds.bytes.used == 0
+    peer.service.waiting[0].respond(OK)
+    peer.hear()
+    assert peer.status(small) == peer.status(pieces) == (0, b"")
+
+
+def test_messages_that_there_is_no_room_for() -> None:
+    peer = with_room(100_000)
+    first = peer.call("/later", message(bytes(60_000)))
+    announced = peer.call("/later", message(bytes(50_000))[:20_000], end=False)
+    peer.flush()
+    code, text = peer.status(announced)
+    assert (code, b"--max-bytes-in-flight" in text) == (status.RESOURCE_EXHAUSTED, True)
+    assert peer.headers[announced][b"grpc-retry-pushback-ms"] == b"1000"
+    assert peer.bounds.bytes.refused == 1
+    # Two fit when they are announced, and one of them does not any more when it comes.
+    peer.service.waiting[0].respond(OK)
+    peer.hear()
+    assert peer.bounds.bytes.used == 0
+    both = [peer.call("/later", message(bytes(60_000))[:20_000], end=False) for _ in range(2)]
+    peer.flush()
+    assert peer.bounds.bytes.used >= 40_000
+    for call in both:
+        for at in range(20_000, 60_005, 10_000):
+            if call not in peer.ended:
+                peer.client.send_data(call, message(bytes(60_000))[at : at + 10_000])
+                peer.flush()
+    assert [call in peer.ended for call in both] == [False, True]
+    assert peer.status(both[1])[0] == status.RESOURCE_EXHAUSTED
+    peer.client.reset_stream(both[0])
+    peer.flush()
+    assert peer.bounds.bytes.used == 0
+    assert first in peer.ended
+
+
+def test_calls_without_a_message_count_too() -> None:
+    peer = with_room(10_000)
+    calls = [peer.call("/echo", end=False) for _ in range(6)]
+    peer.flush()
+    assert [call in peer.ended for call in calls] == [False] * 4 + [True] * 2
+    peer.connection.connection_lost(None)
+    assert peer.bounds.bytes.used == 0
+
+
+def stalled(peer: Peer, seconds: float) -> None:
+    """Let time pass, with a look each quarter of it."""
+    for _ in range(5):
+        peer.connection.look_at_arrivals(peer.loop.time(), seconds)
+        peer.loop.advance(round(seconds / 4 * 1e9))
+        peer.hear()
+
+
+def test_a_message_that_does_not_come_on() -> None:
+    peer = Peer()
+    peer.flush()
+    calls = [
+        peer.call("/echo", end=False),
+        peer.call("/echo", b"\0\0", end=False),
+        peer.call("/echo", message(bytes(200_000))[:100_000], end=False),
+    ]
+    running = peer.call("/later", message(b"x"))
+    peer.flush()
+    stalled(peer, 60)
+    for call in calls:
+        code, text = peer.status(call)
+        assert code == status.DEADLINE_EXCEEDED
+        assert text == b"the message did not come on for 60 s. Use --grpc-upload-timeout to wait longer."
+    assert running not in peer.ended
+    assert peer.bounds.refused["stalled"] == 3
+    peer.service.waiting[0].respond(OK)
+    assert peer.bounds.bytes.used == 0
+
+
+def test_a_message_that_comes_on_may_take_its_time() -> None:
+    peer = Peer()
+    whole = message(bytes(20 * 16_384))
+    call = peer.call("/echo", whole[:16_384], end=False)
+    for at in range(16_384, len(whole), 16_384):
+        peer.flush()
+        peer.connection.look_at_arrivals(peer.loop.time(), 60)
+        peer.loop.advance(59 * 10**9)
+        peer.client.send_data(call, whole[at : at + 16_384])
+    peer.client.end_stream(call)
+    peer.flush()
+    assert len(peer.reply(call)) == len(whole) - 5
+
+
+def test_who_is_not_read_does_not_stand_still() -> None:
+    peer = Peer()
+    peer.flush()
+    call = peer.call("/echo", message(bytes(200_000))[:100_000], end=False)
+    peer.flush()
+    peer.connection.pause_writing()
+    stalled(peer, 60)
+    assert call not in peer.ended
+    peer.connection.resume_writing()
+    stalled(peer, 60)
+    assert call in peer.ended
+
+
+@pytest.mark.parametrize("sent", [b"", b"PRI * HT", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+def test_a_connection_that_never_begins(sent: bytes) -> None:
+    peer = Peer()
+    peer.send(sent)
+    stalled(peer, 60)
+    assert peer.transport.closed
+    assert peer.bounds.closed["stalled"] == 1
+
+
+@pytest.mark.parametrize("sent", [b"\0\1\0\1\4\0\0\0\1abc", b"\0\0\3\1\0\0\0\0\1abc", b"\0\0"])
+def test_a_header_block_that_never_ends(sent: bytes) -> None:
+    peer = Peer()
+    peer.flush()
+    peer.send(sent)
+    stalled(peer, 60)
+    assert peer.transport.closed
+    assert peer.bounds.closed["stalled"] == 1
+
+
+def test_a_connection_without_calls_stands_still_for_ever() -> None:
+    peer = Peer()
+    peer.flush()
+    stalled(peer, 60)
+    assert not peer.transport.closed
+
+
+def test_a_connection_in_the_table() -> None:
+    peer = Peer()
+    peer.flush()
+    connection = peer.connection
+    assert len(peer.bounds.connections) == 1
+    assert (connection.busy, connection.served) == (False, 0)
+    peer.call("/later", message(b"x"))
+    peer.flush()
+    assert (connection.busy, connection.served) == (True, 1)
+    peer.service.waiting[0].respond(OK)
+    peer.hear()
+    assert not connection.busy
+    connection.retire()
+    peer.hear()
+    (goaway,) = [event for event in peer.events if isinstance(event, h2.events.ConnectionTerminated)]
+    assert (goaway.error_code, goaway.last_stream_id) == (0, 1)
+    assert peer.transport.closed
+    connection.connection_lost(None)
+    assert len(peer.bounds.connections) == 0

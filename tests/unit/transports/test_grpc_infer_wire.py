@@ -10,9 +10,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerite.core.errors import InvalidArgument
 from nerite.transports.grpc import infer_wire
 from nerite.wire.fields import nested, varint
-from nerite.wire.grpc_service import ModelInferRequest, ModelInferResponse
+from nerite.wire.grpc_service import InferTensorContents, ModelInferRequest, ModelInferResponse
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
 PARAMETERS = st.one_of(
@@ -73,6 +74,13 @@ def test_a_request_is_taken_apart_and_nothing_is_lost(described: dict[str, Any],
     assert [bytes(each) for each in parts.raw] == list(message.raw_input_contents)
     message.ClearField("id")
     message.ClearField("raw_input_contents")
+    if not parts.raw:
+        contents = [b"".join(bytes(each) for each in typed) for typed in parts.typed]
+        assert [InferTensorContents.FromString(each) for each in contents] == [each.contents for each in message.inputs]
+        for each in message.inputs:
+            if each.HasField("contents"):
+                each.contents.Clear()
+                each.contents.SetInParent()
     assert ModelInferRequest.FromString(parts.header) == message
     if parts.plain:
         contents = [infer_wire.raw_input(len(each)) + bytes(each) for each in parts.raw]
@@ -104,12 +112,73 @@ def test_of_two_ids_the_last_counts() -> None:
     assert infer_wire.split(memoryview(data)).id == ModelInferRequest.FromString(data).id == "two"
 
 
-def test_unknown_fields_stay_in_the_header() -> None:
+def test_unknown_fields_are_left_out() -> None:
     unknown = b"\xa0\x06\x05" + b"\xa9\x06" + b"x" * 8 + b"\xad\x06" + b"y" * 4 + b"\xb2\x06\x02zz"
-    data = nested(infer_wire.MODEL_NAME >> 3, b"m") + unknown + nested(infer_wire.RAW_INPUT >> 3, b"r")
-    parts = infer_wire.split(memoryview(data))
-    assert parts.header == data[: -len(nested(infer_wire.RAW_INPUT >> 3, b"r"))]
-    assert [bytes(each) for each in parts.raw] == [b"r"]
+    another_type = b"\x08\x01" + b"\x38\x01"
+    name, raw = nested(infer_wire.MODEL_NAME >> 3, b"m"), nested(infer_wire.RAW_INPUT >> 3, b"r")
+    for data in (name + unknown + raw, unknown + name + another_type + raw + unknown):
+        parts = infer_wire.split(memoryview(data))
+        assert (parts.header, parts.plain) == (name, False)
+        assert [bytes(each) for each in parts.raw] == [b"r"]
+
+
+def test_contents_that_come_in_pieces_are_taken_out_in_their_order() -> None:
+    pieces = [InferTensorContents(int_contents=values).SerializeToString() for values in ([1, 2], [3])]
+    inputs = nested(1, b"A") + b"".join(nested(5, piece) for piece in pieces)
+    parts = infer_wire.split(memoryview(nested(5, nested(1, b"B")) + nested(5, inputs)))
+    assert [[bytes(each) for each in typed] for typed in parts.typed] == [[], pieces]
+    without, with_contents = ModelInferRequest.FromString(parts.header).inputs
+    assert (without.HasField("contents"), with_contents.HasField("contents")) == (False, True)
+    assert (without.name, with_contents.name, with_contents.contents) == ("B", "A", InferTensorContents())
+
+
+MANY = infer_wire.MAX_FIELDS + 1
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"\x08\x00" * MANY, "unknown"),
+        (b"\x3a\x00" * MANY, "'raw_input_contents'"),
+        (b"\x22\x00" * MANY, "'parameters'"),
+        (b"\x2a\x00" * MANY, "'inputs'"),
+        (b"\x8a\x00\x00" * MANY, "'model_name'"),
+        (nested(5, b"\x08\x00" * MANY), "in 'inputs'"),
+        (b"\x2a\x02\x0a\x00" * (MANY // 2 + 1), "in 'inputs'"),
+        (nested(6, b"\x0a\x00" * MANY), "in 'outputs'"),
+        (nested(6, b"\x0a\x00" * MANY * 8) + b"\x3a\x00", "in 'outputs'"),
+    ],
+)
+def test_more_fields_than_are_read(data: bytes, what: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        infer_wire.split(memoryview(data))
+    text = f"the request has more than the 5000 fields that are allowed, most of them {what}"
+    assert refused.value.message == text
+
+
+def test_as_many_fields_as_are_read() -> None:
+    assert infer_wire.split(memoryview(b"\x08\x00" * infer_wire.MAX_FIELDS)).header == b""
+    raw = infer_wire.split(memoryview(b"\x3a\x00" * infer_wire.MAX_REPEATED)).raw
+    assert len(raw) == infer_wire.MAX_REPEATED
+    with pytest.raises(
+        InvalidArgument, match=r"^'raw_input_contents' has 1025 elements, more than the 1024 that are al"
+    ):
+        infer_wire.split(memoryview(b"\x3a\x00" * (infer_wire.MAX_REPEATED + 1)))
+
+
+def test_more_bytes_than_a_header_has() -> None:
+    values = [nested(4, nested(1, b"%d" % number) + nested(2, nested(3, bytes(2**20)))) for number in range(5)]
+    assert len(infer_wire.split(memoryview(b"".join(values[:3]))).header) > 3 * 2**20
+    with pytest.raises(InvalidArgument, match="bytes beside its tensors, more than the 4194304 that are allowed"):
+        infer_wire.split(memoryview(b"".join(values)))
+    tensor = nested(1, b"A") + nested(5, nested(6, bytes(8 * 2**20)))
+    assert len(infer_wire.split(memoryview(nested(5, tensor))).header) < 100
+
+
+def test_an_id_of_any_length() -> None:
+    with pytest.raises(InvalidArgument, match="'id' is 5000000 bytes long, more than the 1024 characters that are all"):
+        infer_wire.split(memoryview(nested(3, b"x" * 5_000_000)))
+    assert infer_wire.id_of(memoryview(nested(3, b"x" * 5_000_000))) == ""
 
 
 @pytest.mark.parametrize(
@@ -126,6 +195,10 @@ def test_unknown_fields_stay_in_the_header() -> None:
         b"\x09\x01\x02",
         b"\x0d\x01\x02",
         b"\x08\x80",
+        b"\x02\x00",
+        b"\x05abcd",
+        b"\x80\x80\x80\x80\x80\x01\x00",
+        b"\x2a\x02\x0a\x05",
     ],
 )
 def test_bytes_that_are_no_message(data: bytes) -> None:
@@ -145,9 +218,10 @@ def test_any_bytes_are_taken_apart_or_refused(data: bytes, cut: bool) -> None:
     try:
         message = ModelInferRequest.FromString(data)
     except DecodeError:
-        # Whatever it is that protobuf does not like is still in the header, which protobuf reads.
-        with pytest.raises(DecodeError):
-            ModelInferRequest.FromString(parts.header)
+        # Whatever it is that protobuf does not like is still in the header, which protobuf reads, or in the contents.
+        if not any(parts.typed):
+            with pytest.raises(DecodeError):
+                ModelInferRequest.FromString(parts.header)
         return
     assert parts.id == message.id
     assert [bytes(each) for each in parts.raw] == list(message.raw_input_contents)
@@ -205,6 +279,11 @@ def test_a_first_look_at_too_little(end: int) -> None:
     assert name in ("", "m\u00e9")
     assert version in ("", "3")
     assert at == 0 or large()[at:] == b"x" * 500
+
+
+def test_a_first_look_at_much() -> None:
+    assert infer_wire.peek(memoryview(large(model_name="x" * 5000))) == ("", "", 0)
+    assert infer_wire.peek(memoryview(b"\x22\x00" * 100 + large()))[0] == ""
 
 
 @given(st.binary(max_size=60))

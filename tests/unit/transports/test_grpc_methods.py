@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from doubles import Incident
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.transports.grpc.methods import Administration
 from nerite.wire import grpc_service as wire
@@ -24,7 +25,7 @@ class FakeServer:
         self.asked: list[tuple[str, str, Mapping[str, Any]]] = []
         self.raises: Exception | None = None
 
-    async def load(self, model: str, parameters: Mapping[str, Any]) -> None:
+    async def load_for_client(self, model: str, parameters: Mapping[str, Any]) -> None:
         self.asked.append(("load", model, parameters))
         if self.raises is not None:
             raise self.raises
@@ -103,5 +104,5 @@ def test_a_mistake_of_ours_is_told(caplog: pytest.LogCaptureFixture) -> None:
     server.raises = ValueError("a mistake")
     refusal = load(server)
     assert isinstance(refusal, Internal)
-    assert refusal.message == "internal error, see the server's log"
+    assert refusal.message == Incident()
     assert [record.levelno for record in caplog.records] == [logging.ERROR]

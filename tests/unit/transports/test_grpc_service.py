@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import hpack
 import pytest
 
-from doubles import Caller
+from doubles import Caller, Incident
 from nerite.core.errors import Internal, NotFound
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.http2 import Headers
+from nerite.transports.bounds import Bounds
 from nerite.transports.grpc.service import GrpcService
 from nerite.transports.keys import Keys, Lock
 from nerite.wire.grpc_service import ModelInferRequest, ModelStreamInferResponse
@@ -50,7 +52,9 @@ class FakeCall:
 
 def target(path: str, method: str = "POST", content_type: str = "application/grpc", **fields: str) -> Any:
     server: Any = FakeServer()
-    service = GrpcService(server, locks={"health": Lock("triton-grpc-protocol-key", Keys([b"secret"]))})
+    service = GrpcService(
+        server, Bounds(), max_message=2**28, locks={"health": Lock("triton-grpc-protocol-key", Keys([b"secret"]))}
+    )
     pseudo = {b":method": method.encode(), b":path": path.encode()}
     listed = {"content-type": content_type, **{name.replace("_", "-"): value for name, value in fields.items()}}
     headers = Headers(pseudo, tuple((name.encode(), value.encode()) for name, value in listed.items()), -1)
@@ -68,6 +72,21 @@ def test_what_is_no_grpc() -> None:
     assert refused(target(INFER, method="GET")) == {b":status": b"415"}
     assert refused(target(INFER, content_type="application/json")) == {b":status": b"415"}
     assert target(INFER, content_type="application/grpc+proto").refusal is None
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["", "text/plain", "text/plain;charset=UTF-8", "multipart/form-data", "application/x-www-form-urlencoded"],
+)
+def test_what_a_browser_sends_without_asking_is_no_grpc(content_type: str) -> None:
+    assert refused(target(INFER, content_type=content_type, origin="https://evil.example")) == {b":status": b"415"}
+
+
+def test_a_preflight_is_not_granted() -> None:
+    asked = refused(
+        target(INFER, method="OPTIONS", origin="https://evil.example", access_control_request_method="POST")
+    )
+    assert asked == {b":status": b"415"}
 
 
 def test_a_method_that_there_is_not() -> None:
@@ -115,7 +134,7 @@ def test_an_answer_that_cannot_be_written_is_still_an_answer(caplog: pytest.LogC
     response = InferenceResponse(ResponseHeader("m", "1", [], {"beyond": 2**70}))
     target(INFER).answer(call, request, response)
     assert call.failures[0][b"grpc-status"] == b"13"
-    assert call.failures[0][b"grpc-message"] == b"internal error, see the server's log"
+    assert call.failures[0][b"grpc-message"] == Incident()
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
@@ -126,7 +145,7 @@ def test_an_answer_on_a_stream_that_cannot_be_written_is_an_answer(caplog: pytes
     response = InferenceResponse(ResponseHeader("m", "1", [], {"beyond": 2**70}))
     (framed,) = stream.write(request, response, True)
     told = ModelStreamInferResponse.FromString(bytes(framed)[5:])
-    assert told.error_message == "internal error, see the server's log"
+    assert told.error_message == Incident()
     assert told.infer_response.id == "me"
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
@@ -144,6 +163,26 @@ def test_a_model_that_there_is_not_comes_before_what_is_wrong_with_the_question(
     message = ModelInferRequest(model_name=model, inputs=[{"name": "IN"}]).SerializeToString()
     target(INFER).start(call, memoryview(bytes(5) + message))
     assert call.failures[0][b"grpc-message"] == told
+
+
+def test_a_refusal_on_a_stream_does_not_repeat_an_id_that_is_too_long() -> None:
+    stream = target("/inference.GRPCInferenceService/ModelStreamInfer").stream
+    for request_id, told in (("me", "me"), ("x" * 1025, "")):
+        (framed,) = stream.write_refusal(request_id, NotFound("nothing"))
+        assert ModelStreamInferResponse.FromString(bytes(framed)[5:]).infer_response.id == told
+
+
+@pytest.mark.parametrize("value", [b"gr\xfcn", b"gr\xc3\xbcn"])
+def test_metadata_that_is_passed_on_is_utf8(value: bytes) -> None:
+    server: Any = FakeServer()
+    service = GrpcService(server, Bounds(), max_message=2**28, locks={}, forward_pattern=re.compile("x-.*"))
+    fields = ((b"content-type", b"application/grpc"), (b"x-colour", value))
+    found: Any = service.target(Headers({b":method": b"POST", b":path": INFER.encode()}, fields, -1))
+    if value == "grün".encode():
+        assert found.refusal is None
+    else:
+        assert refused(found)[b"grpc-status"] == b"3"
+        assert refused(found)[b"grpc-message"] == b"header 'x-colour' is not valid UTF-8 at character 2"
 
 
 def test_bytes_that_are_no_message() -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import pytest
 from test_grpc_connection import FakeService, FakeTarget, Peer, message
 
-from nerite.core.errors import Internal, NeriteError, NotFound
+from doubles import Incident
+from nerite.core.errors import Exhausted, Internal, NeriteError, NotFound
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.http2 import Headers
+from nerite.transports.bounds import Share
 from nerite.transports.grpc import status
 from nerite.transports.grpc.stream import StreamCall
 
@@ -22,26 +24,35 @@ class FakeStream:
     """Begins an inference for each message: decoupled if it says so, refused if it says that."""
 
     head = status.HEAD
+    outer_span = None
 
     def __init__(self, service: StreamService, errors_end_it: bool) -> None:
         self.service = service
         self.errors_end_it = errors_end_it
+        self.max_message = service.max_message
+
+    def too_large(self, size: int) -> NeriteError:
+        return Exhausted(f"{size} is too large")
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         return memoryview(bytearray(size))
 
-    def infer(self, call: StreamCall, framed: memoryview) -> None:
+    def infer(self, call: StreamCall, framed: memoryview) -> bool:
         text = bytes(framed[5:]).decode()
         if text.startswith("refuse"):
             call.refuse(text, NotFound("nobody"))
-            return
+            return True
         if text.startswith("mistake"):
             raise RuntimeError("a mistake of ours")
         request = InferenceRequest(RequestHeader(text, "", []), [], call, 0)
         request.on_cancel = self.service.cancelled.append
         request.on_pause = lambda request, paused: self.service.paused.append((request, paused))
+        if text.startswith("aside"):
+            self.service.aside.append((call, request))
+            return False
         self.service.asked.append(request)
         call.begin(request, "decoupled" in text)
+        return True
 
     def write(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> Sequence[Buffer]:
         if response.error is not None:
@@ -58,6 +69,8 @@ class StreamService(FakeService):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[InferenceRequest] = []
+        self.aside: list[tuple[StreamCall, InferenceRequest]] = []
+        """Those that are read in a thread."""
         self.cancelled: list[InferenceRequest] = []
         self.paused: list[tuple[InferenceRequest, bool]] = []
 
@@ -209,7 +222,7 @@ def test_whoever_goes_takes_everything_along(how: str) -> None:
 def test_a_mistake_of_ours_ends_the_stream_and_not_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     peer = StreamPeer()
     peer.say("a", "mistake")
-    assert peer.status(peer.stream) == (status.INTERNAL, status.MISTAKE_TEXT.encode())
+    assert peer.status(peer.stream) == (status.INTERNAL, Incident())
     assert peer.streams.cancelled == peer.streams.asked
     assert len(caplog.records) == 1
     assert not peer.transport.closed
@@ -288,6 +301,101 @@ def test_stopping_ends_idle_streams_and_lets_others_finish() -> None:
     assert [len(peer.connection.calls) for peer in (idle, busy)] == [0, 1]
     said = b"GRPC server is shutting down and has stopped accepting new requests."
     assert said in idle.transport.taken()
+    busy.transport.taken()
+    busy.say("b")
+    assert len(busy.streams.asked) == 1
     busy.streams.asked[0].respond(OK)
     assert busy.connection.calls == {}
     assert said in busy.transport.taken()
+
+
+# What is read in a thread
+
+
+def test_a_message_that_is_read_aside_keeps_its_place() -> None:
+    peer = StreamPeer()
+    peer.say("a", "aside", "b", end=True)
+    assert [each.header.model_name for each in peer.streams.asked] == ["a"]
+    ((call, request),) = peer.streams.aside
+    assert call.go_on(Share(peer.bounds.bytes))
+    call.begin(request, False)
+    call.proceed()
+    first, third = peer.streams.asked
+    for asked in (third, request, first):
+        asked.respond(OK)
+    assert peer.heard == ["a True", "aside True", "b True"]
+    assert peer.status(peer.stream) == (0, b"")
+    assert peer.bounds.bytes.used == 0
+
+
+def test_what_comes_meanwhile_is_held_back_and_counts() -> None:
+    peer = StreamPeer()
+    open_stream = peer.bounds.bytes.used
+    assert open_stream > 0
+    peer.say("aside")
+    peer.say("x" * 10_000)
+    assert peer.bounds.bytes.used == open_stream + 10_005
+    ((call, request),) = peer.streams.aside
+    share = Share(peer.bounds.bytes)
+    assert share.take(5000) and call.go_on(share)
+    call.begin(request, False)
+    call.proceed()
+    assert peer.bounds.bytes.used == open_stream + 5000
+    request.respond(OK)
+    assert peer.bounds.bytes.used == open_stream
+    (asked,) = peer.streams.asked
+    assert asked.header.model_name == "x" * 10_000
+
+
+def test_a_stream_that_ends_meanwhile() -> None:
+    peer = StreamPeer()
+    peer.say("aside", "b")
+    peer.client.reset_stream(peer.stream)
+    peer.flush()
+    ((call, _),) = peer.streams.aside
+    share = Share(peer.bounds.bytes)
+    assert share.take(5000)
+    assert not call.go_on(share)
+    assert (peer.bounds.bytes.used, peer.streams.asked) == (0, [])
+
+
+def test_a_message_that_is_too_large_ends_the_stream() -> None:
+    peer = StreamPeer()
+    peer.streams.max_message = 1000
+    stream = peer.call("/stream", b"\0" + (1001).to_bytes(4), end=False)
+    peer.flush()
+    assert peer.status(stream) == (status.RESOURCE_EXHAUSTED, b"1001 is too large")
+
+
+def test_messages_of_a_stream_count_until_they_are_answered() -> None:
+    peer = StreamPeer()
+    peer.bounds.bytes.limit = 100_000
+    before = peer.bounds.bytes.used
+    text = "x" * 16_000 + "y" * 30_000
+    for at in range(0, len(text) + 5, 16_000):
+        peer.client.send_data(peer.stream, message(text.encode())[at : at + 16_000])
+    peer.flush(10_000)
+    assert peer.bounds.bytes.used == before + len(text)
+    (asked,) = peer.streams.asked
+    other = peer.call("/stream", b"\0" + (60_000).to_bytes(4) + bytes(10), end=False)
+    peer.flush()
+    assert peer.status(other)[0] == status.RESOURCE_EXHAUSTED
+    asked.respond(OK)
+    peer.hear()
+    assert peer.bounds.bytes.used == before
+    peer.client.reset_stream(peer.stream)
+    peer.flush()
+    assert peer.bounds.bytes.used == 0
+
+
+def test_a_message_of_a_stream_that_does_not_come_on() -> None:
+    peer = StreamPeer()
+    idle = peer.call("/stream", end=False)
+    peer.client.send_data(peer.stream, message(b"abc")[:6])
+    peer.flush()
+    for _ in range(3):
+        peer.connection.look_at_arrivals(peer.loop.time(), 60)
+        peer.loop.advance(30 * 10**9)
+    peer.hear()
+    assert peer.status(peer.stream)[0] == status.DEADLINE_EXCEEDED
+    assert idle not in peer.ended

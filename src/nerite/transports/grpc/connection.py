@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
+from nerite.core.byte_budget import GRPC_METADATA
+from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.request import GaveUp
 from nerite.core.tensor import Buffer
 from nerite.http2 import Connection, Headers, Limits
+from nerite.transports.bounds import COUNTED, Bounds, Share
 from nerite.transports.grpc import status
 from nerite.transports.grpc.keepalive import Keepalive, Rules, Verdict
 from nerite.transports.grpc.stream import StreamCall, StreamTarget
+from nerite.transports.patience import Patience
 
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
     from nerite.core.trace_context import TraceContext
 
-_log = logging.getLogger("nerite.grpc")
 READ_SIZE = 256 * 1024
 _HIGH_WATER = 1024 * 1024
 _MOST_UNREAD = 1024 * 1024 * 1024
 """Bytes of answers that are kept for a client that does not take them; what comes beyond is dropped, with an error."""
 _PREFIX = 5
-_MAX_MESSAGE = 2**31 - 1
+WAITING_CALL = 2048
+"""Bytes that a call takes in memory while its message has not come."""
 _TOGETHER = 8
 """Answers that leave in one write. Not more, so that the client has something to do while we write the others."""
 _NOT_HTTP2 = (
@@ -45,6 +49,8 @@ class Target(Protocol):
     """The whole reply, if the call is refused whatever it says."""
     timeout: float | None
     """Seconds that the client will wait."""
+    max_message: int
+    """Bytes of the largest message that is taken."""
     outer_span: TraceContext | None
     """The span that the call is made under, if its metadata name one."""
 
@@ -63,6 +69,9 @@ class Target(Protocol):
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer of an inference that ``start`` began."""
 
+    def too_large(self, size: int) -> NeriteError:
+        """Count a message of more than ``max_message`` bytes, and return its refusal."""
+
 
 class Service(Protocol):
     """What connections ask where a call goes."""
@@ -74,12 +83,13 @@ class Service(Protocol):
 class Shared:
     """What all connections of a listener have in common."""
 
-    __slots__ = ("connections", "limits", "rules", "scratch", "service")
+    __slots__ = ("bounds", "connections", "limits", "rules", "scratch", "service")
 
-    def __init__(self, service: Service, limits: Limits, rules: Rules) -> None:
+    def __init__(self, service: Service, limits: Limits, rules: Rules, bounds: Bounds) -> None:
         self.service = service
         self.limits = limits
         self.rules = rules
+        self.bounds = bounds
         self.connections: set[GrpcConnection] = set()
         # One read buffer for all: a read and its handling are one step of the loop.
         self.scratch = memoryview(bytearray(READ_SIZE))
@@ -98,6 +108,7 @@ class Call:
         "connection",
         "deadline",
         "request",
+        "share",
         "stream_id",
         "target",
     )
@@ -109,9 +120,12 @@ class Call:
         self.request: InferenceRequest | None = None
         """The inference that this call is; cancelled when the client gives up."""
         self.deadline: asyncio.TimerHandle | None = None
+        self.share: Share | None = None
+        """What it has of the bytes in flight, unless its message is small and came in one piece."""
         self._message: memoryview | None = None
         self._filled = 0
-        self._missing = b""
+        self._missing: bytes | None = b""
+        """The first bytes, as long as there are not enough of them; None once the message is complete."""
 
     @property
     def outer_span(self) -> TraceContext | None:
@@ -132,17 +146,21 @@ class Call:
                     self._broken()
                 return
             size = int.from_bytes(data[1:_PREFIX], "big")
-            if end and len(data) == size + _PREFIX:
-                # A copy, because models may work in place.
-                self._complete(memoryview(bytearray(data)))
+            if size > self.target.max_message:
+                self.fail(status.of_error(self.target.too_large(size)))
                 return
-            if size > _MAX_MESSAGE or len(data) > size + _PREFIX:
+            if end and len(data) == size + _PREFIX:
+                if size < COUNTED or self._take(size):
+                    # A copy, because models may work in place.
+                    self._complete(memoryview(bytearray(data)))
+                return
+            if len(data) > size + _PREFIX:
                 self._broken()
                 return
             self._begin(data, size)
         else:
             self._append(data)
-        if end and self.connection.calls.get(self.stream_id) is self:
+        if end and self._alive:
             assert self._message is not None
             if self._filled == len(self._message):
                 self._complete(self._message)
@@ -151,6 +169,10 @@ class Call:
 
     def _begin(self, data: bytes | memoryview, size: int) -> None:
         """Find a place for a message that comes in pieces; keep its five bytes in front of it."""
+        taken = self.connection.bounds.bytes
+        if not taken.fits(size):
+            self.fail(status.of_error(taken.refusal(size)))
+            return
         self.began_ns = time.monotonic_ns()
         self._message = self.target.receive_buffer(memoryview(data)[_PREFIX:], size + _PREFIX)
         self._append(data)
@@ -161,14 +183,40 @@ class Call:
         if stop > len(self._message):
             self._broken()
             return
+        if not self._take(len(data)):
+            return
         self._message[self._filled : stop] = data
         self._filled = stop
+
+    def expect(self) -> None:
+        """Know that the message has not come with the call."""
+        self._take(WAITING_CALL)
+
+    def _take(self, size: int) -> bool:
+        """Count bytes of the call, or fail if there is no room for them."""
+        if self.share is None:
+            self.share = Share(self.connection.bounds.bytes)
+        if self.share.take(size):
+            return True
+        self.fail(status.of_error(self.connection.bounds.bytes.refusal(size)))
+        return False
+
+    @property
+    def arriving(self) -> int | None:
+        """How much of a message is here that is not complete; None if none is on its way."""
+        if self._message is not None:
+            return self._filled
+        return None if self._missing is None or self.request is not None else len(self._missing)
+
+    def stall(self, seconds: float) -> None:
+        """Fail because the message has not come on for so long."""
+        self.fail(status.stalled(seconds))
 
     def _broken(self) -> None:
         self.fail(status.trailers_only(status.INTERNAL, "the call does not carry exactly one message"))
 
     def _complete(self, framed: memoryview) -> None:
-        self._message = None
+        self._message = self._missing = None
         self.target.start(self, framed)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
@@ -213,17 +261,35 @@ class Call:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
+        if self.share is not None:
+            self.share.give_back()
+            self._message = None
         self.connection.calls.pop(self.stream_id, None)
+
+    @property
+    def _alive(self) -> bool:
+        return self.connection.calls.get(self.stream_id) is self
+
+    def go_on(self, share: Share) -> bool:
+        """Take over bytes that were taken for the call meanwhile; give them back, and return False, if it is over."""
+        if not self._alive:
+            share.give_back()
+            return False
+        if self.share is None:
+            self.share = share
+        else:
+            self.share.absorb(share)
+        return True
 
     def expire(self) -> None:
         """Answer DEADLINE_EXCEEDED, and stop the work."""
         self.deadline = None
         self._stop(status.trailers_only(status.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
-    def abandon(self) -> None:
-        """Answer that a mistake of ours came to light, unless there was an answer already, and stop the work."""
-        if self.connection.calls.get(self.stream_id) is self:
-            self._stop(status.MISTAKE)
+    def abandon(self, error: NeriteError) -> None:
+        """Answer with ``error``, unless there was an answer already, and stop the work."""
+        if self._alive:
+            self._stop(status.of_error(error))
 
     def _stop(self, block: bytes) -> None:
         request = self.request
@@ -240,16 +306,19 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
         self._shared = shared
+        self.bounds = shared.bounds
         self._loop = loop
         self._transport: asyncio.Transport
         self._receiving = False
         self._gathering = False
         """Answers wait for the end of this turn of the loop, to leave in one write."""
         self._keepalive = Keepalive(shared.rules, loop.time())
-        self.http2 = Connection(self, shared.limits, loop.time())
+        self.http2 = Connection(self, shared.limits, loop.time(), GRPC_METADATA.put)
         self.calls: dict[int, Call | StreamCall] = {}
         self.congested = False
         """The client has not taken what was written."""
+        self._arriving: dict[int, Patience] = {}
+        """Calls whose message is on its way, and under 0 the connection itself."""
 
     # The socket's side
 
@@ -258,10 +327,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._transport.set_write_buffer_limits(_HIGH_WATER)
         self._shared.connections.add(self)
+        self.bounds.connections.add(self, time.monotonic())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End: nobody waits for any answer."""
         self._shared.connections.discard(self)
+        self.bounds.connections.remove(self)
         self.http2.lost()
         for call in tuple(self.calls.values()):
             call.cancel(GaveUp.DISCONNECTED)
@@ -277,6 +348,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._keepalive.heard(now)
         try:
             self.http2.receive(self._shared.scratch[:nbytes], now)
+        except Exception as error:
+            report("grpc", error, "while a connection was read")
+            self.abort()
         finally:
             self._receiving = False
             self.flush()
@@ -335,6 +409,44 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 self._transport.write(_NOT_HTTP2)
             self._transport.close()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way, or its answer has not left."""
+        return self.http2.open_streams > 0 or self._transport.get_write_buffer_size() > 0
+
+    @property
+    def served(self) -> int:
+        """A number that changes with each call."""
+        return self.http2.last_stream_id
+
+    def retire(self) -> None:
+        """Close, as nothing is under way. A call that is on its way was not begun, as its client is told."""
+        self.http2.goaway()
+        self.flush()
+
+    def look_at_arrivals(self, now: float, seconds: float) -> None:
+        """Fail calls whose message has not come on for so long. Close if there is none, and no beginning of one."""
+        if self.congested:  # nothing is read
+            self._arriving.clear()
+            return
+        before, self._arriving = self._arriving, {}
+        stalled = []
+        for stream_id, call in self.calls.items():
+            received = call.arriving
+            if received is not None:
+                patience = self._arriving[stream_id] = before.get(stream_id) or Patience()
+                if patience.exhausted((1, received), now, seconds):
+                    stalled.append(call)
+        for call in stalled:
+            self.bounds.refused["stalled"] += 1
+            call.stall(seconds)
+        if self.http2.incomplete:
+            patience = self._arriving[0] = before.get(0) or Patience()
+            if patience.exhausted((1 + self.served, 0), now, seconds):
+                self.bounds.closed["stalled"] += 1
+                self.http2.give_up(f"a frame did not come on for {seconds:g} s")
+        self.flush()
+
     def look(self, now: float) -> None:
         """Do what keepalive and connection age ask for."""
         verdict = self._keepalive.look(now, len(self.calls))
@@ -346,6 +458,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.flush()
         elif verdict is Verdict.ABORT:
             self.abort()
+
+    def drain(self) -> None:
+        """Take no more calls once the client knows that it should make none here; finish those there are, and close."""
+        if self.http2.begun:
+            self.http2.shutdown()
+            self.flush()
 
     def shut_down(self) -> None:
         """Take no more calls, finish those there are, and close."""
@@ -364,8 +482,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def request_started(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
         """Begin a call."""
         call = self._begin(stream_id, headers)
-        if call is not None and end_stream:
+        if call is None:
+            return
+        if end_stream:
             self._receive(call, b"", True)
+        else:
+            call.expect()
 
     def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
         """Begin a call whose message is here: the usual case."""
@@ -377,9 +499,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Begin a call, or refuse it."""
         try:
             target: Target = headers.memo or self._shared.service.target(headers)
-        except Exception:  # a mistake of ours must not cost others their connection
-            _log.exception("a call could not be begun")
-            self.http2.send_headers(stream_id, status.MISTAKE, end_stream=True)
+        except Exception as error:  # it must not cost others their connection
+            failure = report("grpc", error, "when a call began")
+            self.http2.send_headers(stream_id, status.of_error(failure), end_stream=True)
             return None
         if target.refusal is not None:
             self.http2.send_headers(stream_id, target.refusal, end_stream=True)
@@ -394,9 +516,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _receive(self, call: Call | StreamCall, data: bytes | memoryview, end: bool) -> None:
         try:
             call.receive(data, end)
-        except Exception:  # a mistake of ours must not cost the client its answer, nor others their connection
-            _log.exception("a call could not be handled")
-            call.abandon()
+        except Exception as error:  # it must not cost the client its answer, nor others their connection
+            call.abandon(report("grpc", error, "in a call"))
 
     def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
         """Pass a piece of a message to its call."""

@@ -109,5 +109,5 @@ class LoggedGrpcConnection(GrpcConnection):
         if call is None:
             target: Target | None = headers.memo
             refusal = target.refusal if target is not None else None
-            self.beginning.answered(status.told(refusal or status.MISTAKE))
+            self.beginning.answered(status.told(refusal) if refusal is not None else "INTERNAL")
         return call

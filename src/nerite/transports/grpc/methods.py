@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.internal_errors import report
 from nerite.observability.log import log
 from nerite.transports import log_settings, trace_settings
 from nerite.wire import grpc_service as wire
@@ -18,7 +18,6 @@ from nerite.wire.health import HealthCheckResponse
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
-_log = logging.getLogger("nerite.grpc")
 _SERVICE = "/inference.GRPCInferenceService/"
 METHODS: Final[Mapping[str, str]] = {
     f"{_SERVICE}ServerLive": "health",
@@ -173,7 +172,9 @@ class Administration:
         answer(reply)
 
     async def _load(self, request: Any, answer: Answer) -> None:
-        await self._change(self._server.load, _load_parameters, request, wire.RepositoryModelLoadResponse(), answer)
+        await self._change(
+            self._server.load_for_client, _load_parameters, request, wire.RepositoryModelLoadResponse(), answer
+        )
 
     async def _unload(self, request: Any, answer: Answer) -> None:
         await self._change(
@@ -193,9 +194,8 @@ class Administration:
             await work(request.model_name, read(request.parameters))
         except NeriteError as error:
             answer(error)
-        except Exception:  # a mistake of ours must not cost the client its answer
-            _log.exception("a model could not be loaded or unloaded")
-            answer(Internal("internal error, see the server's log"))
+        except Exception as error:
+            answer(report("grpc", error, "in a load or an unload"))
         else:
             answer(done)
 

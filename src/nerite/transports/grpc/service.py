@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from nerite.config.options import CompressionLevel
+from nerite.core import footprint
+from nerite.core.byte_budget import GRPC_PLANS
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted
+from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.core.trace_context import TraceContext, parse
 from nerite.http2 import Headers
 from nerite.transports import refusals
-from nerite.transports.callers import Callers, Sender, key_of
-from nerite.transports.grpc import infer_response, infer_wire, status
+from nerite.transports.bounds import Bounds, Share
+from nerite.transports.callers import Callers, Sender, header_text, key_of, texts
+from nerite.transports.grpc import infer_response, infer_wire, message_text, status
 from nerite.transports.grpc.connection import Call
-from nerite.transports.grpc.infer_request import InferReader
+from nerite.transports.grpc.infer_request import InferReader, Read, broken
+from nerite.transports.grpc.message import MAX_QUESTION, WINDOWS, Messages, Opened
 from nerite.transports.grpc.methods import METHODS, Administration, Handler
 from nerite.transports.grpc.stream import StreamTarget
 from nerite.transports.grpc.stream_service import StreamInference
@@ -35,15 +40,16 @@ from nerite.wire.schema import methods
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
-_log = logging.getLogger("nerite.grpc")
 _now = time.monotonic_ns
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+_LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 _NOT_IN_ONE = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 _LARGE = 64 * 1024
+_READER = 1024
+"""Bytes that a reader takes in memory, beside the metadata that it passes on."""
 _PREFIX = 5
 _LEVELS: Mapping[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
-_WINDOWS = {"gzip": 31, "deflate": 15}
 
 
 class GrpcService:
@@ -52,7 +58,9 @@ class GrpcService:
     def __init__(
         self,
         server: InferenceServer,
+        bounds: Bounds,
         *,
+        max_message: int,
         locks: Mapping[str, Lock],
         forward_pattern: re.Pattern[str] | None = None,
         compression: CompressionLevel = "none",
@@ -60,6 +68,8 @@ class GrpcService:
     ) -> None:
         """Without ``callers`` nobody wants to know who asks."""
         self._server = server
+        self._bounds = bounds
+        self._max_message = max_message
         self._locks = locks
         self._forward = forward_pattern
         self._level = _LEVELS.get(compression, 0)
@@ -89,7 +99,7 @@ class GrpcService:
             refusal = Restricted(f"This protocol is restricted, expecting header '{lock.header}'")
             return _Refused(status.of_error(refusal))
         encoding = (headers.get(b"grpc-encoding") or b"identity").decode("latin-1")
-        if encoding not in ("identity", *_WINDOWS):
+        if encoding not in ("identity", *WINDOWS):
             return _Refused(
                 status.trailers_only(status.UNIMPLEMENTED, f"Compression algorithm '{encoding}' is not supported")
             )
@@ -99,15 +109,17 @@ class GrpcService:
             except NeriteError as error:
                 return _Refused(status.of_error(error))
             reader = self._reader(path, sender)
-            inference = _Inference(self._server, reader, encoding, self._reply_encoding(headers), self._level)
+            messages = Messages(encoding, self._max_message, self._bounds)
+            inference = _Inference(self._server, reader, messages, self._reply_encoding(headers), self._level)
             outer_span = inference.outer_span = _outer_span(headers)
             if path == _STREAM:
                 inference.stream = StreamInference(
-                    self._server, reader, inference, headers.get(b"triton_grpc_error") == b"true", outer_span
+                    self._server, inference, headers.get(b"triton_grpc_error") == b"true", outer_span
                 )
             return inference
         method = self._methods[path]
-        return _Administrative(method.request, self._administration.handler(path), encoding)
+        messages = Messages(encoding, self._max_message if path == _LOAD else MAX_QUESTION, self._bounds)
+        return _Administrative(method.request, self._administration.handler(path), messages)
 
     def _reader(self, path: str, sender: Sender) -> InferReader:
         """Return what reads the messages of calls like this one."""
@@ -117,18 +129,20 @@ class GrpcService:
         key = (path, sender.caller, *sorted(sender.forwarded.items()))
         reader = self._readers.get(key)
         if reader is None:
-            if len(self._readers) >= 256:
-                self._readers.clear()
-            reader = self._readers[key] = InferReader(sender)
+            reader = InferReader(sender)
+            wanted_class = "" if sender.caller is None else sender.caller.wanted_class
+            size = _READER + footprint.of_parameters(sender.forwarded) + len(wanted_class)
+            GRPC_PLANS.put(self._readers, key, reader, size)
         return reader
 
     def _sender(self, headers: Headers) -> Sender:
         """Return what the metadata say of who sent them. Raises ``InvalidArgument``."""
 
-        def get(name: str) -> str | None:
+        def raw(name: str) -> str | None:
             value = headers.get(name.encode())
-            return None if value is None else value.decode("latin-1")
+            return None if value is None else value.decode(errors="surrogateescape")
 
+        get = texts(raw)
         caller = None
         if self._callers is not None:
             timeout = headers.get(b"grpc-timeout")
@@ -145,7 +159,7 @@ class GrpcService:
             if self._forward.search(name):
                 if name.startswith("triton_"):
                     raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-                forwarded[name] = raw_value.decode("latin-1")
+                forwarded[name] = header_text(name, raw_value.decode(errors="surrogateescape"))
         return forwarded
 
     def _reply_encoding(self, headers: Headers) -> str:
@@ -169,6 +183,7 @@ class _Refused:
     __slots__ = ("refusal", "stream", "timeout")
 
     outer_span: TraceContext | None = None
+    max_message = 0
 
     def __init__(self, refusal: bytes) -> None:
         self.refusal: bytes | None = refusal
@@ -187,17 +202,21 @@ class _Refused:
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
         raise AssertionError("a refused call has no answer")
 
+    def too_large(self, size: int) -> NeriteError:
+        raise AssertionError("a refused call has no message")
+
 
 class _Inference:
     """``ModelInfer``; for ``ModelStreamInfer`` what the two have in common."""
 
     __slots__ = (
-        "_encoding",
         "_level",
+        "_messages",
         "_reader",
         "_reply_encoding",
         "_server",
         "head",
+        "max_message",
         "outer_span",
         "refusal",
         "stream",
@@ -205,22 +224,23 @@ class _Inference:
     )
 
     def __init__(
-        self, server: InferenceServer, reader: InferReader, encoding: str, reply_encoding: str, level: int
+        self, server: InferenceServer, reader: InferReader, messages: Messages, reply_encoding: str, level: int
     ) -> None:
         self.refusal: bytes | None = None
         self.timeout: float | None = None
         self.outer_span: TraceContext | None = None
         self.stream: StreamTarget | None = None
+        self.max_message = messages.limit
         self._server = server
         self._reader = reader
-        self._encoding = encoding
+        self._messages = messages
         self._reply_encoding = reply_encoding
         self._level = level
         self.head = status.head_with_encoding(reply_encoding) if reply_encoding else status.HEAD
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return memory of the model's for a large request."""
-        if size >= _LARGE and self._encoding == "identity":
+        if size >= _LARGE and self._messages.plain:
             name, version, data_at = infer_wire.peek(beginning)
             if name:
                 buffer = self._server.receive_buffer(name, version, size, data_at + _PREFIX)
@@ -241,27 +261,46 @@ class _Inference:
         """Run an inference."""
         now = _now()
         try:
-            header, request_id, data = self._reader.read(_unpacked(framed, self._encoding))
-            request = self._server.request(header, data, call, now, request_id)
+            said = self._messages.read(framed, self._reader)
         except NeriteError as error:
-            error = self._first_mistake(framed, error)
-            refusals.note(infer_wire.id_of(framed[_PREFIX:]), error)
-            call.fail(status.of_error(error))
+            self._refuse(call, self._messages.beginning(framed), error)
+            return
+        if said is None:
+            self._messages.read_aside(framed, self._reader, partial(self._go_on, call, now))
+        else:
+            self._begin(call, now, said, framed)
+
+    def _go_on(self, call: Call, now: int, opened: Opened) -> None:
+        """Run an inference whose message was read in a thread, if it is still wanted."""
+        if not call.go_on(opened.share):
+            return
+        try:
+            if isinstance(opened.said, NeriteError):
+                self._refuse(call, opened.message, opened.said)
+            else:
+                self._begin(call, now, opened.said, memoryview(b""), opened.message)
+        except Exception as error:
+            call.abandon(report("grpc", error, "in a call"))
+
+    def _begin(self, call: Call, now: int, said: Read, framed: memoryview, message: memoryview | None = None) -> None:
+        try:
+            request = self._server.request(said[0], said[2], call, now, said[1])
+        except NeriteError as error:
+            self._refuse(call, self._messages.beginning(framed) if message is None else message, error)
             return
         call.request = request
         self._server.infer(request, _NOT_IN_ONE)
 
-    def _first_mistake(self, framed: memoryview, error: NeriteError) -> NeriteError:
-        """Return what is wrong with a request: ``error``, unless there is nobody to ask, which comes first."""
-        if isinstance(error, Internal):  # the message cannot be read
-            return error
-        name, version, _ = infer_wire.peek(_unpacked(framed, self._encoding))
-        if name:
+    def _refuse(self, call: Call, message: memoryview, error: NeriteError) -> None:
+        """Answer with what is wrong with a request: ``error``, unless there is nobody to ask, which comes first."""
+        name, version, _ = infer_wire.peek(message)
+        if name and not isinstance(error, Internal):  # else the message cannot be read
             try:
                 self._server.find(name, version, _NOT_IN_ONE)
             except NeriteError as unknown:
-                return unknown
-        return error
+                error = unknown.without_frames()
+        refusals.note(infer_wire.id_of(message), error)
+        call.fail(status.of_error(error))
 
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer."""
@@ -274,23 +313,33 @@ class _Inference:
         except NeriteError as error:
             call.fail(status.of_error(error))
             return
-        except Exception:  # a mistake of the model's or ours must not cost the client its answer
-            _log.exception(
-                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
-            )
-            call.fail(status.MISTAKE)
+        except Exception as error:
+            failure = report("grpc", error, f"in an answer of '{request.header.model_name}'", request.id)
+            call.fail(status.of_error(failure))
             return
         call.reply(self.head, self.packed(parts))
 
-    def unpacked(self, framed: memoryview) -> memoryview:
-        """Return a message without its length, decompressed. Raises ``NeriteError``."""
-        return _unpacked(framed, self._encoding)
+    def too_large(self, size: int) -> NeriteError:
+        """Count a message that is too large, and return its refusal."""
+        return self._messages.too_large(size)
+
+    def read(self, framed: memoryview) -> Read | None:
+        """Return what a message says; None if that is to be read aside. Raises ``NeriteError``."""
+        return self._messages.read(framed, self._reader)
+
+    def read_aside(self, framed: memoryview, then: Callable[[Opened], None]) -> None:
+        """Call ``then`` with what a message says, when that was read in a thread."""
+        self._messages.read_aside(framed, self._reader, then)
+
+    def beginning(self, framed: memoryview) -> memoryview:
+        """Return a message, of which something is wrong, as far as it is to be had at once."""
+        return self._messages.beginning(framed)
 
     def packed(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """Return a message with its length, compressed if the client wants it."""
         if not self._reply_encoding:
             return parts
-        encoder = zlib.compressobj(self._level, zlib.DEFLATED, _WINDOWS[self._reply_encoding])
+        encoder = zlib.compressobj(self._level, zlib.DEFLATED, WINDOWS[self._reply_encoding])
         message = b"".join(parts)[_PREFIX:]
         return [status.framed(encoder.compress(message) + encoder.flush(), compressed=True)]
 
@@ -298,7 +347,7 @@ class _Inference:
 class _Administrative:
     """A method that is not an inference."""
 
-    __slots__ = ("_encoding", "_handle", "_request", "_tasks", "refusal", "stream", "timeout")
+    __slots__ = ("_handle", "_messages", "_request", "_tasks", "max_message", "refusal", "stream", "timeout")
 
     outer_span: TraceContext | None = None
 
@@ -306,19 +355,24 @@ class _Administrative:
         self,
         request: type[Message],
         handle: Handler,
-        encoding: str,
+        messages: Messages,
     ) -> None:
         self.refusal: bytes | None = None
         self.timeout: float | None = None
         self.stream: StreamTarget | None = None
+        self.max_message = messages.limit
         self._request = request
         self._handle = handle
-        self._encoding = encoding
+        self._messages = messages
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
         """Know no message: nothing here is worth it."""
         return False
+
+    def too_large(self, size: int) -> NeriteError:
+        """Count a message that is too large, and return its refusal."""
+        return self._messages.too_large(size)
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return memory for a message that comes in pieces."""
@@ -326,27 +380,51 @@ class _Administrative:
 
     def start(self, call: Call, framed: memoryview) -> None:
         """Run the method; a coroutine goes on by itself."""
-
-        def answer(result: Message | NeriteError) -> None:
-            if call.connection.calls.get(call.stream_id) is not call:
-                return
-            if isinstance(result, NeriteError):
-                call.fail(status.of_error(result))
-            else:
-                call.reply(status.HEAD, [status.framed(result.SerializeToString())])
-
         try:
-            request = self._request.FromString(bytes(_unpacked(framed, self._encoding)))
-            work = self._handle(request, answer)
-        except DecodeError:
-            answer(Internal("Unable to parse request"))
+            request = self._messages.parsed(framed, self._parse)
+            if request is None:
+                self._messages.parse_aside(framed, self._parse, partial(self._go_on, call))
+            else:
+                self._run(call, request)
         except NeriteError as error:
-            answer(error)
+            self._answer(call, error)
+
+    def _parse(self, message: memoryview) -> Message:
+        try:
+            request = self._request.FromString(bytes(message))
+        except DecodeError:
+            raise broken() from None
+        message_text.check(request)
+        return request
+
+    def _go_on(self, call: Call, share: Share, request: Message | NeriteError) -> None:
+        """Run a method whose message was read in a thread, if it is still wanted."""
+        if not call.go_on(share):
+            return
+        try:
+            if isinstance(request, NeriteError):
+                self._answer(call, request)
+            else:
+                self._run(call, request)
+        except NeriteError as error:
+            self._answer(call, error)
+        except Exception as error:
+            call.abandon(report("grpc", error, "in a call"))
+
+    def _run(self, call: Call, request: Message) -> None:
+        work = self._handle(request, partial(self._answer, call))
+        if work is not None:
+            task = asyncio.get_running_loop().create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _answer(self, call: Call, result: Message | NeriteError) -> None:
+        if call.connection.calls.get(call.stream_id) is not call:
+            return
+        if isinstance(result, NeriteError):
+            call.fail(status.of_error(result))
         else:
-            if work is not None:
-                task = asyncio.get_running_loop().create_task(work)
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            call.reply(status.HEAD, [status.framed(result.SerializeToString())])
 
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
         raise AssertionError("only inferences are answered this way")
@@ -358,22 +436,3 @@ _Target = _Refused | _Inference | _Administrative
 def _room(size: int) -> memoryview:
     """Return memory for a message that is only announced so far: it costs nothing before the bytes come."""
     return np.empty(size, np.uint8).data
-
-
-def _unpacked(framed: memoryview, encoding: str) -> memoryview:
-    """Return the message behind its five bytes, decompressed if they say so. Raises ``NeriteError``."""
-    if not framed[0]:
-        return framed[_PREFIX:]
-    if encoding == "identity":
-        raise Internal("a compressed message came without grpc-encoding")
-    decoder = zlib.decompressobj(_WINDOWS[encoding])
-    try:
-        plain = decoder.decompress(framed[_PREFIX:], _MAX_PLAIN + 1)
-    except zlib.error as error:
-        raise Internal(f"failed to decompress the message: {error}") from None
-    if len(plain) > _MAX_PLAIN or not decoder.eof:
-        raise Internal("failed to decompress the message: it is incomplete or too large")
-    return memoryview(bytearray(plain))
-
-
-_MAX_PLAIN = 2**31 - 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from sys import getsizeof
 from typing import Final
 from urllib.parse import quote
 
 import hpack
 
-from nerite.core.errors import Internal, NeriteError
+from nerite.core.byte_budget import ACCESS_LOG, REFUSALS
+from nerite.core.errors import NeriteError
 from nerite.http2 import encode_headers
 
 OK: Final = 0
@@ -53,13 +55,22 @@ def trailers(status: int, message: str, retry_after: int = 0) -> bytes:
     return encode_headers(_status_fields(status, message, retry_after))
 
 
-@lru_cache
+_refusals: Final[dict[tuple[int, str, int], bytes]] = {}
+_statuses: Final[dict[bytes, str]] = {}
+"""By the last headers of a reply."""
+
+
 def trailers_only(status: int, message: str, retry_after: int = 0) -> bytes:
     """Return the whole reply to a call that failed.
 
     Remembered, as a server of which too much is asked says the same again and again: refusing must be cheap.
     """
-    return encode_headers([*_BEGINNING[:2], *_status_fields(status, message, retry_after)])
+    key = (status, message, retry_after)
+    known = _refusals.get(key)
+    if known is None:
+        known = encode_headers([*_BEGINNING[:2], *_status_fields(status, message, retry_after)])
+        REFUSALS.put(_refusals, key, known, 256 + getsizeof(message) + len(known))
+    return known
 
 
 def of_error(error: NeriteError) -> bytes:
@@ -86,12 +97,15 @@ def framed(message: bytes, compressed: bool = False) -> bytes:
     return bytes((compressed,)) + len(message).to_bytes(4) + message
 
 
-@lru_cache(1024)
 def told(block: bytes) -> str:
     """Return the status that a reply's last headers have: its name, or that of HTTP where the call was none of gRPC."""
-    fields = dict(hpack.Decoder().decode(block, raw=True))
-    code = fields.get(b"grpc-status")
-    return NAMES[int(code)] if code is not None else fields[b":status"].decode()
+    known = _statuses.get(block)
+    if known is None:
+        fields = dict(hpack.Decoder().decode(block, raw=True))
+        code = fields.get(b"grpc-status")
+        known = NAMES[int(code)] if code is not None else fields[b":status"].decode()
+        ACCESS_LOG.put(_statuses, block, known, 128 + len(block))
+    return known
 
 
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -106,8 +120,15 @@ def timeout_seconds(value: bytes) -> float | None:
     return int(digits) * _UNITS[unit]
 
 
-MISTAKE_TEXT: Final = "internal error, see the server's log"
-MISTAKE: Final = of_error(Internal(MISTAKE_TEXT))
-"""The reply where the mistake is ours."""
 UNREAD_TEXT: Final = "the answer was dropped: the client leaves as much unread as the server keeps for a connection"
 UNREAD: Final = trailers_only(RESOURCE_EXHAUSTED, UNREAD_TEXT)
+
+
+def stalled_text(seconds: float) -> str:
+    """Return what is said of a message that does not come on."""
+    return f"the message did not come on for {seconds:g} s. Use --grpc-upload-timeout to wait longer."
+
+
+def stalled(seconds: float) -> bytes:
+    """Return the whole reply to a call whose message does not come on."""
+    return trailers_only(DEADLINE_EXCEEDED, stalled_text(seconds))

@@ -17,13 +17,15 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.core.trace_context import TraceContext
 from nerite.scheduling.release_order import ReleaseOrder
+from nerite.transports.bounds import COUNTED, Share
 from nerite.transports.grpc import status
 
 if TYPE_CHECKING:
     from nerite.transports.grpc.connection import GrpcConnection
 
 _PREFIX = 5
-_MAX_MESSAGE = 2**31 - 1
+_OPEN_STREAM = 2048
+"""Bytes that a stream takes in memory without any message."""
 _HIGH_WATER = 1024 * 1024
 """Bytes of responses that may wait for the client before the models are told to pause."""
 _MOST_REQUESTS = 1024
@@ -38,12 +40,20 @@ class StreamTarget(Protocol):
     """The client asked that the first error of a model ends the stream."""
     outer_span: TraceContext | None
     """The span that the stream was opened under, if its metadata name one."""
+    max_message: int
+    """Bytes of the largest message that is taken."""
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return where a message of ``size`` bytes, which begins with ``beginning``, is to be collected."""
 
-    def infer(self, call: StreamCall, framed: memoryview) -> None:
-        """Begin the inference that a message asks for: ``call.begin``, or ``call.refuse``."""
+    def infer(self, call: StreamCall, framed: memoryview) -> bool:
+        """Begin the inference that a message asks for: ``call.begin``, or ``call.refuse``.
+
+        False: that takes a while. ``call.go_on`` is called first, and ``call.proceed`` when it is done.
+        """
+
+    def too_large(self, size: int) -> NeriteError:
+        """Count a message of more than ``max_message`` bytes, and return its refusal."""
 
     def write(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> Sequence[Buffer]:
         """Return a response as a message with its length in front; nothing for one that is not to be sent."""
@@ -62,14 +72,19 @@ class StreamCall:
         "_blocked",
         "_filled",
         "_half_closed",
+        "_later",
+        "_later_ends",
         "_message",
         "_order",
         "_prefix",
         "_reading",
         "_requests",
+        "_share",
+        "_shares",
         "_stopping",
         "connection",
         "deadline",
+        "share",
         "stream_id",
         "target",
     )
@@ -79,9 +94,18 @@ class StreamCall:
         self.stream_id = stream_id
         self.target = target
         self.deadline: asyncio.TimerHandle | None = None
+        self.share = Share(connection.bounds.bytes)
+        """What the stream itself has of the bytes in flight."""
         self._prefix = b""
         self._message: memoryview | None = None
         self._filled = 0
+        self._later: bytearray | None = None
+        """What comes while a message is read in a thread; None while none is."""
+        self._later_ends = False
+        self._share: Share | None = None
+        """What the message that arrives has of the bytes in flight, unless it is small and came in one piece."""
+        self._shares: dict[InferenceRequest, Share] = {}
+        """The same of requests."""
         self._half_closed = False
         self._begun = False
         """The headers of the reply have left."""
@@ -101,10 +125,19 @@ class StreamCall:
     # What the client says
 
     def receive(self, data: bytes | memoryview, end: bool) -> None:
-        """Take a piece of the body: messages one after the other, cut anywhere."""
+        """Take a piece of the body: messages one after the other, cut anywhere. None while the server stops."""
+        if self._stopping:
+            return  # its status will say so
         rest = memoryview(data)
-        while len(rest) and self._alive:
+        while len(rest) and self._alive and self._later is None:
             rest = self._take(rest)
+        if self._later is not None:
+            self._later_ends = end
+            if not self.share.take(len(rest)):
+                self._refuse(self.connection.bounds.bytes.refusal(len(rest)))
+                return
+            self._later += rest
+            return
         if end and self._alive:
             if self._prefix or self._message is not None:
                 self._finish(status.INTERNAL, "the last message of the stream is not complete")
@@ -122,30 +155,97 @@ class StreamCall:
             if len(self._prefix) < _PREFIX:
                 return rest
             size = int.from_bytes(self._prefix[1:])
-            if size > _MAX_MESSAGE:
-                self._finish(status.RESOURCE_EXHAUSTED, "a message is larger than 2 GiB")
+            if size > self.target.max_message:
+                self._refuse(self.target.too_large(size))
+                return rest
+            if (size >= COUNTED or size > len(rest)) and not self._counts(size, min(size, len(rest))):
                 return rest
             message = self._message = self.target.receive_buffer(rest, size + _PREFIX)
             message[:_PREFIX] = self._prefix
             self._prefix = b""
             self._filled = _PREFIX
+        elif not self._counts(0, min(len(rest), len(message) - self._filled)):
+            return rest
         taken = min(len(rest), len(message) - self._filled)
         message[self._filled : self._filled + taken] = rest[:taken]
         self._filled += taken
         if self._filled == len(message):
             self._message = None
-            self.target.infer(self, message)
-            if len(self._requests) >= _MOST_REQUESTS and self._reading:
+            if not self.target.infer(self, message):
+                self._later = bytearray()
+                self.connection.http2.pause(self.stream_id)
+            elif len(self._requests) >= _MOST_REQUESTS and self._reading:
                 self._reading = False
                 self.connection.http2.pause(self.stream_id)
         return rest[taken:]
 
+    def _counts(self, announced: int, size: int) -> bool:
+        """Count bytes of a message, or end the stream if there is no room for it."""
+        taken = self.connection.bounds.bytes
+        if self._share is None:
+            self._share = Share(taken)
+        if taken.fits(announced) and self._share.take(size):
+            return True
+        self._refuse(taken.refusal(announced or size))
+        return False
+
+    def expect(self) -> None:
+        """Know that no message has come with the call."""
+        if not self.share.take(_OPEN_STREAM):
+            self._refuse(self.connection.bounds.bytes.refusal(_OPEN_STREAM))
+
+    @property
+    def arriving(self) -> int | None:
+        """How much of a message is here that is not complete; None if none is on its way, or nothing is read."""
+        if self._later is not None or not self._reading:
+            return None
+        if self._message is not None:
+            return self._filled
+        return len(self._prefix) or None
+
+    def stall(self, seconds: float) -> None:
+        """End the stream because a message has not come on for so long."""
+        self._finish(status.DEADLINE_EXCEEDED, status.stalled_text(seconds))
+
+    def go_on(self, share: Share) -> bool:
+        """Take over bytes that were taken for the message that is read; give them back, and return False, at the end.
+
+        The message is the last that was given to ``infer``.
+        """
+        if not self._alive:
+            share.give_back()
+            return False
+        if self._share is None:
+            self._share = share
+        else:
+            self._share.absorb(share)
+        return True
+
+    def proceed(self) -> None:
+        """Take what came while a message was read."""
+        later, self._later = self._later, None
+        if later is None:
+            return
+        self.share.give_back(len(later))
+        if len(self._requests) >= _MOST_REQUESTS:
+            self._reading = False
+        if self._reading:
+            self.connection.http2.resume(self.stream_id)
+        self.receive(memoryview(later), self._later_ends)
+        self.connection.answered()
+
     def begin(self, request: InferenceRequest, decoupled: bool) -> None:
         """Note that a request is under way."""
         self._requests[request] = None if decoupled else self._order.begin()
+        if self._share is not None:
+            self._shares[request] = self._share
+            self._share = None
 
     def refuse(self, request_id: str, error: NeriteError) -> None:
         """Say why a message leads to no inference. The stream goes on."""
+        if self._share is not None:
+            self._share.give_back()
+            self._share = None
         for parts in self._order.finish(self._order.begin(), self.target.write_refusal(request_id, error)):
             self._send(parts)
 
@@ -160,6 +260,8 @@ class StreamCall:
         over = final or place is not None
         if over:
             del self._requests[request]
+            if self._shares and (share := self._shares.pop(request, None)) is not None:
+                share.give_back()
         if response.error is not None and self.target.errors_end_it:
             error = response.error
             self._finish(error.grpc_status, error.message, error.retry_after)
@@ -174,8 +276,9 @@ class StreamCall:
         if over:
             if not self._reading and len(self._requests) < _MOST_REQUESTS // 2:
                 self._reading = True
-                self.connection.http2.resume(self.stream_id)
-                self.connection.answered()
+                if self._later is None:
+                    self.connection.http2.resume(self.stream_id)
+                    self.connection.answered()
             self._finish_if_done()
         elif blocked:
             request.pause(True)
@@ -225,6 +328,10 @@ class StreamCall:
             refusal = "GRPC server is shutting down and has stopped accepting new requests."
             self._finish(status.UNAVAILABLE, refusal, retry_after=1)
 
+    def _refuse(self, error: NeriteError) -> None:
+        """End the stream because of what was sent on it."""
+        self._finish(error.grpc_status, error.message, error.retry_after)
+
     def _finish(self, code: int, message: str, retry_after: int = 0) -> None:
         """End the call, and cancel what is under way."""
         requests = self._end()
@@ -242,7 +349,13 @@ class StreamCall:
         """Forget the call; return what was under way."""
         requests = list(self._requests)
         self._requests.clear()
-        self._message = None
+        self._message = self._later = None
+        for share in (self.share, *self._shares.values()):
+            share.give_back()
+        self._shares.clear()
+        if self._share is not None:
+            self._share.give_back()
+            self._share = None
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
@@ -259,10 +372,10 @@ class StreamCall:
         self.deadline = None
         self._finish(status.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
-    def abandon(self) -> None:
-        """Answer that a mistake of ours came to light, and stop the work."""
+    def abandon(self, error: NeriteError) -> None:
+        """Answer with ``error``, and stop the work."""
         if self._alive:
-            self._finish(status.INTERNAL, status.MISTAKE_TEXT)
+            self._finish(error.grpc_status, error.message)
 
     def shut_down(self) -> None:
         """End the stream as soon as nothing is under way on it."""

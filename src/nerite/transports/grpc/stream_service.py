@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nerite.core.errors import Internal, NeriteError
+from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
+from nerite.core.text import mistake_in
 from nerite.core.trace_context import TraceContext
 from nerite.transports import refusals
-from nerite.transports.grpc import infer_response, infer_wire, status
-from nerite.transports.grpc.infer_request import InferReader
+from nerite.transports.grpc import infer_response, infer_wire
+from nerite.transports.grpc.infer_request import Read
+from nerite.transports.grpc.message import Opened
 from nerite.transports.grpc.stream import StreamCall
 from nerite.wire import fields
 from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferResponse
@@ -22,7 +25,6 @@ from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferRespons
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
-_log = logging.getLogger("nerite.grpc")
 _now = time.monotonic_ns
 _PREFIX = 5
 
@@ -38,15 +40,25 @@ _FINAL: Final = {final: _marker(final) for final in (False, True)}
 
 
 class Messages(Protocol):
-    """How messages of a call are packed."""
+    """How messages of a call are packed, and what they say."""
 
     head: bytes
+    max_message: int
+
+    def too_large(self, size: int) -> NeriteError:
+        """Count a message that is too large, and return its refusal."""
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return memory for a message of ``size`` bytes that begins with ``beginning``."""
 
-    def unpacked(self, framed: memoryview) -> memoryview:
-        """Return a message without its length, decompressed. Raises ``NeriteError``."""
+    def read(self, framed: memoryview) -> Read | None:
+        """Return what a message says; None if that is to be read aside. Raises ``NeriteError``."""
+
+    def read_aside(self, framed: memoryview, then: Callable[[Opened], None]) -> None:
+        """Call ``then`` with what a message says, when that was read in a thread."""
+
+    def beginning(self, framed: memoryview) -> memoryview:
+        """Return a message, of which something is wrong, as far as it is to be had at once."""
 
     def packed(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """Return a message with its length, compressed if the client wants it."""
@@ -58,7 +70,6 @@ class StreamInference:
     def __init__(
         self,
         server: InferenceServer,
-        reader: InferReader,
         messages: Messages,
         errors_end_it: bool,
         outer_span: TraceContext | None,
@@ -66,27 +77,57 @@ class StreamInference:
         self.head = messages.head
         self.errors_end_it = errors_end_it
         self.outer_span = outer_span
+        self.max_message = messages.max_message
         self._server = server
-        self._reader = reader
         self._messages = messages
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return memory of the model's for a large request."""
         return self._messages.receive_buffer(beginning, size)
 
-    def infer(self, call: StreamCall, framed: memoryview) -> None:
-        """Begin an inference, or tell the client why there is none."""
-        message = framed[_PREFIX:]
+    def too_large(self, size: int) -> NeriteError:
+        """Count a message that is too large, and return its refusal."""
+        return self._messages.too_large(size)
+
+    def infer(self, call: StreamCall, framed: memoryview) -> bool:
+        """Begin an inference, or tell the client why there is none; False if that takes a while."""
         try:
-            message = self._messages.unpacked(framed)
-            header, request_id, data = self._reader.read(message)
+            said = self._messages.read(framed)
+        except NeriteError as error:
+            self._refuse(call, self._messages.beginning(framed), error)
+            return True
+        if said is None:
+            self._messages.read_aside(framed, partial(self._go_on, call))
+            return False
+        self._begin(call, said)
+        return True
+
+    def _go_on(self, call: StreamCall, opened: Opened) -> None:
+        """Begin an inference whose message was read in a thread, if it is still wanted."""
+        if not call.go_on(opened.share):
+            return
+        try:
+            if isinstance(opened.said, NeriteError):
+                self._refuse(call, opened.message, opened.said)
+            else:
+                self._begin(call, opened.said)
+            call.proceed()
+        except Exception as error:
+            call.abandon(report("grpc", error, "in a call"))
+
+    def _begin(self, call: StreamCall, said: Read) -> None:
+        header, request_id, data = said
+        try:
             request = self._server.request(header, data, call, _now(), request_id)
             version = self._server.version_of(request)
         except NeriteError as error:
-            call.refuse(infer_wire.id_of(message), error)
+            call.refuse(request_id, error)
             return
         call.begin(request, version.decoupled)
         version.submit(request)
+
+    def _refuse(self, call: StreamCall, message: memoryview, error: NeriteError) -> None:
+        call.refuse(infer_wire.id_of(message), error)
 
     def write(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> Sequence[Buffer]:
         """Return a response as a message; nothing for an empty one that the client did not ask for."""
@@ -101,11 +142,9 @@ class StreamInference:
             parts = infer_response.write(request, response, self._server.signature_of)
         except NeriteError as error:
             return self._failed(request, error, final)
-        except Exception:  # a mistake of the model's or ours must not cost the client its answer
-            _log.exception(
-                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
-            )
-            return self._failed(request, Internal(status.MISTAKE_TEXT), final)
+        except Exception as error:
+            failure = report("grpc", error, f"in an answer of '{request.header.model_name}'", request.id)
+            return self._failed(request, failure, final)
         size = len(_FINAL[final]) + sum(map(len, parts)) - _PREFIX
         before = b"\x12" + fields.varint(size) + _FINAL[final]
         framed = b"\0" + (len(before) + size - len(_FINAL[final])).to_bytes(4) + before + parts[0][_PREFIX:]
@@ -115,7 +154,8 @@ class StreamInference:
         """Return the message that says why there is no inference."""
         refusals.note(request_id, error)
         message = ModelStreamInferResponse(error_message=error.message)
-        message.infer_response.id = request_id
+        if mistake_in(request_id) is None:
+            message.infer_response.id = request_id
         return self._framed(message)
 
     def _failed(self, request: InferenceRequest, error: NeriteError, final: bool) -> Sequence[Buffer]:
