@@ -139,7 +139,9 @@ def test_a_request_that_comes_again_with_other_data(server: Serving) -> None:
                 output = {"name": "OUTPUT0", "parameters": parameters}
                 head = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
                 lines = f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head + raw)}\r\n\r\n"
-                connection.sendall(f"POST /v2/models/texts/infer HTTP/1.1\r\nHost: x\r\n{lines}".encode() + head + raw)
+                connection.sendall(
+                    f"POST /v2/models/texts/infer HTTP/1.1\r\nHost: localhost\r\n{lines}".encode() + head + raw
+                )
                 data = json.loads(body_of(reader))["outputs"][0]["data"]
                 assert data == [{"b64": base64.b64encode(element).decode()} if wrap else element.decode()]
 
@@ -243,7 +245,7 @@ def test_requests_in_one_connection_are_answered_in_their_order(server: Serving)
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         for size in sizes:
             data = picture(*size)[1]
-            head = "POST /v2/models/picture/infer HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+            head = "POST /v2/models/picture/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
             connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         reader = connection.makefile("rb")
         for width, height in sizes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
@@ -15,7 +16,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
 
-from serving import IDENTITY, NERITE, PATIENCE, Serving, python_model, serving
+from serving import IDENTITY, NERITE, PATIENCE, Serving, eventually, python_model, serving
 
 
 class Certificates:
@@ -103,7 +104,7 @@ def test_who_shows_nothing_is_sent_away(server: tuple[Serving, bool], certificat
         with socket.create_connection((host, port), timeout=10) as plain:
             try:
                 with context.wrap_socket(plain, server_hostname="localhost") as secured:
-                    secured.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    secured.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                     answered = secured.recv(100) != b""
             except (ssl.SSLError, ConnectionError):
                 answered = False
@@ -136,3 +137,28 @@ def test_bench(server: tuple[Serving, bool], certificates: Certificates, protoco
         assert done.returncode == status, done.stdout + done.stderr
         assert said in done.stdout + done.stderr
         assert "failed at" not in done.stdout
+
+
+def test_handshakes_that_are_not_finished_count_as_connections(certificates: Certificates, tmp_path: Path) -> None:
+    """They are busy, so that they are not displaced, and a new one is refused; they end by themselves after 10 s."""
+    python_model(tmp_path / "models", "identity", IDENTITY)
+    context = ssl.create_default_context(cafile=certificates.authority)
+    flags = (*certificates.flags(False), "--max-connections=4")
+
+    def answered() -> bool:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", running.ports["HTTPService"]), timeout=PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as client,
+        ):
+            client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return client.recv(1024).startswith(b"HTTP/1.1 200")
+        return False
+
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as running, contextlib.ExitStack() as silent:
+        assert answered()
+        for _ in range(4):
+            silent.enter_context(socket.create_connection(("127.0.0.1", running.ports["HTTPService"])))
+        eventually(lambda: not answered())
+        eventually(answered)
+        assert running.metrics()['nerite_connections_closed_total{reason="refused"}'] > 0

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
-from typing import Final, Protocol
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from nerite.config.options import ServerOptions
+from nerite.observability import machine
+from nerite.observability.exposition import Family
 from nerite.observability.gpu_gauges import GpuGauges
 from nerite.observability.log import log
 from nerite.server import InferenceServer
 from nerite.transports import keys
+from nerite.transports.bounds import LOOKS, Bounds, bytes_for, connections_for
 from nerite.transports.callers import Callers
 from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
 from nerite.transports.clouds.sagemaker_models import SagemakerModels
 from nerite.transports.clouds.vertex import VertexRouter, default_model
+from nerite.transports.http.browser_guard import BrowserGuard, GuardedRouter
 from nerite.transports.http.console.console import Console
 from nerite.transports.http.cors import Cors, CorsRouter
 from nerite.transports.http.handler import Handler
+from nerite.transports.http.head import RequestHead
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
+from nerite.transports.http.target import Target
 from nerite.transports.keys import KeyFile
 from nerite.transports.tls import context_of
 
+TargetOf: TypeAlias = Callable[[RequestHead], Target]
 _MAX_METRICS_BODY: Final = 64 * 1024
+_LINGER: Final = 0.15
+"""Seconds that connections without a request stay open once their clients can know that the server stops, or since the
+last of them was made."""
+_TURNS: Final = 0.01
+"""Seconds in which the loop takes what has come: a timer is due before that."""
+_LONGEST_LOOK: Final = 15.0
+"""Seconds between two looks for idle connections, at most."""
 
 
 class Listener(Protocol):
@@ -33,6 +50,12 @@ class Listener(Protocol):
 
     def forget(self) -> None:
         """Look at every head anew, also on connections that are open: what is allowed has changed."""
+
+    def drain(self) -> None:
+        """Have clients know that their connections end soon. They are answered as before."""
+
+    def admit_no_more(self) -> None:
+        """Have no more connections begin; those that have begun are accepted."""
 
     def stop_accepting(self) -> None:
         """Close the port, and every connection as soon as it has nothing under way."""
@@ -66,13 +89,19 @@ class Ports:
         """Of what speaks HTTP."""
         self._callers = callers
         self._gauges = gauges
-        self._listeners: list[Listener] = []
+        self._bounds = _bounds(options)
+        self._listeners: dict[str, Listener] = {}
+        """By the name of the port."""
+        self._look_timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Open what the flags ask for. Raises ``NeriteError`` for a port that cannot be opened."""
         options = self._options
         metrics = options.metrics
-        page = MetricsService(self._server, metrics, self._locks, self._gauges) if metrics.enabled else None
+        guard = BrowserGuard.of(options.http, metrics.address)
+        page = None
+        if metrics.enabled:
+            page = MetricsService(self._server, metrics, self._locks, self._gauges, guard, self._limits)
         if options.grpc.enabled:
             await self._open_grpc()
         if options.http.enabled:
@@ -84,26 +113,62 @@ class Ports:
         if page is not None:
             port = await self._listener("Metrics", page, _MAX_METRICS_BODY).open(metrics.address, metrics.port)
             self._note("metrics", "Metrics Service", metrics.address, port)
+        self._look()
+
+    def _limits(self) -> Sequence[Family]:
+        """Return the metrics of what clients have of the server together."""
+        return self._bounds.families({name: each.open_connections for name, each in self._listeners.items()})
+
+    def _look(self) -> None:
+        """Close connections that have been idle for too long, every now and then."""
+        for connection in self._bounds.connections.idle(time.monotonic()):
+            self._bounds.closed["idle"] += 1
+            connection.retire()
+        seconds = self._options.connections.idle_seconds
+        every = min(seconds / LOOKS, _LONGEST_LOOK) if seconds else _LONGEST_LOOK
+        self._look_timer = asyncio.get_running_loop().call_later(every, self._look)
 
     def forget(self) -> None:
         """Look at every head anew, also on connections that are open: what is allowed has changed."""
-        for listener in self._listeners:
+        for listener in self._listeners.values():
             listener.forget()
+
+    async def drain(self, patience: float) -> None:
+        """Have clients know that their connections end soon, and answer what they send before they do.
+
+        A client may be sending a request just now on a connection that looks idle, or on one that is being made.
+        """
+        for listener in self._listeners.values():
+            listener.drain()
+        await self._linger(patience)
+        for listener in self._listeners.values():
+            listener.admit_no_more()
+        await asyncio.sleep(_TURNS)
+        await self._linger(patience)
+
+    async def _linger(self, patience: float) -> None:
+        """Leave connections open for a while, and take what has come on them by then."""
+        if self.open_connections:
+            await asyncio.sleep(min(_LINGER, patience / 4))
+            await asyncio.sleep(_TURNS)
 
     def stop_accepting(self) -> None:
         """Close the ports, and every connection as soon as it has nothing under way."""
-        for listener in self._listeners:
+        for listener in self._listeners.values():
             listener.stop_accepting()
 
     def abort(self) -> None:
         """Close what is left, at once."""
-        for listener in self._listeners:
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        for listener in self._listeners.values():
             listener.abort()
+        self._bounds.aside.close()
 
     @property
     def open_connections(self) -> int:
         """Connections that are open."""
-        return sum(listener.open_connections for listener in self._listeners)
+        return sum(listener.open_connections for listener in self._listeners.values())
 
     async def _open_grpc(self) -> None:
         # Here, because a server without gRPC need not load protobuf.
@@ -113,26 +178,31 @@ class Ports:
         options = self._options.grpc
         service = GrpcService(
             self._server,
+            self._bounds,
+            max_message=options.max_message_size,
             locks=keys.locks(options.restricted, self._key_files),
             forward_pattern=options.header_forward_pattern,
             compression=options.response_compression,
             callers=self._callers,
         )
-        listener = GrpcListener(service, options.keepalive, access_log=self._options.log.access)
-        self._listeners.append(listener)
+        listener = GrpcListener(
+            service, options.keepalive, self._bounds, options.upload_seconds, access_log=self._options.log.access
+        )
+        self._listeners["grpc"] = listener
         tls = context_of(options.tls, ["h2"])
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
         self._note("gRPC", "GRPCInferenceService", options.address, port)
 
     async def _open_http(self, metrics: MetricsService | None) -> None:
         options = self._options.http
-        target_of = self._router(options.header_forward_pattern).target
+        target_of: TargetOf = self._router(options.header_forward_pattern).target
         if options.console:
             target_of = Console(self._server, metrics, self._locks, target_of).target
         if options.cors_origins:
             key_headers = [lock.header for lock in self._locks.values()]
             target_of = CorsRouter(Cors(options.cors_origins, key_headers), target_of).target
-        service = HttpService(self._server, target_of, max_input_size=options.max_input_size)
+        target_of = self._guarded(target_of, options.address)
+        service = HttpService(self._server, target_of, self._bounds, max_input_size=options.max_input_size)
         listener = self._listener("HTTP", service, options.max_input_size)
         tls = context_of(options.tls, ["http/1.1"])
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
@@ -142,7 +212,8 @@ class Ports:
         options, max_input_size = self._options.sagemaker, self._options.http.max_input_size
         models = SagemakerModels(self._server)
         router = SagemakerRouter(self._router(), options, models)
-        service = SagemakerService(self._server, router, models, max_input_size=max_input_size)
+        target_of = self._guarded(router.target, options.address)
+        service = SagemakerService(self._server, target_of, models, self._bounds, max_input_size=max_input_size)
         port = await self._listener("Sagemaker", service, max_input_size).open(options.address, options.port)
         self._note("SageMaker", "Sagemaker HTTPService", options.address, port)
 
@@ -150,9 +221,14 @@ class Ports:
         options, max_input_size = self._options.vertex, self._options.http.max_input_size
         model = await default_model(self._server, options.default_model)
         router = VertexRouter(self._router(), options, model, metrics)
-        service = HttpService(self._server, router.target, max_input_size=max_input_size)
+        target_of = self._guarded(router.target, options.address)
+        service = HttpService(self._server, target_of, self._bounds, max_input_size=max_input_size)
         port = await self._listener("Vertex AI", service, max_input_size).open(options.address, options.port)
         self._note("Vertex AI", "Vertex AI HTTPService", options.address, port)
+
+    def _guarded(self, target_of: TargetOf, address: str) -> TargetOf:
+        """Return what leads a port's requests to what it answers, and refuses those of pages of other sites."""
+        return GuardedRouter(BrowserGuard.of(self._options.http, address), target_of).target
 
     def _router(self, forward_pattern: re.Pattern[str] | None = None) -> Router:
         http = self._options.http
@@ -171,12 +247,23 @@ class Ports:
         http = self._options.http
         forwards = name == "HTTP" and http.header_forward_pattern is not None
         listener = HttpListener(
-            name, handler, max_body, http.upload_seconds, access_log=access_log, whole_heads=forwards
+            name, handler, max_body, self._bounds, http.upload_seconds, access_log=access_log, whole_heads=forwards
         )
-        self._listeners.append(listener)
+        self._listeners[name.lower().replace(" ", "_")] = listener
         return listener
 
     def _note(self, name: str, called: str, address: str, port: int) -> None:
         """Note that a port is open, under its own name and under the one that the log has for it."""
         self.opened[name] = port
         log.info(f"Started {called} at {address}:{port}")
+
+
+def _bounds(options: ServerOptions) -> Bounds:
+    """Return what the flags say, or else the machine, of what clients may have together."""
+    connections = options.connections
+    most, most_bytes = connections.max_connections, connections.max_bytes_in_flight
+    if most < 0:
+        most = connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if most_bytes < 0:
+        most_bytes = bytes_for(machine.usable_memory())
+    return Bounds(max_bytes=most_bytes, max_connections=most, idle_seconds=connections.idle_seconds)

@@ -11,16 +11,16 @@ from nerite.core.tensor import Buffer, TensorSpec
 
 
 def write(request: InferenceRequest, spec: TensorSpec, data: Buffer) -> None:
-    """Write an output where the caller wants it. Raises ``Internal`` where it does not fit."""
+    """Write an output where the caller wants it. Raises ``NeriteError`` where it does not fit."""
     assert isinstance(request, PlacedRequest)
     place = request.places[spec.name]
     size = len(data)
-    if size > len(place):
+    if size > place.size:
         raise Internal(
-            f"shared memory size specified with the request for output '{spec.name}' ({len(place)} bytes) should be at "
+            f"shared memory size specified with the request for output '{spec.name}' ({place.size} bytes) should be at "
             f"least {size} bytes to hold the results"
         )
-    place[:size] = data
+    place.write(data)
 
 
 def write_all(request: InferenceRequest, response: InferenceResponse, placed: Sequence[bool]) -> list[Buffer]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from doubles import FakeTransport
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.transports.bounds import Bounds
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
@@ -45,7 +46,7 @@ class FakeHandler:
             self.waiting.append((connection, echo))
         else:
             connection.send([Reply(200, echo, "text/plain").encode()])
-        return Question(3, (head, bytes(body[:3]))) if "again" in head.path and len(body) >= 3 else None
+        return Question(3, (head, bytes(body[:3])), 1024) if "again" in head.path and len(body) >= 3 else None
 
     def handle_again(self, connection: HttpConnection, meaning: tuple[RequestHead, bytes], data: bytearray) -> None:
         self.known += 1
@@ -65,9 +66,12 @@ class Peer:
 
     kind = HttpConnection
 
-    def __init__(self, handler: FakeHandler | None = None, max_body: int = 10_000_000) -> None:
+    def __init__(
+        self, handler: FakeHandler | None = None, max_body: int = 10_000_000, bounds: Bounds | None = None
+    ) -> None:
         self.handler = handler or FakeHandler()
-        self.shared = Shared(self.handler, max_body)
+        self.bounds = bounds or Bounds()
+        self.shared = Shared(self.handler, max_body, self.bounds)
         self.connection = self.kind(self.shared)
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
+from nerite.transports.bounds import Bounds
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.head import MAX_HEAD, RequestHead
 
@@ -457,7 +458,7 @@ def test_reading_stops_when_too_much_was_sent_ahead(peer: Peer) -> None:
     while peer.transport.reading and sent < 10_000:
         peer.send(stream)
         sent += 1
-    assert 200 < sent < 500
+    assert 50 < sent < 100
     peer.connection.resume_writing()
     assert peer.transport.reading
     assert len(peer.answers()) == sent
@@ -470,7 +471,7 @@ def test_reading_stops_while_an_exchange_is_busy_and_goes_on_after_it(peer: Peer
     while peer.transport.reading and sent < 10_000:
         peer.send(stream)
         sent += 1
-    assert 200 < sent < 500
+    assert 50 < sent < 100
     peer.handler.answer_next()
     assert peer.transport.reading
     assert len(peer.answers()) == sent + 1
@@ -491,6 +492,17 @@ def test_an_answer_while_the_client_does_not_read_is_written_and_the_next_waits(
 def test_an_idle_connection_is_closed_at_once(peer: Peer) -> None:
     peer.send(request("/a"))
     peer.connection.shut_down()
+    assert peer.transport.closed
+
+
+def test_a_connection_that_drains_ends_with_its_next_answer(peer: Peer) -> None:
+    peer.send(request("/a"))
+    peer.transport.taken()
+    peer.connection.drain()
+    assert not peer.transport.closed
+    peer.send(request("/b"))
+    ((status, headers, body),) = replies(peer.transport.taken())
+    assert (status, headers["connection"], body) == (200, "close", b"/b ")
     assert peer.transport.closed
 
 
@@ -530,3 +542,147 @@ def test_the_listener_knows_its_connections(peer: Peer) -> None:
     assert peer.connection.busy
     peer.lose()
     assert peer.shared.connections == set()
+
+
+# What arrives is bounded
+
+
+def with_room(size: int) -> Peer:
+    return Peer(bounds=Bounds(max_bytes=size))
+
+
+NO_ROOM = (
+    b'{"error":"the requests under way take the 100000 bytes that --max-bytes-in-flight allows. Try again in 1 s"}'
+)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_bodies_count_until_they_are_answered(whole: bool) -> None:
+    peer = with_room(100_000)
+    text = request("/later/again", b"x" * 60_000)
+    for _ in range(3):  # read, and recognised
+        for at in range(0, len(text), len(text) if whole else 7_000):
+            peer.send(text[at : at + (len(text) if whole else 7_000)])
+        assert 60_000 <= peer.bounds.bytes.used <= len(text)
+        peer.handler.answer_next()
+        assert peer.bounds.bytes.used == 0
+    assert [status for status, _ in peer.answers()] == [200] * 3
+
+
+def test_small_bodies_do_not_count() -> None:
+    peer = with_room(1)
+    peer.send(request("/a", b"x" * 10_000))
+    assert [status for status, _ in peer.answers()] == [200]
+    assert peer.bounds.bytes.used == 0
+
+
+def test_a_body_that_there_is_no_room_for_is_refused_and_passes_by() -> None:
+    peer = with_room(100_000)
+    assert peer.bounds.bytes.take(50_000)
+    text = request("/a", b"x" * 60_000)
+    for at in (len(text), 20_000):
+        peer.send(text[:at])
+        ((status, headers, body),) = replies(peer.transport.taken())
+        assert (status, headers["retry-after"], body) == (429, "1", NO_ROOM)
+        peer.send(text[at:])
+    assert (peer.bounds.bytes.used, peer.bounds.bytes.refused) == (50_000, 2)
+    peer.bounds.bytes.give_back(50_000)
+    peer.send(text)
+    assert [status for status, _ in peer.answers()] == [200]
+    assert not peer.transport.closed
+
+
+def test_a_known_request_that_there_is_no_room_for() -> None:
+    peer = with_room(100_000)
+    text = request("/again", b"x" * 60_000)
+    peer.send(text)
+    assert [status for status, _ in peer.answers()] == [200]
+    assert peer.bounds.bytes.take(50_000)
+    peer.send(text)
+    assert peer.answers() == [(429, NO_ROOM)]
+    peer.bounds.bytes.give_back(50_000)
+    peer.send(text)
+    assert [status for status, _ in peer.answers()] == [200]
+    assert peer.handler.known == 1
+
+
+def test_a_body_that_there_is_no_room_for_any_more() -> None:
+    peer = with_room(100_000)
+    text = request("/a", b"x" * 60_000)
+    peer.send(text[:30_000])
+    assert peer.bounds.bytes.take(60_000)
+    peer.send(text[30_000:50_000])
+    assert peer.answers() == [(429, NO_ROOM)]
+    assert peer.bounds.bytes.used == 60_000
+    peer.send(text[50_000:] + request("/b", b"next"))
+    assert peer.answers() == [(200, b"/b next")]
+
+
+def test_chunks_that_there_is_no_room_for() -> None:
+    peer = with_room(100_000)
+    peer.send(chunked("/a", b"x" * 60_000, b"x" * 60_000)[:90_000])
+    assert 80_000 < peer.bounds.bytes.used <= 90_000
+    peer.send(b"x" * 20_000)
+    assert peer.answers() == [(429, NO_ROOM)]
+    assert peer.transport.closed
+    assert peer.bounds.bytes.used == 0
+
+
+def test_what_is_sent_ahead_counts() -> None:
+    peer = with_room(100_000)
+    peer.send(request("/later"))
+    peer.send(b"x" * 40_000)
+    assert peer.bounds.bytes.used == 40_000
+    assert peer.transport.reading
+    assert peer.bounds.bytes.take(50_000)
+    peer.send(b"x" * 20_000)
+    assert not peer.transport.reading
+    peer.lose()
+    assert peer.bounds.bytes.used == 50_000
+
+
+def test_a_head_that_there_is_no_room_for() -> None:
+    peer = with_room(100_000)
+    assert peer.bounds.bytes.take(90_000)
+    peer.send(b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000)
+    ((status, _),) = peer.answers()
+    assert status == 429
+    assert peer.transport.closed
+
+
+def test_a_client_that_goes_leaves_nothing() -> None:
+    peer = with_room(100_000)
+    peer.send(request("/later", b"x" * 60_000)[:50_000])
+    assert peer.bounds.bytes.used > 0
+    peer.lose()
+    assert (peer.bounds.bytes.used, len(peer.bounds.connections)) == (0, 0)
+
+
+def test_a_connection_in_the_table() -> None:
+    peer = Peer()
+    assert (len(peer.bounds.connections), peer.connection.busy, peer.connection.served) == (1, False, 0)
+    peer.send(request("/later"))
+    assert peer.connection.busy
+    peer.handler.answer_next()
+    assert (peer.connection.busy, peer.connection.served) == (False, 1)
+    peer.connection.retire()
+    assert peer.transport.closed
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "counted"),
+    [
+        (b"GET / HT", 408, (1, 0)),
+        (request("/a", b"abc")[:-1], 408, (1, 0)),
+        (request("/refuse", b"abc")[:-1], None, (0, 1)),
+    ],
+)
+def test_a_request_that_does_not_come_on(sent: bytes, status: int | None, counted: tuple[int, int]) -> None:
+    peer = Peer()
+    peer.send(sent)
+    peer.transport.taken()
+    for now in (0, 59, 60):
+        peer.connection.look(now, 60)
+    assert [status for status, _ in peer.answers()] == ([status] if status else [])
+    assert (peer.bounds.refused["stalled"], peer.bounds.closed["stalled"]) == counted
+    assert peer.transport.closed

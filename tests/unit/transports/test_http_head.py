@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.transports.http.head import BadHead, HeadCache, parse
+from nerite.core.byte_budget import HTTP_HEADS
+from nerite.transports.http.head import BadHead, HeadCache, bytes_of, parse
 
 
 def head(*lines: str, request: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
@@ -24,6 +26,13 @@ def test_what_a_head_says() -> None:
 
 def test_fields_keep_the_names_as_they_were_written() -> None:
     assert parse(head("X-One: a", "x-ONE: b")).fields == [("X-One", "a"), ("x-ONE", "b")]
+
+
+def test_values_are_utf8_and_other_bytes_are_kept() -> None:
+    raw = b"GET / HTTP/1.1\r\nA: gr\xc3\xbcn\r\nB: gr\xfcn\r\n\r\n"
+    parsed = parse(raw)
+    assert parsed.headers["a"] == "grün"
+    assert [bytes_of(parsed.headers[name]) for name in ("a", "b")] == [b"gr\xc3\xbcn", b"gr\xfcn"]
 
 
 def test_of_a_name_that_stands_twice_the_first_counts() -> None:
@@ -150,13 +159,27 @@ def test_the_same_bytes_are_the_same_head() -> None:
     assert cache.get(head("A: 2")) is not one
 
 
-def test_the_cache_is_bounded() -> None:
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HTTP_HEADS, "limit", 256 * 1024)
     cache = HeadCache()
-    for number in range(5000):
+    for number in range(1000):
         cache.get(head(f"X: {number}"))
-    assert len(cache._heads) <= 1024
-    large = head("X: " + "x" * 10_000)
-    assert cache.get(large) is not cache.get(large)
+        assert HTTP_HEADS.used <= HTTP_HEADS.limit
+    assert 0 < len(cache._heads) < 1000
+    for large in (head("X: " + "x" * 90_000), head(*(f"{number}: 1" for number in range(1000)))):
+        assert cache.get(large) is not cache.get(large)
+
+
+@pytest.mark.parametrize("raw", [head("Host: here"), head("Upgrade: h2c", "Connection: upgrade"), b"no head\r\n\r\n"])
+def test_nothing_is_left_for_the_collector(raw: bytes) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(BadHead):
+            parse(raw)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_bad_head_is_bad_again() -> None:

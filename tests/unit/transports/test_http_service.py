@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 from collections.abc import Mapping
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 from http_peer import Peer, replies, request
 
+from doubles import FakeAside, Incident
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, NotFound, Unavailable
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.transports.bounds import Bounds
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
 from nerite.transports.keys import Keys, Lock
@@ -53,18 +56,20 @@ class FakeServer:
             raise self.raises
         self.begun.append(request)
 
-    async def load(self, model: str, parameters: Mapping[str, Any]) -> None:
+    async def load_for_client(self, model: str, parameters: Mapping[str, Any]) -> None:
         self.loaded.append((model, parameters))
         if self.raises is not None:
             raise self.raises
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, max_input_size: int = 1000) -> None:
         self.server: Any = FakeServer()
-        router = Router(self.server, max_input_size=1000, locks={"health": Lock("key", Keys([b"secret"]))})
-        service: Any = HttpService(self.server, router.target, max_input_size=1000)
-        self.peer = Peer(service, max_body=1000)
+        self.aside = FakeAside()
+        self.bounds = Bounds(max_bytes=10_000_000, aside=self.aside)
+        router = Router(self.server, max_input_size=max_input_size, locks={"health": Lock("key", Keys([b"secret"]))})
+        service: Any = HttpService(self.server, router.target, self.bounds, max_input_size=max_input_size)
+        self.peer = Peer(service, max_body=max_input_size, bounds=self.bounds)
 
     def ask(self, path: str, body: bytes = b"", *headers: str, method: str = "POST") -> list[tuple[int, Any]]:
         self.peer.send(request(path, body, *headers, method=method))
@@ -117,6 +122,13 @@ def test_nothing_and_not_this_way(bench: Bench) -> None:
     assert bench.ask("/v2/models/m/infer", method="GET") == [(405, {"error": "Method Not Allowed"})]
 
 
+@pytest.mark.parametrize("kind", ["infer", "generate", "config", "stats"])
+def test_a_name_in_the_path_is_of_bounded_length(bench: Bench, kind: str) -> None:
+    method = "POST" if kind in ("infer", "generate") else "GET"
+    told = {"error": "the model in the path is 2000 characters long, more than the 1024 that are allowed"}
+    assert bench.ask(f"/v2/models/{'m' * 2_000}/{kind}", BODY, method=method) == [(400, told)]
+
+
 def test_behind_a_key(bench: Bench) -> None:
     told = [(403, {"error": "This API is restricted, expecting header 'key'"})]
     assert bench.ask("/v2/health/live", method="GET") == told
@@ -134,14 +146,14 @@ def test_a_body_that_is_too_large_for_anything(bench: Bench, path: str) -> None:
 def test_an_answer_that_cannot_be_written_is_still_an_answer(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.ask("/v2/models/m/infer", BODY)
     bench.server.begun[0].respond(InferenceResponse(ResponseHeader("m", "1", [], {"beyond": 2**70})))
-    assert bench.answers() == [(500, {"error": "internal error, see the server's log"})]
+    assert bench.answers() == [(500, {"error": Incident()})]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
 def test_a_mistake_of_ours_is_told_and_forgotten(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Also by the next request, whose late failure is its own and not that of a request that was never accepted."""
     bench.server.raises = ValueError("a mistake")
-    assert bench.ask("/v2/models/none/infer", BODY) == [(500, {"error": "internal error, see the server's log"})]
+    assert bench.ask("/v2/models/none/infer", BODY) == [(500, {"error": Incident()})]
     bench.server.raises = None
     bench.ask("/v2/models/m/infer", BODY)
     bench.server.begun[0].respond(InferenceResponse.failed(Internal("why")))
@@ -176,7 +188,7 @@ def test_a_load_with_parameters_that_cannot_be(bench: Bench) -> None:
 
 def test_a_mistake_of_ours_in_a_load_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.server.raises = ValueError("a mistake")
-    assert load(bench, b"") == [(500, {"error": "internal error, see the server's log"})]
+    assert load(bench, b"") == [(500, {"error": Incident()})]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
@@ -206,4 +218,63 @@ def test_an_inference_again_with_other_data(bench: Bench) -> None:
         begun.respond(InferenceResponse(ResponseHeader("m", "1", [spec]), begun.data))
         ((status, body),) = bench.answers()
         assert (status, body["outputs"][0]["data"]) == (200, [expected])
-    assert again == 2
+    assert again == 3, "the second of each kind, and the last: the connection knows both, as they differ in length"
+
+
+# What takes long to unpack
+
+
+def large(size: int = 1_000_000) -> bytes:
+    tensor = {"name": "IN", "datatype": "UINT8", "shape": [size], "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    lines = (f"Inference-Header-Content-Length: {len(head)}", "Content-Encoding: gzip")
+    return request("/v2/models/m/infer", gzip.compress(head + bytes(size)), *lines)
+
+
+def test_a_body_that_unpacks_to_much_is_unpacked_aside() -> None:
+    bench = Bench(2_000_000)
+    bench.peer.send(large())
+    assert bench.server.begun == []
+    bench.aside.do()
+    (begun,) = bench.server.begun
+    assert len(begun.data[0]) == 1_000_000
+    assert bench.bounds.bytes.used > 1_000_000
+    begun.respond(OK)
+    assert [status for status, _ in bench.answers()] == [200]
+    assert bench.bounds.bytes.used == 0
+
+
+def test_a_body_that_unpacks_beyond_the_limit() -> None:
+    bench = Bench(500_000)
+    bench.peer.send(large())
+    bench.aside.do()
+    ((status, body),) = bench.answers()
+    assert status == 400
+    assert body["error"].startswith("decompressed request body exceeds the maximum allowed input size of 500000 bytes")
+    assert bench.bounds.bytes.used == 0
+
+
+def test_a_body_that_there_is_no_room_for_once_it_is_unpacked() -> None:
+    bench = Bench(2_000_000)
+    bench.bounds.bytes.limit = 500_000
+    bench.peer.send(large())
+    bench.aside.do()
+    ((status, body),) = bench.answers()
+    assert (status, "--max-bytes-in-flight" in body["error"]) == (429, True)
+    assert bench.bounds.bytes.used == 0
+
+
+def test_a_client_that_goes_while_its_body_is_unpacked() -> None:
+    bench = Bench(2_000_000)
+    bench.peer.send(large())
+    bench.peer.lose()
+    bench.aside.do()
+    assert (bench.server.begun, bench.bounds.bytes.used) == ([], 0)
+
+
+def test_an_error_in_a_thread_is_an_answer() -> None:
+    bench = Bench(2_000_000)
+    bench.server.request = None
+    bench.peer.send(large())
+    bench.aside.do()
+    assert bench.answers() == [(500, {"error": Incident()})]

@@ -10,10 +10,10 @@ import orjson
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
 from nerite.transports import log_settings, trace_settings
-from nerite.transports.http import load_parameters, region_parameters, reply
+from nerite.transports.http import json_calls, load_parameters, outside, region_parameters, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.errands import Errands
-from nerite.transports.http.json_text import parse
+from nerite.transports.http.json_text import LARGE, parse_settings
 from nerite.transports.http.reply import Reply
 
 if TYPE_CHECKING:
@@ -83,8 +83,21 @@ class Administration:
         """Load a model."""
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
-        parameters = load_parameters.read(_object(body))
-        self._errands.start(connection, _done(self._server.load(model, parameters)))
+
+        def load(parameters: dict[str, str | bytes]) -> None:
+            self._errands.start(connection, _done(self._server.load_for_client(model, parameters)))
+
+        def refuse(error: NeriteError) -> None:
+            connection.send([reply.error_reply(error).encode()])
+
+        if len(body) <= LARGE:
+            load(load_parameters.read(_object(body)))
+            return
+
+        def done(values: list[Any]) -> None:
+            load(json_calls.load_of(values))
+
+        outside.Reading(self._server.helpers, connection, json_calls.read_load, [body], done, refuse)
 
     def unload(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
         """Unload a model."""
@@ -189,7 +202,7 @@ def _not_of_kind(kind: str) -> NeriteError:
 
 def _members(body: memoryview) -> dict[str, Any]:
     """Return the members of the JSON object that a body is; none of a body that is JSON, but no object."""
-    value = parse(bytes(body))
+    value = parse_settings(body)
     return value if isinstance(value, dict) else {}
 
 

@@ -11,8 +11,8 @@ Theory of operation. The connection is in one of these states:
 Small requests never leave HEAD before they are complete. A body is received where it will be used: in memory that the
 model's worker maps, if the handler offers it. Answers leave in the order of requests: there is only one exchange.
 
-A client asks the same again and again, with other numbers in the tensors. So the connection remembers the last request
-that its handler said may come again: one that is as long and begins with the same bytes is handed over unread.
+A client asks the same again and again, with other numbers in the tensors. So the connection remembers, for each length,
+the last request that its handler said may come again: one that begins with the same bytes is handed over unread.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from nerite.core.byte_budget import HTTP_REPEATS
 from nerite.core.errors import InvalidArgument
+from nerite.core.internal_errors import report
 from nerite.core.request import GaveUp
 from nerite.core.tensor import Buffer
+from nerite.transports.bounds import COUNTED, Share
 from nerite.transports.http import reply
 from nerite.transports.http.chunks import BadChunk, ChunkDecoder
 from nerite.transports.http.head import MAX_HEAD, BadHead, RequestHead
-from nerite.transports.http.patience import Patience
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.shared import Shared
+from nerite.transports.patience import Patience
 
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
@@ -39,16 +42,15 @@ if TYPE_CHECKING:
     from nerite.core.trace_context import TraceContext
     from nerite.transports.http.handler import Work
 
-_MAX_STASH = 256 * 1024
+_MAX_STASH = 64 * 1024
+"""Bytes that a client may send ahead before reading stops until they are used."""
 
 
 class Asked(NamedTuple):
-    """The last request of a connection that may come again."""
+    """A request of a connection that may come again."""
 
     beginning: bytes
     """Its head, and the text in its body."""
-    size: int
-    """Of the whole request."""
     head: RequestHead
     meaning: Any
 
@@ -65,7 +67,6 @@ class State(enum.Enum):
 
 # Looking up a member of an enumeration costs as much as a call.
 _HEAD, _BODY, _CHUNKED, _DISCARD, _BUSY = State
-_NEVER = Asked(b"", -1, RequestHead(), None)
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -79,7 +80,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._shared = shared
         self._state = _HEAD
         self._stash = b""
-        self._asked = _NEVER
+        self._asked: dict[int, Asked] = {}
+        """By their length."""
         self._head: RequestHead | None = None
         self._body = memoryview(b"")
         self._missing = memoryview(b"")
@@ -88,10 +90,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._pieces = 0
         """Requests that came in pieces."""
         self._patience = Patience()
+        self._share = Share(shared.bounds.bytes)
+        """Bytes of the request that arrives or is answered, unless they are few."""
+        self._ahead = Share(shared.bounds.bytes)
+        """Those of ``_stash``."""
+        self.served = 0
+        """Requests that were answered."""
         self._transport: asyncio.Transport
         self._reading = True
         self._writable = True
         self._advancing = False
+        self._opened = False
+        """A part of the reply to the current exchange has left."""
         self._last = False
         """The next answer is the last of the connection."""
         self._closing = False
@@ -108,12 +118,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Begin."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._shared.connections.add(self)
+        self._last = self._shared.draining
+        self._shared.bounds.connections.add(self, time.monotonic())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End: nobody waits for an answer any more."""
         self._shared.connections.discard(self)
+        self._shared.bounds.connections.remove(self)
         self._closing = True
         self._drop_body()
+        self._share.give_back()
+        self._ahead.give_back()
+        self._asked.clear()
         request, self.request = self.request, None
         if request is not None:
             request.cancel(GaveUp.DISCONNECTED)
@@ -124,27 +140,46 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take note of bytes received."""
-        state = self._state
-        if state is _BODY:
-            self._missing = self._missing[nbytes:]
-            if not self._missing:
-                self._complete(self._body)
+        try:
+            state = self._state
+            if state is _BODY:
+                self._missing = self._missing[nbytes:]
+                if not self._share.take(nbytes):
+                    self._no_room(nbytes)
+                elif not self._missing:
+                    self._complete(self._body)
+                return
+            shared = self._shared
+            if self._stash or state is not _HEAD or not self._writable:
+                self._receive(bytes(shared.scratch_view[:nbytes]))
+                return
+            # The usual cases: the whole request in one piece, handled where it was received, and one that is known.
+            asked = self._asked.get(nbytes)
+            if asked is not None and shared.scratch.startswith(asked.beginning):
+                self._state = _BUSY
+                self._head = asked.head
+                self.outer_span = None
+                if nbytes >= COUNTED and not self._share.take(nbytes):
+                    self.send([reply.error_reply(shared.bounds.bytes.refusal(nbytes)).encode()])
+                    return
+                shared.handler.handle_again(self, asked.meaning, shared.scratch[len(asked.beginning) : nbytes])
+            else:
+                self._parse(shared.scratch, shared.scratch_view, nbytes)
+                if self._stash:
+                    self._pieces += 1
+                    self._count_ahead()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End the connection after an exception that was not foreseen, with a reply if none has begun."""
+        failure = report("http", error, "in a connection")
+        if self._closing:
             return
-        shared = self._shared
-        if self._stash or state is not _HEAD or not self._writable:
-            self._receive(bytes(shared.scratch_view[:nbytes]))
-            return
-        # The usual cases: the whole request in one piece, handled where it was received, and one that is known.
-        asked = self._asked
-        if nbytes == asked.size and shared.scratch.startswith(asked.beginning):
-            self._state = _BUSY
-            self._head = asked.head
-            self.outer_span = None
-            shared.handler.handle_again(self, asked.meaning, shared.scratch[len(asked.beginning) : nbytes])
+        if self._opened:
+            self.abort()
         else:
-            self._parse(shared.scratch, shared.scratch_view, nbytes)
-            if self._stash:
-                self._pieces += 1
+            self._hang_up(failure.http_status, failure.message)
 
     def eof_received(self) -> bool:
         """Close: a client that stops sending has stopped listening, as far as HTTP is concerned."""
@@ -174,6 +209,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._state is _HEAD:
             self._next()
 
+    def hold(self, share: Share) -> None:
+        """Take over bytes that were taken for the current exchange."""
+        self._share.absorb(share)
+
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Take the answer of an inference; drop it if its client is gone."""
         if self.request is request:
@@ -191,10 +230,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             parts = [first, *parts[1:]]
             if head.method == "HEAD":
                 parts = [first.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"]
-        if len(parts) == 1:
-            self._transport.write(parts[0])
-        else:
-            self._transport.writelines(parts)
+        try:
+            if len(parts) == 1:
+                self._transport.write(parts[0])
+            else:
+                self._transport.writelines(parts)
+        except Exception as error:  # a part may have left
+            self._opened = True
+            self._fail(error)
+            return
         self._answered(last)
 
     def open(self, first: bytes, data: bytes = b"") -> None:
@@ -208,12 +252,21 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._last = True
             first = first.replace(b"Transfer-Encoding: chunked\r\n", b"")
         first = reply.addressed(first, self.head, last=self._last or not self.head.keep_alive)
+        self._opened = True
         self._transport.write(first + self._chunk(data) if data else first)
 
     def send_chunk(self, data: bytes) -> None:
         """Send a part of the reply."""
         if not self._closing:
             self._transport.write(self._chunk(data))
+
+    def send_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """Send a part of the reply that is large: it is not copied."""
+        if self._closing:
+            return
+        if self.head.version != "1.0":
+            pieces = [b"%x\r\n" % sum(map(len, pieces)), *pieces, b"\r\n"]
+        self._transport.writelines(pieces)
 
     def _chunk(self, data: bytes) -> bytes:
         return data if self.head.version == "1.0" else b"%x\r\n%b\r\n" % (len(data), data)
@@ -230,6 +283,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _answered(self, last: bool) -> None:
         self._head = None
+        self._opened = False
+        self.served += 1
+        if self._share.size:
+            self._share.give_back()
         if last:
             self._close()
             return
@@ -242,8 +299,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Close if a request has begun to arrive and does not come on for so long."""
         if self._patience.exhausted(self._arriving, now, seconds):
             if self._state is _DISCARD:
+                self._shared.bounds.closed["stalled"] += 1
                 self._close()  # it was answered before
             else:
+                self._shared.bounds.refused["stalled"] += 1
                 self._hang_up(408, f"Request Timeout: the request did not come on for {seconds:g} s")
 
     @property
@@ -262,7 +321,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def forget(self) -> None:
         """Read the next request whole, whatever it begins with: what is allowed has changed."""
-        self._asked = _NEVER
+        self._asked.clear()
 
     def abort(self) -> None:
         """Close without ceremony."""
@@ -275,14 +334,22 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def busy(self) -> bool:
-        """A request is being received or answered."""
-        return self._state is not _HEAD or bool(self._stash)
+        """A request is being received or answered, or an answer has not left."""
+        return self._state is not _HEAD or bool(self._stash) or self._transport.get_write_buffer_size() > 0
+
+    def drain(self) -> None:
+        """Close with the next answer."""
+        self._last = True
 
     def shut_down(self) -> None:
         """Close as soon as the current exchange is answered: at once if there is none."""
         self._last = True
         if self._head is None and not self._stash:
             self._close()
+
+    def retire(self) -> None:
+        """Close, as nothing is under way."""
+        self._close()
 
     def _close(self) -> None:
         self._closing = True
@@ -297,12 +364,45 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         # A loop, and not one call in the other: a client may have sent any number of requests.
         self._advancing = True
-        while self._stash and self._state is _HEAD and self._writable and not self._closing:
-            data, self._stash = self._stash, b""
-            self._parse(data, memoryview(data), len(data))
-            if len(self._stash) == len(data):
-                break
-        self._advancing = False
+        try:
+            while self._stash and self._state is _HEAD and self._writable and not self._closing:
+                data, self._stash = self._stash, b""
+                self._parse(data, memoryview(data), len(data))
+                if len(self._stash) == len(data):
+                    break
+            self._count_ahead()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._advancing = False
+
+    def _count_ahead(self) -> None:
+        """Count what the client has sent ahead, or of a head. Read no more if there is no room for it."""
+        size = len(self._stash) if len(self._stash) > COUNTED else 0
+        if size == self._ahead.size:
+            return
+        self._ahead.give_back()
+        if self._closing or self._ahead.take(size):
+            return
+        if self._state is _HEAD:
+            error = self._shared.bounds.bytes.refusal(size)
+            self._hang_up(error.http_status, error.message, error.retry_after)
+        elif self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _no_room(self, size: int) -> None:
+        """Refuse the request of which a part has arrived, and let the rest of its body pass by."""
+        if self._state is _BODY:
+            self._state = _DISCARD
+            self._discard = len(self._missing)
+        else:
+            self._last = True  # where a chunked body ends is known only to who decodes it
+            self._state = _BUSY
+        self._drop_body()
+        self.send([reply.error_reply(self._shared.bounds.bytes.refusal(size)).encode()])
+        if not self._closing:
+            self._skip(b"")
 
     def _receive(self, data: bytes) -> None:
         """Take bytes in any state but BODY."""
@@ -313,6 +413,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._skip(data)
         elif state is _BUSY or not self._writable:
             self._stash += data
+            self._count_ahead()
             if len(self._stash) > _MAX_STASH and self._reading:
                 self._reading = False
                 self._transport.pause_reading()
@@ -341,6 +442,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             refusal = self._shared.handler.begin(head)
             if refusal is None and head.content_length > self._shared.max_body:
                 refusal = reply.error_reply(reply.too_large(head.content_length, self._shared.max_body), reply.PLAIN)
+            if refusal is None and head.content_length >= COUNTED:
+                taken = self._shared.bounds.bytes
+                # What arrives in pieces is counted as it arrives: an announcement takes nothing from others.
+                if not (self._share.take if stop <= size else taken.fits)(head.content_length):
+                    refusal = reply.error_reply(taken.refusal(head.content_length))
             if refusal is not None:
                 self._refuse(refusal, head, view[end:size])
                 return
@@ -353,7 +459,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             question = self._shared.handler.handle(self, head, body)
             if question is not None and at == 0 and self.outer_span is None:
                 text = bytes(data[:end]) + bytes(body[: question.text_size])
-                self._asked = Asked(text, stop, head, question.meaning)
+                footprint = len(text) + head.footprint + question.footprint
+                HTTP_REPEATS.put(self._asked, stop, Asked(text, head, question.meaning), footprint)
             at = stop
             if self._state is not _HEAD or not self._writable:
                 break
@@ -364,6 +471,9 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _open_body(self, head: RequestHead, rest: memoryview) -> None:
         """Receive the body of ``head``, of which ``rest`` is here."""
+        if not head.chunked and not self._share.take(len(rest)):
+            self._refuse(reply.error_reply(self._shared.bounds.bytes.refusal(len(rest))), head, rest)
+            return
         self._pieces += 1
         self.began_ns = time.monotonic_ns()
         if head.expects_continue:
@@ -383,6 +493,9 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _decode(self, data: bytes) -> None:
         assert self._chunks is not None and self._head is not None
+        if not self._share.take(len(data)):
+            self._no_room(len(data))
+            return
         try:
             rest = self._chunks.feed(data)
         except BadChunk as error:
@@ -444,6 +557,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Answer bytes that are not HTTP, and close: what comes next cannot be known."""
         self._hang_up(400, f"Bad Request: {reason}")
 
-    def _hang_up(self, status: int, reason: str) -> None:
-        self._transport.write(reply.farewell(status, reason).encode())
+    def _hang_up(self, status: int, reason: str, retry_after: int = 0) -> None:
+        self._transport.write(reply.farewell(status, reason, retry_after).encode())
         self._close()

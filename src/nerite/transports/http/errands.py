@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from nerite.core.errors import Internal, NeriteError
+from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import report
 from nerite.transports.http import reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.reply import Reply
-
-_log = logging.getLogger("nerite.http")
 
 
 class Errands:
@@ -31,9 +29,8 @@ class Errands:
                 answer = await work
             except NeriteError as error:
                 answer = self._refusal_of(error)
-            except Exception:  # a mistake of ours must not cost the client its answer
-                _log.exception("a call that takes its time failed")
-                answer = reply.error_reply(Internal("internal error, see the server's log"))
+            except Exception as error:
+                answer = self._refusal_of(report("http", error, "in a call that takes its time"))
             connection.send([answer.encode(), *answer.rest])
 
         task = asyncio.get_running_loop().create_task(run())

@@ -61,3 +61,5 @@ class Question(NamedTuple):
     """So many bytes of the body say what is asked; what follows is data."""
     meaning: Any
     """The handler's own."""
+    footprint: int
+    """Bytes that the meaning takes in memory, about."""

@@ -11,9 +11,12 @@ from typing import Any
 
 import httptools
 
+from nerite.core.byte_budget import HTTP_HEADS
+
 MAX_HEAD = 64 * 1024
-_MAX_CACHED_HEAD = 4096
-_MAX_CACHED = 1024
+_HEAD = 3 * 1024
+_FIELD = 448
+"""Bytes that a head takes in memory, with what it leads to, and each field of it, beside the text."""
 
 
 class BadHead(Exception):
@@ -28,6 +31,7 @@ class RequestHead:
         "content_length",
         "expects_continue",
         "fields",
+        "footprint",
         "headers",
         "keep_alive",
         "load",
@@ -47,6 +51,8 @@ class RequestHead:
         """By lower-case name; of a name that stands twice, the first."""
         self.fields: list[tuple[str, str]] = []
         """As they came, names as the client spells them."""
+        self.footprint = 0
+        """Bytes that it takes in memory, about."""
         self.content_length = 0
         self.chunked = False
         self.keep_alive = True
@@ -72,11 +78,11 @@ class _Parser:
         """All that ``Transfer-Encoding`` says, as often as it stands."""
 
     def on_url(self, url: bytes) -> None:
-        self.head.path += url.decode("latin-1")
+        self.head.path += text_of(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         key = name.decode("latin-1").lower()
-        text = value.decode("latin-1").rstrip(" \t")
+        text = text_of(value).rstrip(" \t")
         self.head.headers.setdefault(key, text)
         self.head.fields.append((name.decode("latin-1"), text))
         if key == "transfer-encoding":
@@ -86,6 +92,16 @@ class _Parser:
         self.complete = True
         # Now: behind a request without a body the parser has forgotten it.
         self.head.keep_alive = self.parser.should_keep_alive()
+
+
+def text_of(raw: bytes) -> str:
+    """Return bytes of a head as text, in which lone surrogates stand for bytes that are not UTF-8."""
+    return raw.decode(errors="surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """Return the bytes that ``text_of`` was given."""
+    return text.encode(errors="surrogateescape")
 
 
 def parse(raw: bytes) -> RequestHead:
@@ -98,6 +114,8 @@ def parse(raw: bytes) -> RequestHead:
         # Behind the head it is an upgrade, which nobody need grant, or a coding, which is looked at below.
         if not collected.complete:
             raise BadHead(str(error)) from None
+    finally:
+        del collected.parser  # which has it, too
     if not collected.complete:
         raise BadHead("incomplete")
     head = collected.head
@@ -114,6 +132,7 @@ def parse(raw: bytes) -> RequestHead:
         head.chunked = True
     elif length is not None:
         head.content_length = int(length)
+    head.footprint = _HEAD + 3 * len(raw) + _FIELD * len(head.fields)
     return head
 
 
@@ -125,7 +144,7 @@ def _origin(target: str) -> str:
 
 
 class HeadCache:
-    """Heads by their bytes, bounded."""
+    """Heads by their bytes."""
 
     __slots__ = ("_heads",)
 
@@ -137,10 +156,7 @@ class HeadCache:
         head = self._heads.get(raw)
         if head is None:
             head = parse(raw)
-            if len(raw) <= _MAX_CACHED_HEAD:
-                if len(self._heads) >= _MAX_CACHED:
-                    self._heads.clear()
-                self._heads[raw] = head
+            HTTP_HEADS.put(self._heads, raw, head, head.footprint)
         return head
 
     def clear(self) -> None:

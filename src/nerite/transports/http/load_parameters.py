@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nerite.core.errors import Internal, InvalidArgument
+from nerite.transports.http.infer_document import check_count
 
 
 def read(document: Mapping[str, Any]) -> dict[str, str | bytes]:
@@ -16,6 +17,7 @@ def read(document: Mapping[str, Any]) -> dict[str, str | bytes]:
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
         raise Internal('attempt to get members for non-object\n    Write "parameters" as an object: names and texts.')
+    check_count("'parameters'", parameters)
     for name, value in parameters.items():
         if not isinstance(value, str):
             raise Internal(

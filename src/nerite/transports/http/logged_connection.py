@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from typing import Final
 
+from nerite.core.byte_budget import ACCESS_LOG
 from nerite.core.tensor import Buffer
 from nerite.transports.access_log import Access, peer_of
 from nerite.transports.http import routes
@@ -58,6 +59,11 @@ class LoggedHttpConnection(HttpConnection):
         self._sent += len(data)
         super().send_chunk(data)
 
+    def send_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """Send a part of the reply that is large."""
+        self._sent += sum(map(len, pieces))
+        super().send_pieces(pieces)
+
     def close_reply(self) -> None:
         """End a reply that ``open`` began."""
         if self._head is not None and not self._closing:
@@ -92,9 +98,16 @@ def _status_of(first: bytes) -> int:
     return int(first[9:12])
 
 
-@lru_cache(1024)
+_names: Final[dict[str, tuple[str, str]]] = {}
+"""By path."""
+
+
 def _named(path: str) -> tuple[str, str]:
     """Return the model and the version that a path names."""
-    route = routes.find(path)
-    arguments = route.arguments if route is not None else {}
-    return arguments.get("model", ""), arguments.get("version", "")
+    named = _names.get(path)
+    if named is None:
+        route = routes.find(path)
+        arguments = route.arguments if route is not None else {}
+        named = arguments.get("model", ""), arguments.get("version", "")
+        ACCESS_LOG.put(_names, path, named, 256 + 2 * len(path))
+    return named

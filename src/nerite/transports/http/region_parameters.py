@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from nerite.core.client_text import checked
 from nerite.core.errors import Internal, InvalidArgument
-from nerite.transports.http.json_text import parse
+from nerite.transports.http.json_text import parse_settings
 
 
 def system(region: str, body: memoryview) -> tuple[str, str, int, int]:
@@ -17,7 +18,7 @@ def system(region: str, body: memoryview) -> tuple[str, str, int, int]:
     if not isinstance(key, str):
         raise Internal("attempt to access JSON non-string as string")
     offset = _unsigned(document.get("offset", 0))
-    return region, key, offset, _unsigned(_member(document, "byte_size"))
+    return region, checked(key, "'key'"), offset, _unsigned(_member(document, "byte_size"))
 
 
 def check_cuda(region: str, body: memoryview) -> None:
@@ -30,7 +31,7 @@ def check_cuda(region: str, body: memoryview) -> None:
 
 
 def _document(body: memoryview) -> dict[str, Any]:
-    document = parse(bytes(body))
+    document = parse_settings(body)
     if not isinstance(document, dict):
         raise Internal("attempt to access non-existing object member 'key'")
     return document

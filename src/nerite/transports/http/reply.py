@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from sys import getsizeof
 from typing import Final, NamedTuple
 
 import orjson
 
+from nerite.core.byte_budget import REFUSALS
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.transports.http.head import RequestHead
 
@@ -100,21 +101,31 @@ def json_reply(value: object, status: int = 200) -> Reply:
     return Reply(status, orjson.dumps(value))
 
 
-def farewell(status: int, reason: str) -> Reply:
+def farewell(status: int, reason: str, retry_after: int = 0) -> Reply:
     """Return the refusal after which a connection is closed."""
-    return json_reply({"error": reason}, status)._replace(headers=b"Connection: close\r\n")
+    headers = b"Connection: close\r\n" + retry_line(retry_after)
+    return json_reply({"error": reason}, status)._replace(headers=headers)
+
+
+_refusals: Final[dict[tuple[int, str, int, str], Reply]] = {}
+_REFUSAL: Final = 768
+"""Bytes that a refusal takes in memory beside its text."""
 
 
 def error_reply(error: NeriteError, content_type: str = "application/json") -> Reply:
-    """Return the reply that a refusal is."""
-    return _refusal(error.http_status, error.message, error.retry_after, content_type)
+    """Return the reply that a refusal is.
 
-
-@lru_cache
-def _refusal(status: int, message: str, retry_after: int, content_type: str) -> Reply:
-    # What a model raises may have half a character in it, as file names do that are not UTF-8.
-    message = message.encode(errors="replace").decode()
-    return Reply(status, orjson.dumps({"error": message}), content_type, retry_line(retry_after))
+    Remembered, as a server of which too much is asked says the same again and again: refusing must be cheap.
+    """
+    key = (error.http_status, error.message, error.retry_after, content_type)
+    known = _refusals.get(key)
+    if known is None:
+        # What a model raises may have half a character in it, as file names do that are not UTF-8.
+        message = error.message.encode(errors="replace").decode()
+        body = orjson.dumps({"error": message})
+        known = Reply(error.http_status, body, content_type, retry_line(error.retry_after))
+        REFUSALS.put(_refusals, key, known, _REFUSAL + getsizeof(error.message) + len(body))
+    return known
 
 
 PLAIN: Final = "text/plain"

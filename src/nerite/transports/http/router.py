@@ -6,12 +6,13 @@ import re
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, Parameter
-from nerite.transports.callers import Callers, Sender, key_of
-from nerite.transports.http import access, compression, load_report, reply, routes, uploads
+from nerite.transports.callers import Callers, Sender, header_text, key_of, texts
+from nerite.transports.http import access, compression, json_calls, load_report, outside, reply, routes, uploads
 from nerite.transports.http.administration import Administration
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.dialect import HTTP, Dialect
@@ -19,7 +20,9 @@ from nerite.transports.http.documentation import Documentation
 from nerite.transports.http.generate_form import Form
 from nerite.transports.http.generation import Generation
 from nerite.transports.http.head import RequestHead
+from nerite.transports.http.infer_document import MOST
 from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.routes import Route
 from nerite.transports.http.target import Target
@@ -81,6 +84,11 @@ class Router:
     def lead(self, route: Route, head: RequestHead, dialect: Dialect = HTTP) -> Target:
         """Return what an endpoint is, whatever the method."""
         endpoint = route.endpoint
+        try:
+            for name, value in route.arguments.items():
+                checked(value, f"the {name} in the path")
+        except NeriteError as error:
+            return Target(refusal=self.locked(endpoint.category, head) or reply.error_reply(error))
         if endpoint.name == "infer" and dialect is HTTP and _is_upload(head):
             return self._upload(head, self.locked(endpoint.category, head), **route.arguments)
         if endpoint.name == "infer":
@@ -151,23 +159,50 @@ class Router:
             return Target(refusal=refusal or reply.error_reply(error))
 
         def generate(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
-            form = Form(self._server.find(model, version, "").signature, sender, self._half)
-            form.read(bytes(body))
-            sink = Generation(connection, events=events, half=self._half)
-            request = InferenceRequest(form.header(model, version), form.data, sink, time.monotonic_ns(), form.id)
-            running = self._server.version_of(request)
-            connection.request = request
-            running.submit(request)
+            signature = self._server.find(model, version, "").signature
+            form = Form(signature, sender, self._half)
+
+            def submit() -> None:
+                sink = Generation(connection, self._server, events=events, half=self._half)
+                request = InferenceRequest(form.header(model, version), form.data, sink, time.monotonic_ns(), form.id)
+                running = self._server.version_of(request)
+                if form.wrong:
+                    raise InvalidArgument(form.wrong)
+                connection.request = request
+                running.submit(request)
+
+            def done(values: list[Any]) -> None:
+                json_calls.fill(form, values)
+                submit()
+
+            if len(body) <= LARGE:
+                form.read(bytes(body))
+                submit()
+                return
+            inputs = json_calls.inputs(signature.inputs.values())
+            outside.Reading(
+                self._server.helpers,
+                connection,
+                json_calls.read_form,
+                [body, model, inputs, signature.max_batch_size > 0, self._half],
+                done,
+                lambda error: connection.send([reply.error_reply(error).encode()]),
+            )
 
         return Target(refusal=refusal, call=generate)
 
     def _reader(self, sender: Sender, model: str, version: str) -> Reader:
-        return Reader(model, version, sender, self._max_input_size, self._half)
+        def most() -> int:
+            signature = self._server.signature(model, version)
+            return max(MOST, len(signature.inputs), len(signature.outputs))
+
+        return Reader(model, version, sender, self._max_input_size, self._half, most)
 
     def _sender(self, head: RequestHead) -> Sender:
         """Return what a head says of who sent it. Raises ``InvalidArgument``."""
-        caller = None if self._callers is None else self._callers.of(head.headers.get)
-        return Sender(self._forwarded(head), caller, key_of(head.headers.get))
+        get = texts(head.headers.get)
+        caller = None if self._callers is None else self._callers.of(get)
+        return Sender(self._forwarded(head), caller, key_of(get))
 
     def _forwarded(self, head: RequestHead) -> dict[str, Parameter]:
         """Return the headers that are passed on to the model as parameters."""
@@ -178,7 +213,7 @@ class Router:
             if self._forward.search(name):
                 if name.lower().startswith("triton_"):
                     raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-                forwarded[name] = value
+                forwarded[name] = header_text(name, value)
         return forwarded
 
 

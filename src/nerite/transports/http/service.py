@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.transports import refusals
-from nerite.transports.http import compression, infer_response, reply
+from nerite.core.text import shown
+from nerite.transports import refusals, shared_output
+from nerite.transports.bounds import Bounds, Share
+from nerite.transports.http import compression, infer_response, json_calls, outside, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.plan import Plan
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.target import Target
@@ -23,20 +27,27 @@ from nerite.transports.http.target import Target
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
-_log = logging.getLogger("nerite.http")
 _now = time.monotonic_ns
 _LARGE = 64 * 1024
+_MOST_COMPRESSED = 1024 * 1024
+"""Bytes of outputs that are compressed on the event loop, which takes some 10 ms."""
 
 
 class HttpService:
     """The handler of every connection to a port, and the sink of the inferences they bring."""
 
     def __init__(
-        self, server: InferenceServer, target_of: Callable[[RequestHead], Target], *, max_input_size: int
+        self,
+        server: InferenceServer,
+        target_of: Callable[[RequestHead], Target],
+        bounds: Bounds,
+        *,
+        max_input_size: int,
     ) -> None:
         """``target_of`` finds what a head leads to."""
         self._server = server
         self._target_of = target_of
+        self._bounds = bounds
         self._max_input_size = max_input_size
         self._accepting = False
         """While a request is offered: what is answered then was refused, and never ran."""
@@ -63,10 +74,14 @@ class HttpService:
         try:
             if target.encoding and target.reader is not None:
                 try:
-                    body = compression.decompress(body, self._max_input_size)
+                    plain = compression.decompress_small(body, self._max_input_size)
                 except NeriteError as error:
                     self._refuse(connection, target, error, reply.PLAIN)
                     return None
+                if plain is None:
+                    self._decompress_aside(connection, target, body)
+                    return None
+                body = plain
             if target.reader is not None:
                 return self._infer(connection, target, target.reader, body)
             if target.answer is not None:
@@ -76,9 +91,31 @@ class HttpService:
                 target.call(connection, head, body)
         except NeriteError as error:
             connection.send([reply.error_reply(error).encode()])
-        except Exception:
-            self._failed(connection, head)
+        except Exception as error:
+            self._failed(connection, head, error)
         return None
+
+    def _decompress_aside(self, connection: HttpConnection, target: Target, body: memoryview) -> None:
+        """Answer an inference when its body has been decompressed, in a thread."""
+        share = Share(self._bounds.bytes)
+        work = partial(compression.decompress, body, self._max_input_size, share.take_or_raise)
+        self._bounds.aside.run("http", work, partial(self._decompressed, connection, target, share))
+
+    def _decompressed(
+        self, connection: HttpConnection, target: Target, share: Share, body: memoryview | NeriteError
+    ) -> None:
+        if connection.gone:
+            share.give_back()
+            return
+        connection.hold(share)
+        try:
+            if isinstance(body, NeriteError):
+                self._refuse(connection, target, body, reply.PLAIN)
+            else:
+                assert target.reader is not None
+                self._infer(connection, target, target.reader, body)
+        except Exception as error:
+            self._failed(connection, connection.head, error)
 
     def handle_again(self, connection: HttpConnection, plan: Plan, data: bytearray) -> None:
         """Answer an inference whose JSON part was seen before on this connection."""
@@ -95,31 +132,63 @@ class HttpService:
         self._accepting = True
         try:
             self._server.infer(request)
-        except Exception:
-            self._failed(connection, connection.head)
+        except Exception as error:
+            self._failed(connection, connection.head, error)
         finally:
             self._accepting = False
 
-    def _failed(self, connection: HttpConnection, head: RequestHead) -> None:
-        """Answer after a mistake of ours, which must not cost the client its answer."""
-        _log.exception("a request to %s could not be handled", head.path)
-        connection.send([reply.error_reply(Internal("internal error, see the server's log")).encode()])
+    def _failed(self, connection: HttpConnection, head: RequestHead, error: Exception) -> None:
+        """Report an exception that was not foreseen, and answer with its incident."""
+        failure = report("http", error, f"in a request to {shown(head.path)}")
+        connection.send([reply.error_reply(failure).encode()])
 
     def _infer(self, connection: HttpConnection, target: Target, reader: Reader, body: memoryview) -> Question | None:
         now = _now()
         try:
-            plan, start = self._plan(target, reader, body)
-            request = self._server.request(plan.header, plan.data(body, start), connection, now, plan.id)
+            json_size = self._json_size(target, body)
+            if json_size > LARGE:
+                self._infer_outside(connection, target, reader, body, json_size, now)
+                return None
+            if json_size:
+                plan = reader.plan(bytes(body[:json_size]))
+            else:
+                plan = reader.raw(self._server.signature(reader.model_name, reader.model_version), body)
+            self._submit(connection, reader, plan, body, json_size, now)
         except NeriteError as error:
             self._refuse(connection, target, error)
             return None
+        return Question(json_size, plan, plan.footprint) if plan.repeats and not target.encoding else None
+
+    def _infer_outside(
+        self, connection: HttpConnection, target: Target, reader: Reader, body: memoryview, json_size: int, now: int
+    ) -> None:
+        """Answer an inference whose JSON part a helper reads. Raises ``NeriteError`` if there is no such model."""
+        signature = self._server.find(reader.model_name, reader.model_version).signature
+
+        def done(values: list[Any]) -> None:
+            plan, wrong = reader.plan_of(values)
+            if wrong:
+                signature.bind(plan.header, plan.id)
+                raise InvalidArgument(wrong)
+            self._submit(connection, reader, plan, body, json_size, now)
+
+        arguments = [body[:json_size], reader.model_name, reader.max_size, reader.half, reader.most()]
+        refuse = partial(self._refuse, connection, target)
+        outside.Reading(self._server.helpers, connection, json_calls.read_infer, arguments, done, refuse)
+
+    def _submit(
+        self, connection: HttpConnection, reader: Reader, plan: Plan, body: memoryview, start: int, now: int
+    ) -> None:
+        """Have an inference answered that was read; what is behind its JSON part begins at ``start``."""
+        if start + plan.size != len(body):
+            raise self._wrong_size(reader, plan, len(body) - start)
+        request = self._server.request(plan.header, plan.data(body, start), connection, now, plan.id)
         connection.request = request
         self._accepting = True
         try:
             self._server.infer(request)
         finally:
             self._accepting = False
-        return Question(start, plan) if plan.repeats and not target.encoding else None
 
     def _refuse(
         self, connection: HttpConnection, target: Target, error: NeriteError, content_type: str = "application/json"
@@ -129,29 +198,23 @@ class HttpService:
         try:
             self._server.find(target.reader.model_name, target.reader.model_version)
         except NeriteError as unknown:
-            error, content_type = unknown, target.dialect.early_type
+            error, content_type = unknown.without_frames(), target.dialect.early_type
         refusals.note(connection.request.id if connection.request is not None else "", error)
         connection.send([target.dialect.refusal(error, content_type).encode()])
 
-    def _plan(self, target: Target, reader: Reader, body: memoryview) -> tuple[Plan, int]:
-        """Return how to read a body, and where in it the tensors begin. Raises Triton's errors."""
+    def _json_size(self, target: Target, body: memoryview) -> int:
+        """Return how long the JSON part of a body is; 0: there is none. Raises Triton's errors."""
         size = len(body)
         json_size = target.json_size
         if json_size > 0:
             if json_size > size:
                 raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {json_size}")
-            plan = reader.plan(bytes(body[:json_size]))
-        elif json_size < 0 and size:
-            json_size = size
-            if size > self._max_input_size:
-                raise reply.too_large(size, self._max_input_size)
-            plan = reader.plan(bytes(body))
-        else:
-            json_size = 0
-            plan = reader.raw(self._server.signature(reader.model_name, reader.model_version), body)
-        if json_size + plan.size != size:
-            raise self._wrong_size(reader, plan, size - json_size)
-        return plan, json_size
+            return json_size
+        if json_size == 0 or not size:
+            return 0
+        if size > self._max_input_size:
+            raise reply.too_large(size, self._max_input_size)
+        return size
 
     def _wrong_size(self, reader: Reader, plan: Plan, given: int) -> NeriteError:
         """Return what is wrong with the bytes behind the JSON part."""
@@ -174,15 +237,46 @@ class HttpService:
                 connection.send([target.dialect.refusal(response.error, reply.PLAIN).encode()])
             return
         try:
-            parts = infer_response.write(request, response, self._server.signature_of, target.dialect, target.half)
+            parts = []
+            if not (target.accepts and sum(map(len, response.data)) > _MOST_COMPRESSED):
+                parts = infer_response.write(
+                    request, response, self._server.signature_of, target.dialect, target.half, LARGE
+                )
+            if not parts:
+                self._write_outside(connection, target, request, response)
+                return
         except NeriteError as error:
             parts = [target.dialect.refusal(error, reply.PLAIN).encode()]
-        except Exception:  # a mistake of the model's or ours must not cost the client its answer
-            _log.exception(
-                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
-            )
-            mistake = Internal("internal error, see the server's log")
-            parts = [target.dialect.refusal(mistake, reply.PLAIN).encode()]
+        except Exception as error:
+            failure = report("http", error, f"in an answer of '{request.header.model_name}'", request.id)
+            parts = [target.dialect.refusal(failure, reply.PLAIN).encode()]
         if target.accepts:
             parts = compression.compress_reply(target.accepts, parts)
         connection.send(parts)
+
+    def _write_outside(
+        self, connection: HttpConnection, target: Target, request: InferenceRequest, response: InferenceResponse
+    ) -> None:
+        """Have a helper write the answer of an inference. Raises ``NeriteError``."""
+        assert response.header is not None
+        placed = {output.name for output in request.header.outputs if output.place is not None}
+        data = list(response.data)
+        for place, spec in enumerate(response.header.outputs):
+            if spec.name in placed:
+                shared_output.write(request, spec, data[place])
+                data[place] = b""
+
+        def done(parts: list[Any], error: NeriteError | None) -> None:
+            if connection.request is not request:
+                return
+            connection.send(parts if error is None else [target.dialect.refusal(error, reply.PLAIN).encode()])
+
+        arguments = json_calls.infer_arguments(
+            request,
+            InferenceResponse(response.header, data),
+            self._server.signature_of(request),
+            target.dialect,
+            target.half,
+            target.accepts,
+        )
+        outside.write(self._server.helpers, json_calls.write_infer, arguments, done)

@@ -1,4 +1,4 @@
-"""When to give up on a request that arrives too slowly: a decider without a clock."""
+"""When to give up on a request that arrives too slowly, over HTTP and gRPC: a decider without a clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ PROGRESS: Final = 16 * 1024
 
 
 class Patience:
-    """One connection's record. Told now and then what has arrived; a slow client is not a mistake, a dead one is."""
+    """One connection's record, or one call's. Told now and then what has arrived.
+
+    A slow client is not a mistake, a dead one is.
+    """
 
     __slots__ = ("_number", "_received", "_since")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nerite.transports.http.patience import PROGRESS, Patience
+from nerite.transports.patience import PROGRESS, Patience
 
 
 def test_nothing_arrives_for_as_long_as_it_likes() -> None:
