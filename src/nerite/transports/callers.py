@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from nerite.core.caller import Caller
+from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument
 from nerite.core.idempotency_key import NAME, IdempotencyKey
 from nerite.core.request import Parameter
+from nerite.core.text import MAX_VALUE
 from nerite.scheduling.tokens.policy import Policy
 
 CLASS: Final = "x-nerite-class"
@@ -37,6 +39,25 @@ class Sender(NamedTuple):
     """Headers that are passed on to the model as parameters."""
     caller: Caller | None = None
     idempotency_key: IdempotencyKey | None = None
+
+
+def header_text(name: str, value: str) -> str:
+    """Return the value of a header that is used. Raises ``InvalidArgument`` if it is not UTF-8, or its name too long.
+
+    How long a value may be is limited with the head that it is in.
+    """
+    checked(name, "the name of a header")
+    return checked(value, f"header '{name}'", MAX_VALUE)
+
+
+def texts(get: Get) -> Get:
+    """Return what reads headers as ``get`` does, and raises ``InvalidArgument`` for one that is not UTF-8."""
+
+    def text(name: str) -> str | None:
+        value = get(name)
+        return None if value is None else header_text(name, value)
+
+    return text
 
 
 def key_of(get: Get) -> IdempotencyKey | None:
@@ -71,7 +92,7 @@ def _key(get: Get) -> str:
 
 
 def _is_retry(get: Get) -> bool:
-    return any(value.isdecimal() and int(value) > RETRIES[name] for name in RETRIES if (value := get(name)))
+    return any(value.isdecimal() and float(value) > RETRIES[name] for name in RETRIES if (value := get(name)))
 
 
 def _number(name: str, value: str) -> float:

@@ -40,6 +40,9 @@ def request(sampling: Any = None, prompt: bytes = b"one two", **parameters: Any)
         (request(b"[1]"), 16, 1),
         (request(b"\xff"), 16, 1),
         (request(b"[" * 100_000), 16, 1),
+        (request({"n": 129, "max_tokens": 5}), 5, 1),
+        (request(n=10**6, max_tokens=5), 5, 1),
+        (request({"max_tokens": 5, "stop": "x" * 2**20}), 16, 1),
     ],
 )
 def test_demand(asked: InferenceRequest, most: int, sequences: int) -> None:
@@ -110,3 +113,8 @@ def test_no_limit_for_who_has_one_or_is_wrong() -> None:
         before, header = list(other.data), other.header
         limit(other, 9)
         assert (other.data, other.header) == (before, header)
+
+
+def test_more_sequences_than_an_engine_runs() -> None:
+    asked = request({"n": 5, "max_tokens": 2})
+    assert [demand(asked, 0, most).sequences for most in (4, 5)] == [1, 5]

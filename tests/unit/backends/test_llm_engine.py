@@ -127,6 +127,13 @@ def test_prompts_that_are_cut(engine: OpenVinoGenAiEngine) -> None:
     assert most.prompt_tokens == CONTEXT - 8
 
 
+def test_a_prompt_that_is_too_long_whatever_its_tokens_are(engine: OpenVinoGenAiEngine) -> None:
+    with pytest.raises(InvalidArgument, match="the prompt has 5000000 characters, which no context of 4000 tokens"):
+        asked(engine, prompt="x" * 5_000_000)
+    cut = asked(engine, replace(FEW, truncate_prompt_tokens=3), prompt="x" * 5_000_000 + "abc").over()
+    assert cut.tokens() == asked(engine, prompt="abc").over().tokens()
+
+
 def test_special_tokens_are_added_once(tmp_path: Path) -> None:
     """What a chat template has rendered has the tokens that Hugging Face has for it."""
     directory = language_model(tmp_path / "1")

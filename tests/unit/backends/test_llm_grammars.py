@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from llm_listening import FEW, asked, eventually, ignored
-from llm_models import END, language_model
+from llm_models import END, VOCABULARY, language_model
 from nerite.backends.llm.engine import FinishReason
 from nerite.backends.llm.openvino_genai import OpenVinoGenAiEngine, compiling, grammars
 from nerite.backends.llm.openvino_genai.options import Options
@@ -230,3 +230,15 @@ def test_what_contradicts_a_form(engine: OpenVinoGenAiEngine) -> None:
             asked(engine, replace(FREE, **more), grammar=grammar)
     with pytest.raises(InvalidArgument, match="'stop_token_ids' has 258, and the vocabulary 258 tokens"):
         asked(engine, replace(FREE, stop_token_ids=(258,)), grammar=grammar)
+
+
+def test_a_compiler_that_was_killed_is_no_fault_of_the_next_grammar(tmp_path: Path) -> None:
+    compiler = compiling.CompilerProcess(VOCABULARY, language_model(tmp_path / "1"))
+    try:
+        for _ in range(2):
+            assert compiler.wrong(form(choice=["a", "b"]), {END}) == ""
+            assert compiler._process is not None
+            compiler._process.kill()
+            compiler._process.wait()
+    finally:
+        compiler.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jsonschema
@@ -114,3 +115,18 @@ def test_it_is_not_looked_at_for_ever() -> None:
     for _ in range(14):
         deep = {"anyOf": [deep, deep]}
     assert impossible("s", {"type": "string", "allOf": [deep]}) == ""
+
+
+def test_a_schema_that_says_the_same_again_and_again() -> None:
+    """One list of values, and thousands of references that spell its place differently."""
+
+    def spelled(number: int) -> str:
+        return "".join(f"%{ord(letter):x}" if number >> place & 1 else letter for place, letter in enumerate("a" * 16))
+
+    values = list(range(10)) * 4500
+    references = [{"$ref": f"#/$defs/{spelled(number)}"} for number in range(2000)]
+    schema = {"$defs": {"a" * 16: {"enum": values}}, "anyOf": references}
+    began = time.monotonic()
+    assert impossible("x", schema) == ""
+    assert impossible("x", {"$ref": "#/" + "/".join("a" * 100_000), "anyOf": [{"$ref": "#/b"}] * 5000}) == ""
+    assert time.monotonic() - began < 10

@@ -46,7 +46,7 @@ def test_what_is_read(said: dict[str, Any], field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"n": 0}, "'n' has to be at least 1, got 0"),
+        ({"n": 0}, "'n' has to be 1 to 128, got 0"),
         ({"n": True}, "'n' has to be a whole number, got True"),
         ({"n": 1.5}, "'n' has to be a whole number, got 1.5"),
         ({"n": 2**64}, "'n' has to be a number of 64 bits"),
@@ -73,6 +73,17 @@ def test_what_is_read(said: dict[str, Any], field: str, value: Any) -> None:
         ({"logit_bias": [3]}, "'logit_bias' has to be an object such as"),
         ({"allowed_token_ids": []}, "'allowed_token_ids' has to be at least one token, or left out"),
         ({"bad_words": [""]}, "'bad_words' has to be text, and not empty"),
+        ({"n": 10**6}, "'n' has to be 1 to 128, got 1000000"),
+        ({"stop": ["a"] * 65}, "'stop' has to be no more than 64 texts, got ('a', "),
+        ({"stop": ["a" * 2000] * 3}, "'stop' has to be no more than 4096 characters in all, got ('aaa"),
+        ({"stop_token_ids": [3] * 1025}, "'stop_token_ids' has to be no more than 1024 tokens, got (3, "),
+        (
+            {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)},
+            "'logit_bias' has to be for no more than 1024 tokens",
+        ),
+        ({"allowed_token_ids": [3] * 65_537}, "'allowed_token_ids' has to be no more than 65536 tokens, got (3, "),
+        ({"bad_words": ["a"] * 257}, "'bad_words' has to be no more than 256 texts, got ('a', "),
+        ({"bad_words": ["a" * 1025]}, "'bad_words' has to be of 1024 characters at the most, got ('aaa"),
         ({"max_token": 4}, "'max_token' is no sampling parameter. Did you mean max_tokens?"),
         ({"zebra": 4}, "'zebra' is no sampling parameter. There are: allowed_token_ids, "),
     ],

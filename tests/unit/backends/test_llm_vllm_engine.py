@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import queue
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +19,21 @@ import pytest
 
 import llm_listening
 from llm_listening import Heard, eventually
+from nerite.backends.interface import ModelContext
+from nerite.backends.llm.backend import LlmInstance
 from nerite.backends.llm.engine import EngineStats, FinishReason
 from nerite.backends.llm.sampling import SamplingParameters
+from nerite.backends.llm.step import Step
 from nerite.backends.llm.vllm import VllmEngine, framework
 from nerite.backends.llm.vllm.arguments import Arguments
+from nerite.core import dtype as dtypes
+from nerite.core.caller import Caller
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.marks import Marks
+from nerite.core.request import NOBODY, InferenceRequest, RequestHeader
+from nerite.core.tensor import TensorSpec, join_bytes
 from pages import ROOT
+from process_family import lives
 
 FEW = SamplingParameters(max_tokens=4)
 ENDLESS = SamplingParameters(max_tokens=None)
@@ -127,6 +138,52 @@ def test_a_prompt_is_cut(started: Started) -> None:
     assert asked(engine, replace(FEW, truncate_prompt_tokens=-1), prompt="x" * 200).over().prompt_tokens == 96
 
 
+def test_the_salt_of_a_prompt(started: Started) -> None:
+    engine = started(most_images=2)
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
+    for images in ([], [file.getvalue()]):
+        for salt in ("", "acme"):
+            asked(engine, images=images, cache_salt=salt).over()
+    salts = [prompt.get("cache_salt") for prompt in engine._engine.prompts[1:]]  # the first warms up
+    assert salts == [None, "acme", None, "acme"]
+
+
+class Reporter:
+    """Hears of nothing that matters here."""
+
+    def report(self, report: object) -> None:
+        pass
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [
+        (None, [None, "acme", "other", "\0003", "\0004"]),
+        ("false", [None, "acme", "other", "\0003", "\0004"]),
+        ("true", [None] * 5),
+    ],
+)
+def test_tenants_have_salts_of_their_own(started: Started, parameter: str | None, expected: list[str | None]) -> None:
+    engine = started()
+    config: dict[str, Any] = {"output": [{"name": "text_output"}]}
+    if parameter is not None:
+        config["parameters"] = {"TENANTS_SHARE_CACHE": {"string_value": parameter}}
+    step = Step(Reporter(), 0)  # type: ignore[arg-type]  # as much of one as is needed
+    instance = LlmInstance(ModelContext("m", 1, ROOT, config), "m_0", engine, step)
+    for tenant in (None, "acme", "other", "", ""):  # the last two are of several tenants
+        header = RequestHeader(
+            "m", "", [TensorSpec("text_input", dtypes.BYTES, (1,))], caller=None if tenant is None else Caller(tenant)
+        )
+        request = InferenceRequest(header, [join_bytes([b"once"])], NOBODY, 0)
+        assert instance.execute([request], marks=Marks()) == [None]
+    eventually(lambda: len(engine._engine.prompts) == 6)
+    assert [prompt.get("cache_salt") for prompt in engine._engine.prompts[1:]] == expected
+
+
 def test_images_count(started: Started) -> None:
     engine = started(most_images=2)
     file = io.BytesIO()
@@ -208,6 +265,26 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, server: Server) ->
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(Unsupported, match="nerite engines install vllm"):
         VllmEngine(Arguments("m", {})).start(server.stats.append, server.given_up.put)
+
+
+@pytest.mark.parametrize("session", [True, False], ids=["as a worker is", "in a group of others"])
+def test_its_processes_end_with_the_worker(session: bool) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "from nerite.backends.llm.vllm import framework\n"
+        "framework._end_children_with_us()\n"
+        "print(subprocess.Popen(['sleep', '100']).pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=session
+    )
+    with worker:
+        assert worker.stdout is not None
+        started = int(worker.stdout.readline())
+        assert lives(started)
+        worker.kill()
+    eventually(lambda: not lives(started))
 
 
 @dataclass(frozen=True)

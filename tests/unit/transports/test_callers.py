@@ -7,7 +7,7 @@ import pytest
 from nerite.core.caller import Caller
 from nerite.core.errors import InvalidArgument
 from nerite.scheduling.tokens.policy_file import parse
-from nerite.transports.callers import Callers
+from nerite.transports.callers import Callers, header_text, texts
 
 POLICY = parse(
     """
@@ -43,6 +43,7 @@ def test_classes_and_retries() -> None:
         assert caller(**{name: "1"}).retry
         for none in ("0", "", "x", "-1"):
             assert not caller(**{name: none}).retry
+    assert caller(x_stainless_retry_count="9" * 5_000).retry
     assert caller(x_envoy_attempt_count="2").retry
     assert not caller(x_envoy_attempt_count="1").retry, "that is the first"
 
@@ -71,3 +72,14 @@ def test_patience(timeout: float | None, headers: dict[str, str], patience: int)
 def test_no_patience(value: str) -> None:
     with pytest.raises(InvalidArgument, match=r"x-nerite-timeout-ms.*milliseconds above 0"):
         caller(x_nerite_timeout_ms=value)
+
+
+def test_headers_that_are_used_are_text() -> None:
+    headers = {"x-tenant": "gr\udcfcn", "idempotency-key": "k" * 2_000}
+    get = texts(headers.get)
+    assert get("none") is None
+    assert get("idempotency-key") == "k" * 2_000
+    with pytest.raises(InvalidArgument, match="header 'x-tenant' is not valid UTF-8 at character 2"):
+        get("x-tenant")
+    with pytest.raises(InvalidArgument, match="the name of a header is 2000 characters long"):
+        header_text("n" * 2_000, "")

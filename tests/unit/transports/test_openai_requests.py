@@ -19,10 +19,16 @@ from nerite.transports.openai import chat_request, completion_request, embedding
 from nerite.transports.openai.errors import ApiError, reply_of
 from nerite.transports.openai.fields import Fields
 from nerite.transports.openai.messages import Conversation
-from nerite.transports.openai.text_model import Delta, TextModel
+from nerite.transports.openai.text_model import Delta, Strings, TextModel
 
 IMAGE = "data:image/png;base64," + base64.b64encode(b"picture").decode()
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+LONG = "x" * 1025
+DEEP: dict[str, Any] = {}
+for _ in range(300):
+    DEEP = {"items": DEEP}
+TOO_LONG = "it is 1025 characters long"
+PROMPT = Strings([b"p"])
 OTHER: dict[str, Any] = {"type": "function", "function": {"name": "listen"}}
 
 
@@ -39,6 +45,12 @@ def chat(**fields: Any) -> chat_request.ChatRequest:
     return chat_request.read(body(**{"model": "m", "messages": messages, **fields}))
 
 
+def given(asked: chat_request.ChatRequest) -> dict[str, Any]:
+    """Return what the template is given."""
+    assert isinstance(asked.given, dict)
+    return asked.given
+
+
 def told(settings: sampling.Sampling) -> dict[str, Any]:
     return {name: setting.value for name, setting in settings.items()}
 
@@ -46,14 +58,14 @@ def told(settings: sampling.Sampling) -> dict[str, Any]:
 def test_a_completion() -> None:
     asked = completion(n=2, stream=True, stream_options={"include_usage": True}, logprobs=0, seed=None, user="me")
     assert (asked.prompts, asked.echo, asked.wanted.n, asked.wanted.usage, asked.wanted.logprobs) == (
-        ["p"],
+        [b"p"],
         False,
         2,
         True,
         0,
     )
     assert told(asked.wanted.sampling) == {"logprobs": 0}
-    assert completion(prompt=["a", "b"]).prompts == ["a", "b"]
+    assert completion(prompt=["a", "b"]).prompts == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +92,28 @@ def test_a_completion() -> None:
         ({"stream": True, "stream_options": {"includ_usage": 1}}, "stream_options.includ_usage", "'include_usage'"),
         ({"max_token": 3}, "max_token", r"Unknown parameter: 'max_token'\. Did you mean 'max_tokens'"),
         ({"zzzz": 3}, "zzzz", r"Unknown parameter: 'zzzz'\.$"),
+        ({"model": LONG}, "model", TOO_LONG),
+        ({"user": LONG}, "user", TOO_LONG),
+        ({"user": 3}, "user", "expected a string, but got an integer"),
+        ({"safety_identifier": LONG}, "safety_identifier", TOO_LONG),
+        ({"stop": LONG}, "stop", TOO_LONG),
+        ({"stop": ["a"] * 65}, "stop", "an array with maximum length 64, but got an array with length 65 instead"),
+        ({"stop": ["x" * 1000] * 5}, "stop", "no more than 4096 characters in all of them"),
+        ({"prompt": ["a"] * 129}, "prompt", r"Invalid 'prompt': array too long\. .*maximum length 128"),
+        ({"prompt": ["a"] * 10, "n": 13}, "n", "no more than 128 choices for all 10 prompts together"),
+        ({"n": 1_000_000}, "n", "an integer from 1 to 128"),
+        ({"best_of": 1_000_000}, "best_of", "an integer from 1 to 128"),
+        ({"logprobs": 1_000_000}, "logprobs", "an integer from 0 to 20"),
+        (
+            {"logit_bias": {str(token): 1 for token in range(1025)}},
+            "logit_bias",
+            "an object with at most 1024 properties, but got an object with 1025 properties",
+        ),
+        ({"allowed_token_ids": [1] * 65_537}, "allowed_token_ids", "maximum length 65536"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "maximum length 1024"),
+        ({"bad_words": ["a"] * 257}, "bad_words", "maximum length 256"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}}, "response_format", "nested"),
+        ({"logit_bias": {"9" * 5_000: 1}}, "logit_bias", "the ids of tokens"),
     ],
 )
 def test_completions_that_are_wrong(fields: dict[str, Any], param: str, says: str) -> None:
@@ -117,9 +151,10 @@ def test_seeds_of_choices() -> None:
 
 
 def test_tools() -> None:
-    assert (chat(tools=[TOOL]).choice, chat(tools=[TOOL], tool_choice="none").tools) == ("auto", [])
+    asked = chat(tools=[TOOL], tool_choice="none")
+    assert (chat(tools=[TOOL]).choice, asked.choice, given(asked)["tools"]) == ("auto", "none", None)
     asked = chat(tools=[TOOL, OTHER], tool_choice={"type": "function", "function": {"name": "listen"}})
-    assert (asked.choice, [tool.name for tool in asked.tools]) == ("named", ["listen"])
+    assert (asked.choice, asked.tool, [tool.name for tool in given(asked)["tools"]]) == ("named", "listen", ["listen"])
     assert json.loads(told(asked.wanted.sampling)["guided_decoding"]) == {"json": {"type": "object"}}
     asked = chat(tools=[TOOL, OTHER], tool_choice="required")
     schema = json.loads(told(asked.wanted.sampling)["guided_decoding"])["json"]
@@ -143,6 +178,10 @@ def test_tools() -> None:
         ({"functions": []}, "write them as 'tools'"),
         ({"modalities": ["text", "audio"]}, "models give text"),
         ({"top_logprobs": 1}, "can only be used when `logprobs` is True"),
+        ({"model": LONG}, TOO_LONG),
+        ({"reasoning_effort": LONG}, TOO_LONG),
+        ({"tools": [{"type": "function", "function": {"name": LONG}}]}, rf"'tools\[0\].function.name': {TOO_LONG}"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": LONG}}}, f"'tool_choice.function.name': {TOO_LONG}"),
     ],
 )
 def test_chats_that_are_wrong(fields: dict[str, Any], says: str) -> None:
@@ -150,8 +189,8 @@ def test_chats_that_are_wrong(fields: dict[str, Any], says: str) -> None:
         chat(**fields)
 
 
-def conversation(*messages: Any, images: bool = False) -> Conversation:
-    return Conversation(Fields({"messages": list(messages)}), images=images)
+def conversation(*messages: Any) -> Conversation:
+    return Conversation(Fields({"messages": list(messages)}))
 
 
 def test_messages() -> None:
@@ -176,9 +215,9 @@ def test_messages() -> None:
 
 def test_images() -> None:
     parts = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "What is it?"}]
-    found = conversation({"role": "user", "content": parts}, images=True)
-    assert found.images == [base64.b64encode(b"picture").decode()]
-    assert found.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+    found = conversation({"role": "user", "content": "Look:"}, {"role": "user", "content": parts})
+    assert (found.images, found.first_image) == ([base64.b64encode(b"picture")], "messages[1].content[0].type")
+    assert found.messages[1]["content"] == [{"type": "image"}, {"type": "text", "text": "What is it?"}]
 
 
 @pytest.mark.parametrize(
@@ -197,11 +236,14 @@ def test_images() -> None:
             "JSON in a string",
         ),
         ("text", r"Invalid type for 'messages\[0\]': expected an object"),
+        ({"role": "user", "content": "x", "name": LONG}, rf"messages\[0\].name': {TOO_LONG}"),
+        ({"role": "tool", "content": "x", "tool_call_id": LONG}, rf"messages\[0\].tool_call_id': {TOO_LONG}"),
+        ({"role": "assistant", "tool_calls": [{"id": LONG}]}, TOO_LONG),
     ],
 )
 def test_messages_that_are_wrong(message: Any, says: str) -> None:
     with pytest.raises(ApiError, match=says):
-        conversation(message, images=True)
+        conversation(message)
 
 
 def signature(*inputs: Input, batch: int = 0, outputs: tuple[str, ...] = ()) -> Signature:
@@ -231,7 +273,8 @@ def test_what_a_text_model_is() -> None:
 
 def test_the_inputs_of_an_engine() -> None:
     settings = completion(stop="x", max_tokens=3).wanted.sampling
-    header, data = TextModel("m", ENGINE).ask("héllo", settings, Sender({"h": "1"}), stream=True, images=["aa", "bb"])
+    model, sender, images = TextModel("m", ENGINE), Sender({"h": "1"}), Strings([b"aa", memoryview(b"bb")])
+    header, data = model.ask(Strings(["héllo".encode()]), settings, sender, stream=True, images=images)
     ENGINE.bind(header)
     found = {
         spec.name: decode_bytes(raw, spec.elements).tolist() if spec.datatype is dtypes.BYTES else bytes(raw)
@@ -245,17 +288,17 @@ def test_the_inputs_of_an_engine() -> None:
         "return_finish_reason": b"\x01",
     }
     assert header.parameters == {"h": "1"}
-    header, data = TextModel("m", ENGINE).ask("p", settings, Sender({}), special=False)
+    header, data = model.ask(PROMPT, settings, Sender({}), special=False)
     assert dict(zip([spec.name for spec in header.inputs], data, strict=True))["add_special_tokens"] == b"\x00"
 
 
 def test_a_model_without_sampling_parameters() -> None:
     model = TextModel("m", signature())
-    header, data = model.ask("p", completion(temperature=0.5).wanted.sampling, Sender({}))
+    header, data = model.ask(PROMPT, completion(temperature=0.5).wanted.sampling, Sender({}))
     assert (header.parameters, len(data)) == ({"temperature": 0.5}, 1)
     for fields in ({"stop": "x"}, {"response_format": {"type": "json_object"}}):
         with pytest.raises(ApiError, match="model 'm' has no input 'sampling_parameters'") as refused:
-            model.ask("p", completion(**fields).wanted.sampling, Sender({}))
+            model.ask(PROMPT, completion(**fields).wanted.sampling, Sender({}))
         assert refused.value.param == next(iter(fields))
 
 
@@ -328,7 +371,12 @@ def test_when_to_come_again(error: Any, headers: bytes) -> None:
     assert reply_of(error).headers == headers
 
 
+def test_a_parameter_is_named_at_a_bounded_length() -> None:
+    with pytest.raises(ApiError) as refused:
+        completion(**{"z" * 3_000_000: 1})
+    assert len(reply_of(refused.value).body) < 1_000
+
+
 def test_a_spec_of_text() -> None:
-    assert (
-        TensorSpec("text_input", dtypes.BYTES, (1, 1)) in TextModel("m", ENGINE).ask("p", {}, Sender({})).header.inputs
-    )
+    asked = TextModel("m", ENGINE).ask(PROMPT, {}, Sender({}))
+    assert TensorSpec("text_input", dtypes.BYTES, (1, 1)) in asked.header.inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,10 @@ CALLED: list[dict[str, Any]] = [
 
 def rendered(source: str, messages: list[dict[str, Any]] | None = None, **more: Any) -> str:
     template = ChatTemplate(source, "here", {"bos_token": "<s>"}, lambda: datetime(2026, 11, 5))
-    return template.render(messages or [], more.pop("tools", []), more)
+    given = {"messages": messages or [], "tools": more.pop("tools", None), **more}
+    text = template.render(given)
+    assert template.render_briefly(given, seconds=60) == text
+    return text
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,7 @@ def test_what_templates_use(source: str, text: str) -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[7].content.strip() }}", r"the chat template \(here\) failed"),
         ("{{ ''.__class__.__mro__ }}", r"failed: access to attribute '__class__'"),
+        ("{{ ('{0.__class__.__mro__}' | attr('format'))('x') }}", "failed: access to attribute '__class__'"),
         ("{% set _ = messages.append(1) %}", "failed: access to attribute .append. of .list. object is unsafe"),
         ("{% for n in range(10 ** 9) %}{% endfor %}", "Range too big"),
     ],
@@ -171,3 +176,28 @@ def test_files_that_are_wrong(tmp_path: Path, parameter: str, tokenizer: str, sa
     (version / "tokenizer_config.json").write_text(tokenizer)
     with pytest.raises(ApiError, match=says):
         template_files.find(version, parameter)
+
+
+NESTED = "{% for a in messages %}{% for b in messages %}{% for c in messages %}{% endfor %}{% endfor %}{% endfor %}done"
+MACRO = "{% macro again(n) %}{% if n %}{{ again(n - 1) }}{{ again(n - 1) }}{% endif %}{% endmacro %}{{ again(40) }}"
+
+
+@pytest.mark.parametrize("source", [NESTED, MACRO], ids=["loops", "macros"])
+def test_what_takes_longer_is_given_up(source: str) -> None:
+    template = ChatTemplate(source, "here", {})
+    began = time.monotonic()
+    assert template.render_briefly({"messages": HELLO * 1000, "tools": None}) is None
+    assert time.monotonic() - began < 10
+    assert ChatTemplate(NESTED, "here", {}).render_briefly({"messages": HELLO, "tools": None}, seconds=60) == "done"
+
+
+@pytest.mark.parametrize(("value", "briefly"), [(True, True), ("low", True), (5, False), ([5], False), ({}, False)])
+def test_variables_by_which_a_template_may_do_much_are_for_the_helper(value: Any, briefly: bool) -> None:
+    template = ChatTemplate("{{ thing }}", "here", {})
+    assert (template.render_briefly({"messages": HELLO, "tools": None, "thing": value}) is not None) is briefly
+
+
+def test_a_template_that_is_given_up_leaves_time_for_the_next() -> None:
+    template = ChatTemplate(NESTED, "here", {})
+    assert template.render_briefly({"messages": HELLO * 1000, "tools": None}) is None
+    assert template.render({"messages": HELLO * 5, "tools": None}) == "done"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -113,14 +114,12 @@ def test_any_arguments(arguments: dict[str, Any], ascii: bool, family: str) -> N
     assert (name, json.loads(joined)) == ("f", arguments)
 
 
-@given(st.text(alphabet='{}[]",:\\ue12.-tfn al\n', max_size=30))
-def test_what_the_reader_takes_is_json(text: str) -> None:
+@given(st.text(alphabet='{}[]",:\\ue12.-tfn al\n', max_size=30), st.integers(1, 31))
+def test_what_the_reader_takes_is_json(text: str, size: int) -> None:
     text, reader, taken = "{" + text, JsonReader(), ""
     try:
-        for char in text:
-            if reader.done:
-                break
-            taken += reader.feed(char)
+        for at in range(0, len(text), size):
+            taken += reader.take_all(text[at : at + size])[1]
     except BrokenCall:
         with pytest.raises(ValueError):
             json.loads(text, strict=False)
@@ -172,3 +171,35 @@ def test_calls_that_the_model_has_to_write() -> None:
 def test_ids() -> None:
     assert len(families.ALL["mistral"].new_id()) == 9
     assert families.ALL["hermes"].new_id().startswith("call_")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [json.dumps({"text": "once " * 100_000}), json.dumps({"n": [1] * 100_000}), json.dumps({"n": "\n" * 100_000})],
+    ids=["text", "numbers", "escapes"],
+)
+@pytest.mark.parametrize("form", ["plain", "quoted", "early", "other"])
+def test_any_length_takes_its_time(arguments: str, form: str) -> None:
+    """Seconds, and not minutes or hours, as it would if what came were copied each time."""
+    text = {
+        "plain": f'{{"name": "f", "arguments": {arguments}}}',
+        "quoted": f'{{"name": "f", "arguments": {json.dumps(arguments)}}}',
+        "early": f'{{"arguments": {arguments}, "name": "f"}}',
+        "other": f'{{"note": {arguments}, "name": "f", "arguments": {arguments}}}',
+    }[form]
+    began = time.monotonic()
+    for size in (4, 4096):
+        parser = families.ALL["hermes"].parser()
+        text_in_pieces = ["<tool_call>", *(text[at : at + size] for at in range(0, len(text), size)), "</tool_call>"]
+        events = [event for piece in text_in_pieces for event in parser.feed(piece)]
+        _, whole = joined(events + parser.finish())
+        assert isinstance(whole, Arguments) and json.loads(whole.text) == json.loads(arguments)
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("family", families.ALL)
+def test_white_space_waits_for_a_call_only_so_long(family: str) -> None:
+    parser = families.ALL[family].parser()
+    said = [event for _ in range(2000) for event in parser.feed("  ")]
+    assert len("".join(map(str, said))) > 2000
+    assert read(families.ALL[family].parser(), " " * 4000) == (" " * 4000, [])

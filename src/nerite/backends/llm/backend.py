@@ -18,6 +18,7 @@ from nerite.backends.llm.headers import Headers
 from nerite.backends.llm.reranking import RerankingInstance
 from nerite.backends.llm.selection import EngineModule, ReaderModule
 from nerite.backends.llm.step import Follower, Step
+from nerite.config import tenant_caches
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -106,6 +107,8 @@ class LlmInstance:
         config = model.config
         self._headers = Headers(model.name, str(model.version), [output["name"] for output in config["output"]])
         self._decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
+        self._shared = model.parameter(tenant_caches.PARAMETER) == tenant_caches.TRUE
+        """Tenants use what was computed of the prompts of others."""
         self._numbers = itertools.count()
 
     def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
@@ -142,7 +145,7 @@ class LlmInstance:
         answer = Answer(request, asked, self._headers)
         request.on_pause = answer.paused
         request.on_cancel = lambda _request: self._engine.abort(number)
-        sampling = asked.sampling
+        sampling, caller = asked.sampling, request.header.caller
         priority = (sampling.priority or request.header.priority) if self._knows_priorities else 0
         wanted = GenerationRequest(
             number,
@@ -153,6 +156,8 @@ class LlmInstance:
             grammar=sampling.grammar,
             lora=sampling.lora_name,
             priority=priority,
+            # No tenant is called what a number with a zero byte before it says: it is shared with no other request.
+            cache_salt="" if caller is None or self._shared else caller.tenant or f"\0{number}",
         )
         self._engine.add(wanted, Follower(request, answer, sampling.n, self._step))
         if request.is_cancelled():  # before the engine had it

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nerite.backends.llm import sampling
+from nerite.backends.llm.images import MOST_BYTES, MOST_IMAGES
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.request import InferenceRequest
@@ -57,6 +58,10 @@ def _images(request: InferenceRequest) -> Iterator[bytes]:
     """Yield the files that are there in base64."""
     for spec, data in zip(request.header.inputs, request.data, strict=True):
         if spec.name == "image":
+            if spec.elements > MOST_IMAGES:
+                raise InvalidArgument(f"'image' has {spec.elements} images, and may have {MOST_IMAGES}")
+            if len(data) > MOST_BYTES:
+                raise InvalidArgument(f"'image' has {len(data)} bytes, and may have {MOST_BYTES}")
             for place, encoded in enumerate(decode_bytes(data, spec.elements)):
                 try:
                     yield base64.b64decode(encoded, validate=True)

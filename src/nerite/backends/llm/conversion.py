@@ -115,6 +115,9 @@ def _digest(directory: Path, place: Path) -> str:
     with contextlib.suppress(OSError):
         place.mkdir(parents=True, exist_ok=True)
         fresh = memory.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        fresh.write_text(digest.hexdigest())
-        fresh.rename(memory)
+        try:
+            fresh.write_text(digest.hexdigest())
+            fresh.rename(memory)
+        except OSError:
+            fresh.unlink(missing_ok=True)
     return digest.hexdigest()

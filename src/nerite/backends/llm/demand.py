@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from nerite.backends.llm.sampling import SamplingParameters
+from nerite.backends.llm.sampling import LONGEST, MOST_SEQUENCES, SamplingParameters
 from nerite.core.request import InferenceRequest
 from nerite.core.tensor import join_bytes
 
@@ -34,16 +34,19 @@ class Demand(NamedTuple):
     images: int = 0
 
 
-def demand(request: InferenceRequest, allowed: int = 0) -> Demand:
+def demand(request: InferenceRequest, allowed: int = 0, most_sequences: int = MOST_SEQUENCES) -> Demand:
     """Return what ``request`` asks for. What is wrong with it is for the engine to say.
 
     One that does not say how many tokens it wants gets what is usual, or all that are ``allowed`` if those are fewer;
-    0: any number is.
+    0: any number is. One that asks for more than ``most_sequences`` asks for one: it has to wait for nothing that makes
+    room for them, as the engine refuses it.
     """
     places = _places(request)
     prompt = len(request.data[places[_PROMPT]]) - _LENGTH if _PROMPT in places else 0
     said = _said(request, places)
     sequences = _count(said.get("n"), _STANDARD.n)
+    if sequences > most_sequences:
+        sequences = _STANDARD.n
     most = sequences * _count(said.get("max_tokens", _STANDARD.max_tokens), 0)
     if "max_tokens" not in said and 0 < allowed < most:
         most = 0
@@ -75,8 +78,11 @@ def _said(request: InferenceRequest, places: Mapping[str, int]) -> Mapping[str, 
     """Return the sampling parameters as they came."""
     if _SAMPLING not in places:
         return request.header.parameters
+    text = bytes(request.data[places[_SAMPLING]])[_LENGTH:]
+    if len(text) > LONGEST:
+        return _UNREADABLE
     try:
-        said = json.loads(bytes(request.data[places[_SAMPLING]])[_LENGTH:])
+        said = json.loads(text)
     except (ValueError, RecursionError):
         return _UNREADABLE
     return said if isinstance(said, dict) else _UNREADABLE

@@ -138,6 +138,8 @@ class EmbeddingInstance:
             outputs["num_output_tokens"] = np.zeros_like(outputs["num_input_tokens"])
         return outputs
 
+    checks_readiness = False
+
     def is_ready(self) -> bool:
         """Return True: it has no state that could be lost."""
         return True

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.structured import Grammar
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+
+LONGEST_TOKEN: Final = 256
+"""Characters: more than any that is known has. The longest of most vocabularies are 128 spaces."""
 
 
 class FinishReason(Enum):
@@ -47,6 +50,8 @@ class GenerationRequest:
     """The name of an adapter."""
     priority: int = 0
     """Lower ones first. Only for an engine that knows priorities; any other gets requests in the right order."""
+    cache_salt: str = ""
+    """What was computed of a prompt is used for requests with the same salt alone, by an engine that knows salts."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,21 @@ def kept_of_prompt(sampling: SamplingParameters, context_length: int) -> int | N
         return cut
     least = 1 if sampling.max_tokens is None else sampling.max_tokens
     return max(context_length - least, 1)
+
+
+def tokenizable(prompt: str, kept: int | None, context_length: int) -> str:
+    """Return the end of a prompt that the last ``kept`` of its tokens come from; all of it if all are kept.
+
+    Raises ``InvalidArgument`` for one that is too long whatever its tokens are: to count them takes seconds for each
+    ten megabytes, in which nothing else is taken up.
+    """
+    if kept is not None:
+        return prompt[-(kept + 1) * LONGEST_TOKEN :]
+    if len(prompt) > context_length * LONGEST_TOKEN:
+        raise InvalidArgument(
+            f"the prompt has {len(prompt)} characters, which no context of {context_length} tokens has room for"
+        )
+    return prompt
 
 
 def refuse_what_is_unknown(sampling: SamplingParameters, known: Container[str], engine: str) -> None:

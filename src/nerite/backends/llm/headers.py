@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
+from nerite.core import footprint
+from nerite.core.byte_budget import RESPONSE_HEADERS
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Array, TensorSpec, from_array
-
-_MOST: Final = 1024
 
 
 class Headers:
@@ -28,9 +27,8 @@ class Headers:
         form = tuple(spec for spec in outputs if spec.name in wanted and spec.name in self._declared)
         header = self._made.get(form)
         if header is None:
-            if len(self._made) >= _MOST:
-                self._made.clear()
-            header = self._made[form] = ResponseHeader(self._model, self._version, form)
+            header = ResponseHeader(self._model, self._version, form)
+            RESPONSE_HEADERS.put(self._made, form, header, 2 * footprint.of_response_header(header))
         return header
 
     def response(self, request: InferenceRequest, outputs: Mapping[str, Array]) -> InferenceResponse:

@@ -22,6 +22,7 @@ from nerite.backends.llm.engine import (
     kept_of_prompt,
     refuse_what_is_lacking,
     refuse_what_is_unknown,
+    tokenizable,
 )
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 
@@ -111,13 +112,14 @@ class LoopEngine(ABC):
     def _tokens(self, request: GenerationRequest) -> list[int]:
         """Return the tokens of a prompt. Raises ``InvalidArgument`` for none, and for too many."""
         prompt = request.prompt
-        tokens: list[int]
-        if isinstance(prompt, str):
-            tokens = self._tokenizer.encode(prompt, add_special_tokens=request.special_tokens)
-        else:
-            tokens = list(prompt)
         most = self._able.context_length
         kept = kept_of_prompt(request.sampling, most)
+        tokens: list[int]
+        if isinstance(prompt, str):
+            text = tokenizable(prompt, kept, most)
+            tokens = self._tokenizer.encode(text, add_special_tokens=request.special_tokens)
+        else:
+            tokens = list(prompt)
         if kept is not None:
             tokens = tokens[-kept:]
         if not tokens:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from nerite.backends import values
 from nerite.backends.interface import ModelContext
 from nerite.backends.llm import tasks
+from nerite.config import tenant_caches
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, Unsupported
 
@@ -27,7 +28,9 @@ OF_OPENVINO: Final = frozenset(
     }
 )
 """Properties of OpenVINO, which are handed on to it as they are."""
-_OF_ALL: Final = frozenset({ENGINE, "EXECUTION_ENV_PATH", "EXECUTION_MODE", STEP_TIMEOUT, tasks.PARAMETER, "WORKER"})
+_OF_ALL: Final = frozenset(
+    {ENGINE, "EXECUTION_ENV_PATH", "EXECUTION_MODE", STEP_TIMEOUT, tasks.PARAMETER, tenant_caches.PARAMETER, "WORKER"}
+)
 _DRAFT: Final = "SPECULATIVE_MODEL"
 _LOOKUP: Final = "PROMPT_LOOKUP_MAX"
 _GUESSES: Final = "NUM_SPECULATIVE_TOKENS"

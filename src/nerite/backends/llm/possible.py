@@ -17,7 +17,7 @@ _NUMBER: Final = "number"
 """One with a fraction: those without are integers."""
 _ALL: Final = frozenset({"null", "boolean", "integer", _NUMBER, "string", "array", "object"})
 _MOST: Final = 10_000
-"""Schemas that are looked at; those within one another may be as many as there are atoms."""
+"""Schemas that are looked at, and values in their lists; those within one another may be as many as there are atoms."""
 
 
 class _Verdict(NamedTuple):
@@ -49,13 +49,16 @@ class _Reader:
         self._schema = schema
         self._led: dict[str, frozenset[str]] = {}
         """What an instance of each reference's target may be, as far as is known: at first nothing."""
+        self._targets: dict[str, Any] = {}
         self._left = _MOST
 
     def verdict(self) -> str:
         while True:
             known = dict(self._led)
             for reference in known:
-                self._led[reference] = self._of(reference, _target(self._schema, reference)).kinds
+                if reference not in self._targets:
+                    self._targets[reference] = _target(self._schema, reference)
+                self._led[reference] = self._of(reference, self._targets[reference]).kinds
             verdicts = [self._of(where, each) for where, each in schemas.within(self._path, self._schema)]
             if self._led == known:
                 return next((each.why for each in verdicts if not each.kinds), "")
@@ -68,6 +71,7 @@ class _Reader:
             return _Verdict(frozenset(), f"'{path}' is false")
         if not isinstance(schema, dict):
             return _Verdict(_ALL)
+        self._left -= sum(len(value) for value in schema.values() if isinstance(value, list))
         kinds, said = _ALL, []
         for keyword, verdict in self._said(path, schema):
             if not verdict.kinds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Array, to_array
+
+MOST_DOCUMENTS: Final = 1000
+"""That are rated at once, as with Cohere: nothing else runs meanwhile."""
 
 
 class Reranker(Protocol):
@@ -48,6 +51,8 @@ class RerankingInstance:
             documents = [decoded("documents", each) for each in given["documents"]]
             if not documents:
                 raise InvalidArgument("'documents' is empty")
+            if len(documents) > MOST_DOCUMENTS:
+                raise InvalidArgument(f"'documents' has {len(documents)} texts, and may have {MOST_DOCUMENTS}")
             tokens = self._reranker.tokens(query, documents)
         except NeriteError as error:
             return InferenceResponse.failed(error)
@@ -55,6 +60,8 @@ class RerankingInstance:
         return self._headers.response(
             request, {"scores": scores.astype(np.float32), "num_input_tokens": np.array([tokens], np.uint32)}
         )
+
+    checks_readiness = False
 
     def is_ready(self) -> bool:
         """Return True: it has no state that could be lost."""

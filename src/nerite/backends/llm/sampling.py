@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -16,6 +17,23 @@ from nerite.backends.llm import structured
 from nerite.backends.llm.structured import Grammar
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.text import MAX_NAME, MAX_VALUE
+
+MOST_SEQUENCES: Final = 128
+"""Of one prompt. Each takes memory before its first token, and a place in the batch."""
+MOST_STOPS: Final = 64
+"""All of them are looked for in the text after each step."""
+MOST_STOP_CHARACTERS: Final = 4096
+"""Of all stop strings together."""
+MOST_TOKENS: Final = 1024
+"""In ``stop_token_ids`` and ``logit_bias``."""
+MOST_ALLOWED: Final = 65_536
+"""In ``allowed_token_ids``."""
+MOST_BAD_WORDS: Final = 256
+LONGEST: Final = MAX_VALUE
+"""Bytes of ``sampling_parameters``, which the server's event loop reads, too."""
+MOST_PARAMETERS: Final = 256
+"""Of a request whose sampling parameters are among them."""
 
 _Number = TypeVar("_Number", int, float)
 
@@ -85,6 +103,8 @@ _STRUCTURED: Final = ("guided_decoding", "structured_outputs")
 
 def from_json(text: str | bytes) -> SamplingParameters:
     """Read the value of ``sampling_parameters``. Raises ``NeriteError``."""
+    if len(text) > LONGEST:
+        raise InvalidArgument(f"'sampling_parameters' has {len(text)} bytes, and may have {LONGEST}")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -99,6 +119,8 @@ def from_parameters(parameters: Mapping[str, Any]) -> SamplingParameters:
 
     They have no lists: ``stop`` is one string.
     """
+    if len(parameters) > MOST_PARAMETERS:
+        raise InvalidArgument(f"the request has {len(parameters)} parameters, and may have {MOST_PARAMETERS}")
     known = (*_READERS, *_STRUCTURED, *_LACKING)
     ours = {name: value for name, value in parameters.items() if name in known or nearest(name, known, _CLOSE)}
     return from_mapping(ours)
@@ -130,7 +152,7 @@ def from_mapping(given: Mapping[str, Any]) -> SamplingParameters:
 def _check(made: SamplingParameters) -> None:
     cut = made.truncate_prompt_tokens
     for name, holds, wanted in (
-        ("n", made.n >= 1, "at least 1"),
+        ("n", 1 <= made.n <= MOST_SEQUENCES, f"1 to {MOST_SEQUENCES}"),
         ("max_tokens", made.max_tokens is None or made.max_tokens >= 1, "at least 1"),
         ("min_tokens", 0 <= made.min_tokens <= (made.max_tokens or math.inf), "0 to max_tokens"),
         ("temperature", made.temperature >= 0, "0 or more"),
@@ -144,13 +166,24 @@ def _check(made: SamplingParameters) -> None:
         ("seed", made.seed is None or 0 <= made.seed < 2**63, "0 to 2**63 - 1"),
         ("truncate_prompt_tokens", cut is None or cut == -1 or cut > 0, "above 0, or -1 for what has room"),
         ("stop", all(made.stop), "text, and not empty"),
+        ("stop", len(made.stop) <= MOST_STOPS, f"no more than {MOST_STOPS} texts"),
+        (
+            "stop",
+            sum(map(len, made.stop)) <= MOST_STOP_CHARACTERS,
+            f"no more than {MOST_STOP_CHARACTERS} characters in all",
+        ),
         ("stop_token_ids", all(token >= 0 for token in made.stop_token_ids), "numbers of tokens"),
+        ("stop_token_ids", len(made.stop_token_ids) <= MOST_TOKENS, f"no more than {MOST_TOKENS} tokens"),
+        ("logit_bias", len(made.logit_bias) <= MOST_TOKENS, f"for no more than {MOST_TOKENS} tokens"),
         ("logit_bias", all(abs(bias) <= _MOST_BIAS for _, bias in made.logit_bias), f"-{_MOST_BIAS} to {_MOST_BIAS}"),
         ("allowed_token_ids", made.allowed_token_ids != (), "at least one token, or left out"),
+        ("allowed_token_ids", len(made.allowed_token_ids or ()) <= MOST_ALLOWED, f"no more than {MOST_ALLOWED} tokens"),
         ("bad_words", all(made.bad_words), "text, and not empty"),
+        ("bad_words", len(made.bad_words) <= MOST_BAD_WORDS, f"no more than {MOST_BAD_WORDS} texts"),
+        ("bad_words", all(len(each) <= MAX_NAME for each in made.bad_words), f"of {MAX_NAME} characters at the most"),
     ):
         if not holds:
-            raise InvalidArgument(f"'{name}' has to be {wanted}, got {getattr(made, name)!r}")
+            raise _wrong(name, getattr(made, name), wanted)
 
 
 def _unknown(name: str) -> NeriteError:
@@ -160,7 +193,7 @@ def _unknown(name: str) -> NeriteError:
 
 
 def _wrong(name: str, value: Any, wanted: str) -> InvalidArgument:
-    return InvalidArgument(f"'{name}' has to be {wanted}, got {value!r}")
+    return InvalidArgument(f"'{name}' has to be {wanted}, got {reprlib.repr(value)}")
 
 
 def _number(name: str, value: Any, kind: Callable[[Any], _Number], wanted: str) -> _Number:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from nerite.core.errors import InvalidArgument
+from nerite.core.text import shown
 
 _DEEPEST: Final = 64
 _SCHEMAS_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -30,4 +31,4 @@ def within(path: str, schema: Mapping[str, Any], depth: int = 0) -> Iterator[tup
             inner = iter(enumerate(value))
         for key, each in inner:
             if isinstance(each, dict):
-                yield from within(f"{path}.{keyword}" + (f".{key}" if key != "" else ""), each, depth + 1)
+                yield from within(f"{path}.{keyword}" + (f".{shown(str(key))}" if key != "" else ""), each, depth + 1)

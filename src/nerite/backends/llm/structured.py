@@ -6,16 +6,18 @@ worse than a refusal.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 from nerite.backends.llm import schemas
 from nerite.backends.llm.ebnf import endless
 from nerite.backends.llm.possible import impossible
 from nerite.config.near import nearest
+from nerite.core.byte_budget import GRAMMARS
 from nerite.core.errors import InvalidArgument, Unsupported
 
 JSON_SCHEMA: Final = "json_schema"
@@ -63,6 +65,14 @@ class Grammar:
     """``json_schema``, ``regex`` or ``ebnf``."""
     source: str
 
+    def digest(self, *more: object) -> bytes:
+        """Return what to remember the grammar by, with ``more`` that belongs to it: grammars are long."""
+        return hashlib.sha256(repr((self.kind, self.source, *more)).encode()).digest()
+
+
+_right: Final[dict[bytes, None]] = {}
+"""Grammars that were looked through, by their digests."""
+
 
 def read(name: str, value: Any) -> Grammar | None:
     """Read the value of the sampling parameter ``name``; None if it asks for nothing. Raises ``NeriteError``."""
@@ -72,7 +82,9 @@ def read(name: str, value: Any) -> Grammar | None:
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"'{name}' is no JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InvalidArgument(f'\'{name}\' has to be an object, such as {{"regex": "[0-9]+"}}, got {value!r}')
+        raise InvalidArgument(
+            f'\'{name}\' has to be an object, such as {{"regex": "[0-9]+"}}, got {reprlib.repr(value)}'
+        )
     wanted = {kind: value[kind] for kind in _KINDS if value.get(kind) is not None and value[kind] is not False}
     _check_options(name, value)
     if len(wanted) > 1:
@@ -102,7 +114,7 @@ def _check_options(name: str, value: Mapping[str, Any]) -> None:
 def _grammar(name: str, kind: str, given: Any) -> Grammar:
     if kind == "json_object":
         if given is not True:
-            raise InvalidArgument(f"'{name}' has to be true or false, got {given!r}")
+            raise InvalidArgument(f"'{name}' has to be true or false, got {reprlib.repr(given)}")
         return Grammar(JSON_SCHEMA, json.dumps(_ANY_OBJECT))
     if kind == "json":
         try:
@@ -112,13 +124,13 @@ def _grammar(name: str, kind: str, given: Any) -> Grammar:
     if kind == "choice":
         return Grammar(EBNF, _choice(name, given))
     if not isinstance(given, str):
-        raise InvalidArgument(f"'{name}' has to be text, got {given!r}")
+        raise InvalidArgument(f"'{name}' has to be text, got {reprlib.repr(given)}")
     return Grammar(REGEX if kind == "regex" else EBNF, given)
 
 
 def _choice(name: str, given: Any) -> str:
     if not isinstance(given, list) or not given or not all(isinstance(each, str) and each for each in given):
-        raise InvalidArgument(f"'{name}' has to be a list of texts that are not empty, got {given!r}")
+        raise InvalidArgument(f"'{name}' has to be a list of texts that are not empty, got {reprlib.repr(given)}")
     return "root ::= " + " | ".join(json.dumps(each, ensure_ascii=False) for each in given)
 
 
@@ -130,13 +142,15 @@ def _schema(name: str, given: Any) -> Any:
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"'{name}' is no JSON: {error}") from None
     if not isinstance(given, dict):
-        raise InvalidArgument(f"'{name}' has to be a JSON schema, which is an object, got {given!r}")
+        raise InvalidArgument(f"'{name}' has to be a JSON schema, which is an object, got {reprlib.repr(given)}")
     return given
 
 
-@lru_cache(maxsize=64)
 def _look_through(name: str, grammar: Grammar) -> None:
     """Raise ``NeriteError`` for what no text can be, or no grammar say. What is right is known the next time."""
+    key = grammar.digest(name)
+    if key in _right:
+        return
     if grammar.kind == EBNF:
         if rule := endless(grammar.source):
             raise InvalidArgument(f"'{name}' has the rule '{rule}', of which no text comes to an end")
@@ -146,6 +160,7 @@ def _look_through(name: str, grammar: Grammar) -> None:
             _check(path, each)
         if why := impossible(name, schema):
             raise InvalidArgument(f"a part of '{name}' has no instances: {why}")
+    GRAMMARS.put(_right, key, None, len(key))
 
 
 def _check(path: str, schema: Mapping[str, Any]) -> None:
@@ -154,7 +169,9 @@ def _check(path: str, schema: Mapping[str, Any]) -> None:
             raise Unsupported(f"'{path}.{keyword}' cannot be made sure of while text is generated: take it out")
     reference = schema.get("$ref", "#")
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        raise Unsupported(f"'{path}.$ref' has to be within the schema, such as '#/$defs/name', got {reference!r}")
+        raise Unsupported(
+            f"'{path}.$ref' has to be within the schema, such as '#/$defs/name', got {reprlib.repr(reference)}"
+        )
     if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
         raise Unsupported(f"'{path}.allOf' has several schemas: put them together into one")
     properties, required = schema.get("properties"), schema.get("required")

@@ -69,11 +69,13 @@ class TextStream:
 
     def _start_of_stop(self) -> int:
         """Return how many characters at the end may be the start of a stop string."""
-        longest = max((len(stop) for stop in self._stop), default=0) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
-                return length
-        return 0
+        held, longest = self._held, 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(held)), longest, -1):
+                if held.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
 
 
 def _halves(text: str) -> int:

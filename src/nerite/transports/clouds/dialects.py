@@ -32,9 +32,12 @@ def _json_size_in(binary: str) -> Callable[[RequestHead], int]:
         if before:
             raise InvalidArgument(f"expect MIME type for binary data starts with '{binary}', got: {content_type}")
         number = _NUMBER.match(text)
-        if number is None:
+        try:
+            size = int(number[1]) if number else None
+        except ValueError:  # Python takes no number of so many digits
+            size = None
+        if size is None:
             raise InvalidArgument(f"Unable to parse inference header size, got: {text}")
-        size = int(number[1])
         if size < 0 or (size > head.content_length and not head.chunked):
             raise InvalidArgument(f"inference header size should be in range (0, {head.content_length}), got: {text}")
         return size

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from nerite.config.options import SagemakerOptions
+from nerite.core.client_text import checked
+from nerite.core.errors import NeriteError
+from nerite.transports.bounds import Bounds
 from nerite.transports.clouds.dialects import SAGEMAKER, SAGEMAKER_MODELS
 from nerite.transports.clouds.sagemaker_models import NOT_FOUND, SagemakerModels
 from nerite.transports.http import reply
@@ -20,6 +24,7 @@ from nerite.transports.http.target import Target
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
+_TARGET: Final = "x-amzn-sagemaker-target-model"
 _MODELS: Final = re.compile(r"/models(?:/(?P<name>[^/]*))?(?P<invoke>/invoke)?")
 
 
@@ -41,8 +46,12 @@ class SagemakerRouter:
         match = _MODELS.fullmatch(head.path)
         if match is None or head.method not in ("GET", "POST", "DELETE"):
             return Target(reply.BAD_REQUEST)
-        name = match["name"] or ""
-        target_model = head.headers.get("x-amzn-sagemaker-target-model")
+        name, target_model = match["name"] or "", head.headers.get(_TARGET)
+        try:
+            checked(name, "the model in the path")
+            checked(target_model or "", f"header '{_TARGET}'")
+        except NeriteError as error:
+            return Target(refusal=reply.error_reply(error, reply.PLAIN))
         if head.method == "POST" and match["invoke"]:
             return self._router.inference(head, target_model or name, "", SAGEMAKER_MODELS)
         refusal = self._router.locked("model-repository", head)
@@ -57,9 +66,15 @@ class SagemakerService(HttpService):
     """The handler of the port: it knows that a model may be gone before it is asked."""
 
     def __init__(
-        self, server: InferenceServer, router: SagemakerRouter, models: SagemakerModels, *, max_input_size: int
+        self,
+        server: InferenceServer,
+        target_of: Callable[[RequestHead], Target],
+        models: SagemakerModels,
+        bounds: Bounds,
+        *,
+        max_input_size: int,
     ) -> None:
-        super().__init__(server, router.target, max_input_size=max_input_size)
+        super().__init__(server, target_of, bounds, max_input_size=max_input_size)
         self._models = models
 
     def begin(self, head: RequestHead) -> Reply | None:

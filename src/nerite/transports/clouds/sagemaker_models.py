@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from nerite.core.client_text import checked
 from nerite.core.errors import AlreadyExists, InvalidArgument, NeriteError
 from nerite.repository import archive
 from nerite.repository.registered import RegisteredRepository
@@ -13,7 +14,7 @@ from nerite.transports.http import reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.errands import Errands
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.json_text import parse
+from nerite.transports.http.json_text import parse_settings
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.target import Call
 
@@ -68,12 +69,12 @@ class SagemakerModels:
         """Return what loads the model that a body names. ``target_model`` is what the caller of SageMaker calls it."""
 
         def answer(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
-            self._errands.start(connection, self._load(bytes(body), target_model))
+            self._errands.start(connection, self._load(body, target_model))
 
         return answer
 
-    async def _load(self, body: bytes, target_model: str | None) -> Reply:
-        document = parse(body) if body else {}
+    async def _load(self, body: memoryview, target_model: str | None) -> Reply:
+        document = parse_settings(body) if body else {}
         name, url = _text(document, "model_name"), _text(document, "url")
         model = target_model or name
         place = await asyncio.to_thread(archive.find, url)
@@ -113,4 +114,4 @@ def _text(document: Any, key: str) -> str:
     value = document.get(key, "") if isinstance(document, dict) else ""
     if not isinstance(value, str):
         raise InvalidArgument(f"attempt to access JSON non-string as string\n    Write '{key}' as text.")
-    return value
+    return checked(value, f"'{key}'")

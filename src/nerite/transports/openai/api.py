@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, Restricted
+from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest
+from nerite.core.text import shown
 from nerite.transports.callers import Sender
 from nerite.transports.http import access, reply, routes
 from nerite.transports.http.target import Call, Target
 from nerite.transports.keys import Lock
-from nerite.transports.openai import chat_request, completion_request, embeddings, reranking, sampling, text_models
-from nerite.transports.openai.chat_models import ChatModels
-from nerite.transports.openai.completion_request import Wanted
-from nerite.transports.openai.errors import MISTAKE, ApiError, reply_of
+from nerite.transports.openai import (
+    beside,
+    completion_request,
+    reranking,
+    sampling,
+    text_models,
+)
+from nerite.transports.openai.beside import Reader
+from nerite.transports.openai.chat_models import ChatModel, ChatModels
+from nerite.transports.openai.chat_request import ChatRequest
+from nerite.transports.openai.completion_request import CompletionRequest, Wanted
+from nerite.transports.openai.embeddings import Embedding, EmbeddingRequest
+from nerite.transports.openai.errors import ApiError, reply_of
 from nerite.transports.openai.exchange import Exchange, Stream
 from nerite.transports.openai.joint_work import JointWork
+from nerite.transports.openai.messages import not_taken
 from nerite.transports.openai.model_control import ModelControl
+from nerite.transports.openai.reranking import RerankRequest
 from nerite.transports.openai.shapes import ChatShape, CompletionShape
-from nerite.transports.openai.text_model import SPECIAL, Asked, TextModel
+from nerite.transports.openai.text_model import SPECIAL, Asked, Strings, TextModel
 from nerite.transports.openai.text_models import TextModels
 from nerite.transports.openai.tools.parser import ToolParser
 
@@ -32,7 +46,6 @@ if TYPE_CHECKING:
     from nerite.transports.http.connection import HttpConnection
     from nerite.transports.http.head import RequestHead
 
-_log = logging.getLogger("nerite.http")
 PREFIX: Final = "/v1/"
 
 
@@ -84,16 +97,19 @@ class OpenAi:
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         sender = self._sender_of(head)
         answer = getattr(self, endpoint.name)
-        arguments = {name: unquote(value) for name, value in route.arguments.items()}
+        arguments = {
+            name: checked(unquote(value, errors="surrogateescape"), f"the {name} in the path")
+            for name, value in route.arguments.items()
+        }
 
         def call(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
             try:
                 answer(connection, body, sender, **arguments)
             except NeriteError as error:
                 connection.send([reply_of(error).encode()])
-            except Exception:  # a mistake of ours must not cost the client its answer
-                _log.exception("a request to %s could not be handled", head.path)
-                connection.send([reply_of(MISTAKE).encode()])
+            except Exception as error:
+                failure = report("openai", error, f"in a request to {shown(head.path)}")
+                connection.send([reply_of(failure).encode()])
 
         return call
 
@@ -115,33 +131,58 @@ class OpenAi:
 
     def completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Go on with a text."""
-        asked = completion_request.read(body)
+        self._read(connection, body, beside.COMPLETION, partial(self._complete, connection, sender))
+
+    def _complete(self, connection: HttpConnection, sender: Sender, asked: CompletionRequest) -> None:
         wanted = asked.wanted
         running = self._models.find(wanted.model)
         model = TextModel(wanted.model, running.signature)
         _check(model, wanted)
         if not running.generates:  # engines have as many by themselves, and a policy may allow fewer
             wanted.sampling.setdefault("max_tokens", completion_request.DEFAULT_TOKENS)
+        requests = self._asked(model, wanted, asked.prompts, sender, special=wanted.special is not False)
         made = f"cmpl-{secrets.token_hex(16)}"
         shape = CompletionShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
+        echoes = [bytes(prompt).decode() if asked.echo else "" for prompt in asked.prompts]
         streams = []
-        for number in range(len(asked.prompts) * wanted.n):
+        for number in range(len(requests)):
             stream = _stream(number, number // wanted.n, wanted)
-            stream.finished.echo = asked.prompts[stream.prompt] if asked.echo else ""
+            stream.finished.echo = echoes[stream.prompt]
             streams.append(stream)
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
-        special = wanted.special is not False
-        self._begin(exchange, made, _asked(model, wanted, asked.prompts, sender, special=special), sender)
+        self._begin(exchange, made, requests, sender)
 
     def chat_completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Go on with a conversation."""
-        asked = chat_request.read(body)
-        wanted = asked.wanted
-        running = self._models.find(wanted.model)
-        model = TextModel(wanted.model, running.signature)
-        _check(model, wanted)
+        self._read(connection, body, beside.CHAT, partial(self._chat, connection, sender))
+
+    def _chat(self, connection: HttpConnection, sender: Sender, asked: ChatRequest) -> None:
+        running = self._models.find(asked.wanted.model)
+        model = TextModel(asked.wanted.model, running.signature)
+        _check(model, asked.wanted)
+        if asked.images and not model.takes_images:
+            raise not_taken(asked.first_image)
         chat = self._chats.of(running)
-        prompt, images = chat.prompt(asked, images=model.takes_images)
+        template = chat.template(asked)
+        prompt = template.render_briefly(asked.given) if isinstance(asked.given, dict) else None
+        then = partial(self._converse, connection, sender, asked, model, chat)
+        if prompt is not None:
+            then(prompt.encode("utf-8", "surrogatepass"))
+            return
+        arguments = [template.source, template.origin, dict(template.words), beside.as_json(asked.given)]
+        beside.Beside(self._server.helpers, connection, beside.render, arguments, then, "rendering the chat template")
+
+    def _converse(
+        self,
+        connection: HttpConnection,
+        sender: Sender,
+        asked: ChatRequest,
+        model: TextModel,
+        chat: ChatModel,
+        prompt: bytes | memoryview,
+    ) -> None:
+        """Go on with the prompt that a conversation is."""
+        wanted = asked.wanted
         if model.takes_sampling:
             chat.prepare(asked, wanted.sampling)
         made = f"chatcmpl-{secrets.token_hex(16)}"
@@ -149,29 +190,78 @@ class OpenAi:
         streams = [_stream(number, 0, wanted, chat.parser(asked)) for number in range(wanted.n)]
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
         special = chat.adds_special if wanted.special is None else wanted.special
-        self._begin(exchange, made, _asked(model, wanted, [prompt], sender, images, special=special), sender)
+        requests = self._asked(model, wanted, [prompt], sender, asked.images, special=special)
+        self._begin(exchange, made, requests, sender)
 
     def embeddings(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Turn texts into vectors."""
-        asked = embeddings.read(body)
+        self._read(connection, body, beside.EMBEDDING, partial(self._embed, connection, sender))
+
+    def _embed(self, connection: HttpConnection, sender: Sender, asked: EmbeddingRequest) -> None:
         model = TextModel(asked.model, self._models.find(asked.model, text_models.EMBEDDING).signature)
-        self._begin(
-            embeddings.Embedding(connection, asked),
-            f"embd-{secrets.token_hex(16)}",
-            [model.ask(text, {}, sender) for text in asked.texts],
-            sender,
-        )
+        header, (_, *rest) = model.ask(Strings(asked.texts[:1]), {}, sender)
+        # One header for all, which is checked, and crosses to the worker, once.
+        requests = [Asked(header, [Strings([text]).data, *rest]) for text in asked.texts]
+        self._begin(Embedding(connection, asked), f"embd-{secrets.token_hex(16)}", requests, sender)
 
     def rerank(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Say which texts answer a query best."""
-        asked = reranking.read(body)
+        self._read(connection, body, beside.RERANKING, partial(self._rerank, connection, sender))
+
+    def _rerank(self, connection: HttpConnection, sender: Sender, asked: RerankRequest) -> None:
         signature = self._models.find(asked.model, text_models.RERANKING).signature
         made = f"rerank-{secrets.token_hex(16)}"
         work = reranking.Reranking(connection, made, asked)
         self._begin(work, made, [reranking.ask(asked, signature, sender)], sender)
 
+    def _read(self, connection: HttpConnection, body: memoryview, reader: Reader, then: Callable[[Any], None]) -> None:
+        """Read a body, or have it read elsewhere if it is large, and go on with what it says."""
+        if len(body) < beside.LARGE:
+            then(reader.here(body))
+            return
+        read = partial(reader.told, then)
+        beside.Beside(self._server.helpers, connection, reader.there, [body], read, "reading the body")
+
+    def _asked(
+        self,
+        model: TextModel,
+        wanted: Wanted,
+        prompts: Sequence[bytes | memoryview],
+        sender: Sender,
+        images: Sequence[bytes | memoryview] = (),
+        *,
+        special: bool,
+    ) -> list[Asked]:
+        """Return what a model is asked: ``n`` times the same for each prompt."""
+        if wanted.n > 1:
+            size = wanted.n * sum(map(len, (*prompts, *images, sampling.written(wanted.sampling))))
+            if size > self._max_input_size:
+                limit = f"the maximum allowed input size of {self._max_input_size} bytes (--http-max-input-size)"
+                raise ApiError(f"All choices together have {size} bytes, which exceeds {limit}.", "n", "invalid_value")
+        seen = Strings(images) if images else None
+        asked: list[Asked] = []
+        for prompt in map(Strings, ([each] for each in prompts)):
+            for index in range(wanted.n):
+                settings = sampling.for_choice(wanted.sampling, index)
+                if index and settings is wanted.sampling:
+                    asked.append(asked[-1])
+                    continue
+                asked.append(
+                    model.ask(
+                        prompt,
+                        settings,
+                        sender,
+                        stream=wanted.stream,
+                        logprobs=wanted.logprobs >= 0,
+                        special=special,
+                        images=seen,
+                        priority=wanted.priority,
+                    )
+                )
+        return asked
+
     def _begin(self, work: JointWork, name: str, asked: Sequence[Asked], sender: Sender) -> None:
-        """Ask the model all of it at once."""
+        """Ask the model all of it."""
         key = sender.idempotency_key
         if key is not None:
             parts = [key._replace(part=part, parts=len(asked)) for part in range(len(asked))]
@@ -184,36 +274,13 @@ class OpenAi:
         requests = [
             InferenceRequest(header, data, work, now, each) for (header, data), each in zip(asked, names, strict=True)
         ]
-        # Each has a header of its own to be checked; they all go to the same version.
+        # All headers are checked before the first is asked.
         for request in requests:
-            running = self._server.version_of(request)
-        work.begin(requests, running.submit)
+            self._server.version_of(request)
+        work.begin(requests, self._submit)
 
-
-def _asked(
-    model: TextModel,
-    wanted: Wanted,
-    prompts: Sequence[str],
-    sender: Sender,
-    images: Sequence[str] = (),
-    *,
-    special: bool,
-) -> list[Asked]:
-    """Return what a model is asked: ``n`` times the same for each prompt."""
-    return [
-        model.ask(
-            prompt,
-            sampling.for_choice(wanted.sampling, index),
-            sender,
-            stream=wanted.stream,
-            logprobs=wanted.logprobs >= 0,
-            special=special,
-            images=images,
-            priority=wanted.priority,
-        )
-        for prompt in prompts
-        for index in range(wanted.n)
-    ]
+    def _submit(self, request: InferenceRequest) -> None:
+        self._server.version_of(request).submit(request)
 
 
 def _stream(index: int, prompt: int, wanted: Wanted, parser: ToolParser | None = None) -> Stream:

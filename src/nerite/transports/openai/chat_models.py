@@ -12,7 +12,6 @@ from nerite.transports.openai import template_files
 from nerite.transports.openai.chat_request import ChatRequest
 from nerite.transports.openai.chat_template import ChatTemplate
 from nerite.transports.openai.errors import ApiError
-from nerite.transports.openai.messages import Conversation
 from nerite.transports.openai.sampling import Sampling, Setting
 from nerite.transports.openai.tools import families
 from nerite.transports.openai.tools.families import Family
@@ -66,8 +65,8 @@ class ChatModel:
             )
         return found
 
-    def prompt(self, asked: ChatRequest, *, images: bool) -> tuple[str, list[str]]:
-        """Return the prompt of a chat, and the images in it. ``images``: the model takes them. Raises ``ApiError``."""
+    def template(self, asked: ChatRequest) -> ChatTemplate:
+        """Return what makes the prompt of a chat. Raises ``ApiError`` for one that the model cannot be asked."""
         if asked.choice == "auto" and self._family is None:
             raise ApiError(
                 f'"auto" tool choice requires a tool call parser: set the parameter {PARSER} in the configuration of '
@@ -75,9 +74,7 @@ class ChatModel:
                 "tools",
                 "unsupported_parameter",
             )
-        conversation = Conversation(asked.fields, images=images)
-        template = self._with_tools if asked.tools else self._template
-        return template.render(conversation.messages, list(asked.tools), asked.variables), conversation.images
+        return self._template if asked.choice == "none" else self._with_tools
 
     def prepare(self, asked: ChatRequest, sampling: Sampling) -> None:
         """Add to what an engine is told.
@@ -92,10 +89,10 @@ class ChatModel:
     def parser(self, asked: ChatRequest) -> ToolParser | None:
         """Return what reads the text of one choice, None where it is nothing but text."""
         if asked.choice == "named":
-            return GuidedCall(asked.tools[0].name, self._new_id)
+            return GuidedCall(asked.tool, self._new_id)
         if asked.choice == "required":
             return GuidedCalls(self._new_id)
-        return self._family.parser() if self._family is not None and asked.tools else None
+        return self._family.parser() if self._family is not None and asked.choice != "none" else None
 
     def _new_id(self) -> str:
         return (self._family or families.DEFAULT).new_id()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from nerite.core.tensor import Buffer
 from nerite.transports.openai import messages, sampling
 from nerite.transports.openai.completion_request import IGNORED, MOST_CHOICES, Wanted, wanted
 from nerite.transports.openai.errors import ApiError
 from nerite.transports.openai.fields import Fields, wrong_value
-from nerite.transports.openai.messages import Tool
-from nerite.transports.openai.sampling import Sampling, Setting, guided, not_offered
+from nerite.transports.openai.messages import Conversation, Tool
+from nerite.transports.openai.sampling import Sampling, guided, not_offered
 from nerite.transports.openai.text_model import SPECIAL
 
 _MOST_LOGPROBS: Final = 20
+_MOST_MODALITIES: Final = 16
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 _FOR_TEMPLATES: Final = ("reasoning_effort", "verbosity")
 """Wishes that a chat template may know what to do with."""
@@ -38,28 +41,31 @@ _KNOWN: Final = frozenset(
 
 
 class ChatRequest(NamedTuple):
-    """A body, understood but for its messages: how they are read depends on the model."""
+    """A body, understood."""
 
-    fields: Fields
     wanted: Wanted
-    tools: list[Tool]
-    """Those that may be called; none where ``tool_choice`` says so."""
     choice: str
-    """Which of them is called: ``auto``, ``required``, or ``named``."""
-    variables: dict[str, Any]
-    """More that the chat template may use."""
+    """Which of the tools is called: ``auto``, ``required``, ``named``, or ``none``."""
+    tool: str
+    """The one that is named; else nothing."""
+    given: dict[str, Any] | Buffer
+    """What the chat template is given, or that as JSON."""
+    images: Sequence[bytes | memoryview]
+    """In base64, in their order."""
+    first_image: str
+    """Where the first of them stands in the body."""
 
 
-def read(body: memoryview) -> ChatRequest:
+def read(body: Buffer) -> ChatRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
     fields.refuse_unknown(_KNOWN)
     for name, why in _ELSEWHERE.items():
         if name in fields:
             raise not_offered(name, why)
-    if fields.array("modalities") not in ([], ["text"]):
+    if fields.array("modalities", _MOST_MODALITIES) not in ([], ["text"]):
         raise not_offered("modalities", "models give text.")
-    model = fields.text("model")
+    model = fields.name("model")
     n = fields.integer("n", 1, 1, MOST_CHOICES)
     settings = sampling.read(fields, _LIMITS)
     likely = fields.flag("logprobs")
@@ -67,9 +73,13 @@ def read(body: memoryview) -> ChatRequest:
         raise ApiError("`top_logprobs` can only be used when `logprobs` is True", "top_logprobs", "invalid_parameter")
     count = fields.integer("top_logprobs", 0, 0, _MOST_LOGPROBS) if likely else -1
     tools, choice = _tools(fields, settings)
-    variables = {name: fields.text(name) for name in _FOR_TEMPLATES if name in fields}
+    variables = {name: fields.name(name) for name in _FOR_TEMPLATES if name in fields}
     variables |= fields.object("chat_template_kwargs").values
-    return ChatRequest(fields, wanted(fields, model, n, settings, count), tools, choice, variables)
+    conversation = Conversation(fields)
+    given = {**variables, "messages": conversation.messages, "tools": tools or None}
+    name = tools[0].name if choice == "named" else ""
+    common = wanted(fields, model, n, settings, count)
+    return ChatRequest(common, choice, name, given, conversation.images, conversation.first_image)
 
 
 def _tools(fields: Fields, settings: Sampling) -> tuple[list[Tool], str]:
@@ -78,7 +88,7 @@ def _tools(fields: Fields, settings: Sampling) -> tuple[list[Tool], str]:
     choice: Any = fields.values.get("tool_choice", "auto" if tools else "none")
     name = ""
     if isinstance(choice, dict):
-        name = fields.object("tool_choice").object("function").text("name")
+        name = fields.object("tool_choice").object("function").name("name")
         choice = "named"
     elif choice not in ("none", "auto", "required"):
         raise wrong_value("tool_choice", "'none', 'auto', 'required' or the name of a function", choice)
@@ -97,9 +107,9 @@ def _tools(fields: Fields, settings: Sampling) -> tuple[list[Tool], str]:
         tools = [tool for tool in tools if tool.name == name]
         if not tools:
             raise wrong_value("tool_choice", "the name of one of the tools", name)
-        settings["guided_decoding"] = Setting(guided({"json": tools[0].parameters}), "tool_choice")
+        settings["guided_decoding"] = guided({"json": tools[0].parameters}, "tool_choice")
     else:
-        settings["guided_decoding"] = Setting(guided({"json": _calls_of(tools)}), "tool_choice")
+        settings["guided_decoding"] = guided({"json": _calls_of(tools)}, "tool_choice")
     return tools, choice
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from nerite.backends.llm.sampling import MOST_SEQUENCES
+from nerite.core.tensor import Buffer
 from nerite.transports.openai import sampling
 from nerite.transports.openai.errors import ApiError
-from nerite.transports.openai.fields import Fields, missing, wrong_type, wrong_value
+from nerite.transports.openai.fields import Fields, check_count, missing, wrong_type, wrong_value
 from nerite.transports.openai.sampling import Sampling, not_offered
 from nerite.transports.openai.text_model import SPECIAL
 
-MOST_CHOICES: Final = 128
+MOST_CHOICES: Final = MOST_SEQUENCES
+"""Of all prompts together: each is a request of the model."""
 _MOST_LOGPROBS: Final = 20
 _LEAST_PRIORITY: Final = 2**31 - 1
 DEFAULT_TOKENS: Final = sampling.Setting(16, "max_tokens")
@@ -26,6 +30,8 @@ IGNORED: Final = (
     "user",
 )
 """Fields of OpenAI's that do not change what is answered."""
+_IDS: Final = ("prompt_cache_key", "safety_identifier", "user")
+"""Those of them that name somebody or something."""
 _KNOWN: Final = frozenset(
     (
         *("model", "prompt", "n", "best_of", "echo", "logprobs", "max_tokens", "stream", "stream_options", "suffix"),
@@ -58,15 +64,16 @@ class CompletionRequest(NamedTuple):
     """A body, understood."""
 
     wanted: Wanted
-    prompts: list[str]
+    prompts: Sequence[bytes | memoryview]
+    """As UTF-8."""
     echo: bool
 
 
-def read(body: memoryview) -> CompletionRequest:
+def read(body: Buffer) -> CompletionRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
     fields.refuse_unknown(_KNOWN)
-    model = fields.text("model")
+    model = fields.name("model")
     n = fields.integer("n", 1, 1, MOST_CHOICES)
     best_of = fields.integer("best_of", n, 1, MOST_CHOICES)
     if best_of != n:
@@ -78,11 +85,16 @@ def read(body: memoryview) -> CompletionRequest:
     if echo and count >= 0:
         raise not_offered("echo", "the prompt's own tokens have no 'logprobs' here: leave one of the two out.")
     settings = sampling.read(fields, ("max_tokens",))
-    return CompletionRequest(wanted(fields, model, n, settings, count), _prompts(fields), echo)
+    prompts = _prompts(fields)
+    if len(prompts) * n > MOST_CHOICES:
+        raise wrong_value("n", f"no more than {MOST_CHOICES} choices for all {len(prompts)} prompts together", n)
+    return CompletionRequest(wanted(fields, model, n, settings, count), [text.encode() for text in prompts], echo)
 
 
 def wanted(fields: Fields, model: str, n: int, settings: Sampling, logprobs: int) -> Wanted:
     """Return what both kinds have in common."""
+    for name in _IDS:
+        fields.name(name, "")
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if options.values and not stream:
@@ -100,12 +112,11 @@ def _prompts(fields: Fields) -> list[str]:
         raise missing("prompt")
     given: Any = fields["prompt"]
     prompts = given if isinstance(given, list) else [given]
+    check_count("prompt", prompts, MOST_CHOICES)
     if any(isinstance(prompt, (int, list)) for prompt in prompts):
         raise not_offered("prompt", "a prompt is a string, or an array of strings; tokens are the model's business.")
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise wrong_type("prompt", "a string or an array of strings", given)
     if not prompts or "" in prompts:
         raise ApiError("prompt must be non-empty", "prompt", "invalid_value")
-    if len(prompts) > MOST_CHOICES:
-        raise wrong_value("prompt", f"no more than {MOST_CHOICES} prompts", len(prompts))
     return prompts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -10,11 +11,11 @@ import orjson
 from numpy.typing import NDArray
 
 from nerite.core.response import InferenceResponse
-from nerite.core.tensor import to_array
+from nerite.core.tensor import Buffer, to_array
 from nerite.transports.http.reply import Reply
 from nerite.transports.openai import text_model
 from nerite.transports.openai.errors import ApiError
-from nerite.transports.openai.fields import Fields, missing, wrong_type, wrong_value
+from nerite.transports.openai.fields import Fields, check_count, missing, wrong_type, wrong_value
 from nerite.transports.openai.joint_work import JointWork
 from nerite.transports.openai.sampling import not_offered
 
@@ -32,30 +33,33 @@ class EmbeddingRequest(NamedTuple):
     """A body, understood."""
 
     model: str
-    texts: list[str]
+    texts: Sequence[bytes | memoryview]
+    """As UTF-8."""
     base64: bool
     dimensions: int
     """0: as many as there are."""
 
 
-def read(body: memoryview) -> EmbeddingRequest:
+def read(body: Buffer) -> EmbeddingRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
     fields.refuse_unknown(_KNOWN)
-    model = fields.text("model")
+    model = fields.name("model")
+    fields.name("user", "")
     if "input" not in fields:
         raise missing("input")
     given: Any = fields["input"]
     texts = given if isinstance(given, list) else [given]
+    check_count("input", texts, _MOST)
     if any(isinstance(text, (int, list)) for text in texts):
         raise not_offered("input", "what is embedded is a string, or an array of strings; tokens are the model's.")
     if not all(isinstance(text, str) for text in texts):
         raise wrong_type("input", "a string or an array of strings", given)
-    if not 0 < len(texts) <= _MOST:
-        raise wrong_value("input", f"from 1 to {_MOST} texts", len(texts))
+    if not texts:
+        raise wrong_value("input", "at least one text", texts)
     encoded = fields.choice("encoding_format", "float", ("float", "base64")) == "base64"
     dimensions = fields.integer("dimensions", 1, 1, 2**31) if "dimensions" in fields else 0
-    return EmbeddingRequest(model, texts, encoded, dimensions)
+    return EmbeddingRequest(model, [text.encode() for text in texts], encoded, dimensions)
 
 
 def cut(vector: Vector, dimensions: int) -> Vector:
@@ -78,7 +82,8 @@ class Embedding(JointWork):
     def __init__(self, connection: HttpConnection, asked: EmbeddingRequest) -> None:
         super().__init__(connection)
         self._asked = asked
-        self._vectors: list[Vector | None] = [None] * len(asked.texts)
+        self._entries: list[bytes] = [b""] * len(asked.texts)
+        """What is told of each text. Written as its vector comes: all at once would hold others up."""
         self._tokens: list[int] = []
         self._left = len(asked.texts)
 
@@ -89,13 +94,14 @@ class Embedding(JointWork):
             vector = found[text_model.EMBEDDING].reshape(-1)
             if self._asked.dimensions:
                 vector = cut(vector, self._asked.dimensions)
-            # What is received is given back.
-            self._vectors[place] = vector.copy()
+            embedding = encode(vector) if self._asked.base64 else np.ascontiguousarray(vector)
+            entry = {"object": "embedding", "index": place, "embedding": embedding}
+            self._entries[place] = orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)
             if "num_input_tokens" in found:
                 self._tokens.append(int(found["num_input_tokens"].sum()))
         if not final:
             return
-        if self._vectors[place] is None:
+        if not self._entries[place]:
             raise ApiError("The model gave no embedding.", None, None, 500)
         self._left -= 1
         if not self._left:
@@ -103,13 +109,8 @@ class Embedding(JointWork):
             self._connection.send([Reply(200, self._written()).encode()])
 
     def _written(self) -> bytes:
-        data = [
-            {"object": "embedding", "index": index, "embedding": encode(vector) if self._asked.base64 else vector}
-            for index, vector in enumerate(self._vectors)
-            if vector is not None
-        ]
-        told: dict[str, Any] = {"object": "list", "data": data, "model": self._asked.model}
-        if len(self._tokens) == len(data):
+        told: dict[str, Any] = {"object": "list", "model": self._asked.model}
+        if len(self._tokens) == len(self._entries):
             tokens = sum(self._tokens)
             told["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY)
+        return b'%b,"data":[%b]}' % (orjson.dumps(told)[:-1], b",".join(self._entries))

@@ -6,13 +6,12 @@ from typing import Final
 
 import orjson
 
-from nerite.core.errors import Internal, NeriteError, QuotaExceeded, Restricted, TooLate, Unsupported
+from nerite.core.errors import NeriteError, QuotaExceeded, Restricted, TooLate, Unsupported
+from nerite.core.text import shown
 from nerite.transports.http.reply import Reply, retry_line
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES: Final = {401: "invalid_auth", 422: "idempotency_key_reused", 429: "rate_limit_exceeded"}
-MISTAKE: Final = Internal("internal error, see the server's log")
-"""What is said of a mistake of ours."""
 
 
 class ApiError(NeriteError):
@@ -22,7 +21,7 @@ class ApiError(NeriteError):
 
     def __init__(self, message: str, param: str | None = None, api_code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
-        self.param = param
+        self.param = None if param is None else shown(param)
         self.api_code = api_code
         self.status = status
 
@@ -49,9 +48,7 @@ def body_of(error: NeriteError) -> bytes:
         param, api_code = error.param, error.api_code
     else:
         api_code = _CODES.get(status)
-    # What a model raises may have half a character in it.
-    message = error.message.encode(errors="replace").decode()
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": api_code}})
+    return orjson.dumps({"error": {"message": error.message, "type": kind, "param": param, "code": api_code}})
 
 
 def reply_of(error: NeriteError) -> Reply:

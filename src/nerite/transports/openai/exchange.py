@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from nerite.transports.http.connection import HttpConnection
 
 _EVENTS: Final = "text/event-stream; charset=utf-8"
+_PIECE: Final = 4096
+"""Characters that are looked at for tool calls at a time."""
 _DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -47,7 +49,7 @@ class Stream:
         self.begun = self.done = False
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
-        self.whole = ""
+        self.whole: list[str] = []
         """Text that waits for the end, to be looked at as one."""
 
 
@@ -73,6 +75,8 @@ class Exchange(JointWork):
         self._events = events
         self._usage = usage
         self._opened = False
+        for stream in streams:
+            stream.finished.keeps = not events
 
     def span_attributes(self, request: InferenceRequest) -> dict[str, str | int]:
         """Return what OpenTelemetry's conventions for language models have for one of the requests."""
@@ -89,13 +93,17 @@ class Exchange(JointWork):
         sent = [] if stream.begun or not self._events else self._first(stream)
         if not response.empty:
             sent += self._said(stream, response)
-        if final:
-            sent += self._rest(stream)
-            stream.done = True
-        if self._events and sent:
+        if final and self._events:
+            sent += self._rest(stream, self._parsed(stream, stream.decoder.decode(b"", True), last=True))
+        if sent:
             self._send(b"".join(sent))
-        if final and all(each.done for each in self._streams):
-            self._close()
+        if not final:
+            return
+        if self._events:
+            self._done(stream)
+        else:
+            stream.whole.append(stream.decoder.decode(b"", True))
+            self._look_at_whole(stream, "".join(stream.whole), 0, [])
 
     def _first(self, stream: Stream) -> list[bytes]:
         stream.begun = True
@@ -114,30 +122,53 @@ class Exchange(JointWork):
         tokens = None
         if finished.tokens is not None and delta.logprobs:
             tokens = logprobs.read(delta.logprobs)
-            finished.tokens += tokens
+            if finished.keeps:
+                finished.tokens += tokens
         text = stream.decoder.decode(delta.text)
+        if not self._events:
+            stream.whole.append(text)
+            text = ""
         return self._steps(stream, self._parsed(stream, text), tokens)
 
     def _parsed(self, stream: Stream, text: str, *, last: bool = False) -> list[Event]:
-        """Return what there is to text. What is sent at once is looked at when all of it is here."""
+        """Return what there is to text that is sent as it comes."""
         parser = stream.parser
         if parser is None:
             return [text] if text else []
-        if not self._events:
-            stream.whole += text
-            text = stream.whole if last else ""
         try:
-            return joined(parser.feed(text) + (parser.finish() if last else []))
+            found: list[Event] = []
+            for at in range(0, len(text), _PIECE):  # what follows a call is copied
+                found += parser.feed(text[at : at + _PIECE])
+            return joined(found + (parser.finish() if last else []))
         except BrokenCall as error:
-            if not self._events:
-                return [text]
             raise ApiError(
                 f"The model began a tool call that is not valid JSON: {error}", None, "invalid_tool_call", 500
             ) from None
 
-    def _rest(self, stream: Stream) -> list[bytes]:
+    def _look_at_whole(self, stream: Stream, text: str, at: int, found: list[Event]) -> None:
+        """Look for calls in a text that is all here, a piece of it in each turn of the loop."""
+        parser = stream.parser
+        if parser is None:
+            found = [text] if text else []
+        else:
+            try:
+                found += parser.feed(text[at : at + _PIECE])
+                if at + _PIECE < len(text):
+                    self._soon(self._look_at_whole, stream, text, at + _PIECE, found)
+                    return
+                found = joined(found + parser.finish())
+            except BrokenCall:
+                found = [text]
+        self._rest(stream, found)
+        self._done(stream)
+
+    def _done(self, stream: Stream) -> None:
+        stream.done = True
+        if all(each.done for each in self._streams):
+            self._close()
+
+    def _rest(self, stream: Stream, rest: list[Event]) -> list[bytes]:
         """Return the events of what was held back, and of the end."""
-        rest = self._parsed(stream, stream.decoder.decode(b"", True), last=True)
         sent = self._steps(stream, rest, None)
         finished = stream.finished
         if finished.calls and finished.reason == "stop":

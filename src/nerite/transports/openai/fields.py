@@ -9,6 +9,8 @@ from typing import Any, Final
 import orjson
 
 from nerite.config.near import nearest
+from nerite.core.tensor import Buffer
+from nerite.core.text import mistake_in
 from nerite.transports.openai.errors import ApiError
 
 _KINDS: Final = {
@@ -30,13 +32,38 @@ def wrong_type(param: str, expected: str, value: Any) -> ApiError:
 
 def wrong_value(param: str, expected: str, value: Any) -> ApiError:
     """Return the refusal of a value that is not possible."""
-    shown = reprlib.repr(value)
-    return ApiError(f"Invalid value for '{param}': {shown}. Expected {expected}.", param, "invalid_value")
+    return ApiError(f"Invalid value for '{param}': {reprlib.repr(value)}. Expected {expected}.", param, "invalid_value")
+
+
+def check_count(param: str, values: Collection[Any], most: int) -> None:
+    """Refuse an array or an object that has too many members, in OpenAI's words."""
+    count = len(values)
+    if count <= most:
+        return
+    if isinstance(values, dict):
+        says = f"too many properties. Expected an object with at most {most} properties, but got an object with {count}"
+        raise ApiError(f"Invalid '{param}': {says} properties instead.", param, "object_above_max_properties")
+    says = f"array too long. Expected an array with maximum length {most}, but got an array with length {count}"
+    raise ApiError(f"Invalid '{param}': {says} instead.", param, "array_above_max_length")
+
+
+def encoded(param: str, value: Any) -> bytes:
+    """Return a part of a body as JSON. Raises ``ApiError`` for one that is nested too deeply."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        raise wrong_value(param, "JSON that is nested less deeply", value) from None
 
 
 def missing(param: str) -> ApiError:
     """Return the refusal of a body that lacks a field."""
     return ApiError(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+
+
+def check_length(param: str, text: str) -> None:
+    """Refuse a name that is too long. That it is UTF-8 was seen to when the JSON was parsed."""
+    if mistake := mistake_in(text):
+        raise ApiError(f"Invalid value for '{param}': it {mistake}.", param, "string_above_max_length")
 
 
 class Fields:
@@ -50,7 +77,7 @@ class Fields:
         self._values = {name: item for name, item in value.items() if item is not None}
 
     @classmethod
-    def of_body(cls, body: bytes | memoryview) -> Fields:
+    def of_body(cls, body: Buffer) -> Fields:
         """Return the fields of a body. Raises ``ApiError`` if it is no JSON object."""
         try:
             return cls(orjson.loads(body))
@@ -85,6 +112,12 @@ class Fields:
             raise wrong_type(self.path(name), "a string", value)
         return value
 
+    def name(self, name: str, default: str | None = None) -> str:
+        """Return a string that is a name or an id, and no longer than those may be."""
+        value = self.text(name, default)
+        check_length(self.path(name), value)
+        return value
+
     def flag(self, name: str, default: bool = False) -> bool:
         """Return a boolean."""
         value = self._values.get(name, default)
@@ -117,11 +150,12 @@ class Fields:
             raise wrong_value(self.path(name), "one of " + ", ".join(f"'{each}'" for each in among), value)
         return value
 
-    def array(self, name: str) -> list[Any]:
-        """Return an array; an empty one if it is missing."""
+    def array(self, name: str, most: int) -> list[Any]:
+        """Return an array of ``most`` elements at the most; an empty one if it is missing."""
         value = self._values.get(name, [])
         if not isinstance(value, list):
             raise wrong_type(self.path(name), "an array", value)
+        check_count(self.path(name), value, most)
         return value
 
     def object(self, name: str) -> Fields:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from nerite.core.errors import NeriteError
+from nerite.core.internal_errors import report
 from nerite.core.request import GaveUp, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.trace_context import TraceContext
 from nerite.transports import refusals
-from nerite.transports.openai.errors import MISTAKE, reply_of
+from nerite.transports.openai.errors import reply_of
 
 if TYPE_CHECKING:
     from nerite.transports.http.connection import HttpConnection
 
-_log = logging.getLogger("nerite.http")
+
+_AT_ONCE: Final = 64
+"""Requests that are submitted in one turn of the loop."""
 
 
 class JointWork:
@@ -45,15 +48,38 @@ class JointWork:
         return self._connection.outer_span
 
     def begin(self, requests: Sequence[InferenceRequest], submit: Callable[[InferenceRequest], None]) -> None:
-        """Ask the model."""
+        """Ask the model: all of it, but so that other requests have their turn meanwhile."""
         self._requests = requests
         self.header, self.id = requests[0].header, requests[0].id
         self._places = {id(request): place for place, request in enumerate(requests)}
         self._connection.request = self
-        for request in requests:
+        self._submit_from(0, submit)
+
+    def _submit_from(self, place: int, submit: Callable[[InferenceRequest], None]) -> None:
+        for request in self._requests[place : place + _AT_ONCE]:
             if self._closed:  # one was refused at once
-                break
+                return
             submit(request)
+        if place + _AT_ONCE < len(self._requests):
+            self._soon(self._submit_from, place + _AT_ONCE, submit)
+
+    def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Go on in the next turn of the loop, if somebody waits for it then."""
+
+        def go_on() -> None:
+            if self._closed or self._connection.request is not self:
+                return
+            first = self._requests[0]
+            try:
+                call(*arguments)
+            except NeriteError as error:
+                self._fail(first, error)
+            except Exception as error:
+                self._fail(first, report("openai", error, f"for '{self.header.model_name}'", self.id))
+            if self._closed:
+                self._requests = ()
+
+        asyncio.get_running_loop().call_soon(go_on)
 
     def cancel(self, why: GaveUp = GaveUp.CANCELLED) -> None:
         """Stop all that runs: nobody waits for it."""
@@ -81,11 +107,9 @@ class JointWork:
             self._take(self._places[id(request)], response, final)
         except NeriteError as error:
             self._fail(request, error)
-        except Exception:  # a mistake of the model's or ours must not cost the client its answer
-            _log.exception(
-                "an answer of '%s' could not be written", request.header.model_name, extra={"request_id": request.id}
-            )
-            self._fail(request, MISTAKE)
+        except Exception as error:
+            failure = report("openai", error, f"in an answer of '{request.header.model_name}'", request.id)
+            self._fail(request, failure)
         else:
             if not final and not self._connection.writable:
                 request.pause(True)

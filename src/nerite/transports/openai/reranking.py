@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nerite.backends.llm.reranking import MOST_DOCUMENTS
 from nerite.core import dtype as dtypes
 from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse
@@ -27,8 +29,6 @@ QUERY: Final = "query"
 DOCUMENTS: Final = "documents"
 SCORES: Final = "scores"
 NEEDS: Final = f"it needs inputs '{QUERY}' and '{DOCUMENTS}' (BYTES) and an output '{SCORES}' (FP32)"
-_MOST: Final = 1000
-"""Documents at once, as with Cohere."""
 _KNOWN: Final = ("model", "query", "documents", "top_n", "return_documents", "user")
 
 
@@ -47,23 +47,25 @@ class RerankRequest(NamedTuple):
     """A body, understood."""
 
     model: str
-    query: str
-    documents: list[str]
+    query: bytes | memoryview
+    """As UTF-8, as are the documents."""
+    documents: Sequence[bytes | memoryview]
     top_n: int
     return_documents: bool
 
 
-def read(body: memoryview) -> RerankRequest:
+def read(body: Buffer) -> RerankRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
     fields.refuse_unknown(_KNOWN)
-    model, query = fields.text("model"), fields.text("query")
+    model, query = fields.name("model"), fields.text("query").encode()
+    fields.name("user", "")
     if "documents" not in fields:
         raise missing("documents")
-    given = fields.array("documents")
-    if not 0 < len(given) <= _MOST:
-        raise wrong_value("documents", f"from 1 to {_MOST} texts", len(given))
-    documents = [_document(place, each) for place, each in enumerate(given)]
+    given = fields.array("documents", MOST_DOCUMENTS)
+    if not given:
+        raise wrong_value("documents", "at least one text", given)
+    documents = [_document(place, each).encode() for place, each in enumerate(given)]
     top_n = fields.integer("top_n", len(documents), 1, 2**31)
     return RerankRequest(model, query, documents, top_n, fields.flag("return_documents", default=True))
 
@@ -85,9 +87,7 @@ def ask(asked: RerankRequest, signature: Signature, sender: Sender) -> Asked:
     rows = (1,) if signature.max_batch_size else ()
     inputs = {QUERY: [asked.query], DOCUMENTS: asked.documents}
     specs = [TensorSpec(name, dtypes.BYTES, (*rows, len(texts))) for name, texts in inputs.items()]
-    data: list[Buffer] = [
-        join_bytes(text.encode("utf-8", "surrogatepass") for text in texts) for texts in inputs.values()
-    ]
+    data: list[Buffer] = [join_bytes(texts) for texts in inputs.values()]
     parameters = dict(sender.forwarded)
     return Asked(RequestHeader(asked.model, "", specs, parameters=parameters, caller=sender.caller), data)
 
@@ -125,7 +125,7 @@ class Reranking(JointWork):
         for index in best:
             told: dict[str, Any] = {"index": index, "relevance_score": float(scores[index])}
             if self._asked.return_documents:
-                told["document"] = {"text": self._asked.documents[index]}
+                told["document"] = {"text": bytes(self._asked.documents[index]).decode()}
             results.append(told)
         answer: dict[str, Any] = {"id": self._name, "model": self._asked.model, "results": results}
         if self._tokens is not None:

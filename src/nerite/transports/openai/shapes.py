@@ -18,28 +18,46 @@ Usage = dict[str, int]
 class Finished:
     """All that became of one choice."""
 
-    __slots__ = ("calls", "echo", "index", "reason", "text", "tokens")
+    __slots__ = ("_arguments", "_texts", "calls", "echo", "index", "keeps", "length", "reason", "tokens")
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.text = ""
+        self.keeps = True
+        """Texts and arguments are kept, to be written as a whole."""
+        self.length = 0
+        """Characters of text that have come."""
         self.echo = ""
         """Text that stands before it, and is not the model's."""
-        self.calls: list[tuple[Call, str]] = []
-        """With their arguments."""
+        self.calls: list[Call] = []
         self.tokens: list[Token] | None = None
         """None if nobody asked how likely they were."""
         self.reason = "stop"
+        # In the parts that came: to join them each time would take time in the square of their number.
+        self._texts: list[str] = []
+        self._arguments: list[list[str]] = []
+
+    @property
+    def text(self) -> str:
+        """The text, without that of calls."""
+        return "".join(self._texts)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of each call."""
+        return ["".join(parts) for parts in self._arguments]
 
     def take(self, event: Event) -> None:
         """Add what has come."""
         if isinstance(event, Call):
-            self.calls.append((event, ""))
+            self.calls.append(event)
+            self._arguments.append([])
         elif isinstance(event, Arguments):
-            call, before = self.calls[-1]
-            self.calls[-1] = call, before + event.text
+            if self.keeps:
+                self._arguments[-1].append(event.text)
         else:
-            self.text += event
+            self.length += len(event)
+            if self.keeps:
+                self._texts.append(event)
 
 
 class Shape(Protocol):
@@ -116,12 +134,13 @@ class ChatShape(_Envelope):
         return self._whole([self._message(choice) for choice in choices], usage)
 
     def _message(self, choice: Finished) -> Choice:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        text = choice.text
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if choice.calls:
-            message["content"] = choice.text or None
+            message["content"] = text or None
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments or "{}"}}
-                for call, arguments in choice.calls
+                for call, arguments in zip(choice.calls, choice.arguments, strict=True)
             ]
         likely = None if choice.tokens is None else logprobs.chat(choice.tokens, self._top)
         return {"index": choice.index, "message": message, "logprobs": likely, "finish_reason": choice.reason}
@@ -150,7 +169,7 @@ class CompletionShape(_Envelope):
     def step(self, choice: Finished, event: Event, tokens: list[Token] | None) -> Choice:
         """Return what has come."""
         assert isinstance(event, str)  # there are no tools
-        return self._choice(choice, event, tokens, start=len(choice.echo) + len(choice.text) - len(event))
+        return self._choice(choice, event, tokens, start=len(choice.echo) + choice.length - len(event))
 
     def last(self, choice: Finished) -> Choice:
         """Return the end of a choice."""

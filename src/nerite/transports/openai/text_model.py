@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import orjson
 
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
@@ -17,7 +16,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 from nerite.transports.callers import Sender
-from nerite.transports.openai.sampling import Sampling, not_offered
+from nerite.transports.openai.sampling import Sampling, not_offered, written
 
 PROMPT: Final = "text_input"
 TEXT: Final = "text_output"
@@ -64,6 +63,20 @@ def _is_of(declared: Any, datatype: DataType) -> bool:
     return declared is not None and declared.datatype is datatype
 
 
+class Strings:
+    """Strings as a tensor of them has them."""
+
+    __slots__ = ("_count", "data")
+
+    def __init__(self, strings: Sequence[bytes | memoryview]) -> None:
+        self.data: Buffer = join_bytes(strings)
+        self._count = len(strings)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return self._count
+
+
 class Asked(NamedTuple):
     """What one request of a model says."""
 
@@ -100,41 +113,44 @@ class TextModel:
 
     def ask(
         self,
-        prompt: str,
+        prompt: Strings,
         sampling: Sampling,
         sender: Sender,
         *,
         stream: bool = False,
         logprobs: bool = False,
         special: bool = True,
-        images: Sequence[str] = (),
+        images: Strings | None = None,
         priority: int = 0,
     ) -> Asked:
         """Return the request that a prompt is. Raises ``ApiError`` for what the model cannot be told.
 
-        Without ``special`` nothing is added to the prompt, if the model can be told so.
+        Without ``special`` nothing is added to the prompt, if the model can be told so. Several requests may have the
+        same ``prompt`` and ``images``, which are not copied.
         """
         specs: list[TensorSpec] = []
         data: list[Buffer] = []
         parameters: dict[str, Parameter] = dict(sender.forwarded)
 
-        def add(name: str, elements: Sequence[Any]) -> None:
+        def add(name: str, elements: Sequence[Any] | Strings) -> None:
             declared = self._signature.inputs.get(name)
             if declared is None:
                 return
             specs.append(TensorSpec(name, declared.datatype, self._shape(declared, len(elements))))
-            if declared.datatype is dtypes.BYTES:
+            if isinstance(elements, Strings):
+                data.append(elements.data)
+            elif declared.datatype is dtypes.BYTES:
                 data.append(join_bytes(elements))
             else:
                 data.append(np.array(elements, declared.datatype.numpy).tobytes())
 
-        add(PROMPT, [prompt.encode("utf-8", "surrogatepass")])
+        add(PROMPT, prompt)
         if self.takes_sampling:
-            add(SAMPLING, [orjson.dumps({name: setting.value for name, setting in sampling.items()})])
+            add(SAMPLING, [written(sampling)])
         else:
             parameters |= self._parameters(sampling)
-        if images:
-            add(IMAGE, [image.encode() for image in images])
+        if images is not None:
+            add(IMAGE, images)
         add("stream", [stream])
         add("exclude_input_in_output", [True])
         if not special:

@@ -12,7 +12,8 @@ from nerite.core.errors import Unsupported
 
 _QUOTED: Final = r'"(?:\\.|[^"\\\n])*"|\#[^\n]*|'
 """In a grammar: texts and comments."""
-_CLASS: Final = r"\\.|\[(?P<but>\^)?(?P<items>(?:\\.|[^\]\\])*)\]"
+_CLASS: Final = r"\\.|\[(?P<but>\^)?(?P<items>(?:\\.|[^\]\\])*)(?:\]|\\?\Z)"
+"""One that is not closed reaches to the end: else that would be looked for from each bracket on."""
 _ITEM: Final = re.compile(
     r"\\(?:x(?P<two>[0-9a-fA-F]{2})|u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|[xu]\{(?P<any>[0-9a-fA-F]+)\})"
     r"|\\(?P<letter>.)|[^\x00-\x7f]",

@@ -101,6 +101,8 @@ class CompilerProcess:
 
     def wrong(self, grammar: Grammar, ends: Collection[int]) -> str:
         """Return why a grammar cannot be compiled, or not in time; nothing if it can."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # It was ended, and not by this grammar.
         process = self._process or self._started()
         try:
             assert process.stdin is not None
@@ -131,7 +133,11 @@ class CompilerProcess:
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        _line(process, _START_SECONDS)
+        try:
+            _line(process, _START_SECONDS)
+        except OSError:
+            self.close()
+            raise
         self._bare = process_memory.of(process.pid)
         return process
 
@@ -144,7 +150,7 @@ def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     # It writes a line at once, and only when asked.
     line = process.stdout.readline()
     if not line:
-        raise BrokenPipeError
+        raise BrokenPipeError("the process that compiles grammars has ended")
     return line
 
 

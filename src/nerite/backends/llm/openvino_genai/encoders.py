@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from nerite.backends.llm.engine import LONGEST_TOKEN
 from nerite.backends.llm.openvino_genai import framework
 from nerite.backends.llm.openvino_genai.options import EncoderOptions
 from nerite.backends.openvino.framework import translated
@@ -45,6 +46,13 @@ class _Encoder(ABC):
         if self._most and length > self._most:
             raise InvalidArgument(f"{what} has {length} tokens, and the model takes {self._most}: make it shorter")
 
+    def _check_text(self, text: str, what: str) -> None:
+        """Refuse a text that is too long whatever its tokens are: counting them takes its time."""
+        if self._most and len(text) > self._most * LONGEST_TOKEN:
+            raise InvalidArgument(
+                f"{what} has {len(text)} characters, and the model takes {self._most} tokens: make it shorter"
+            )
+
     def close(self) -> None:
         """Let go of the model."""
         self._pipeline = self._tokenizer = None
@@ -62,6 +70,8 @@ class OpenVinoEmbedder(_Encoder):
 
     def tokens(self, texts: Sequence[str]) -> list[int]:
         """Return how many tokens each text has. Raises ``InvalidArgument`` if one has more than the model takes."""
+        for text in texts:
+            self._check_text(text, "the text")
         lengths = _lengths(self._tokenizer.encode(list(texts)))
         for length in lengths:
             self._check(length, "the text")
@@ -88,6 +98,8 @@ class OpenVinoReranker(_Encoder):
     def tokens(self, query: str, documents: Sequence[str]) -> int:
         """Return how many tokens they have. Raises ``InvalidArgument`` if a text with the query has too many."""
         total = 0
+        for text in (query, *documents):
+            self._check_text(text, "a document, with the query,")
         for some in _chunks(documents):
             if self._pairs:
                 encoded = self._tokenizer.encode([query], list(some))

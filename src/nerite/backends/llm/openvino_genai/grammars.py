@@ -6,22 +6,23 @@ stays with a pipeline's tokenizer for as long as there is one. So there has to b
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import queue
 import threading
 from collections.abc import Callable, Collection
+from sys import getsizeof
 from typing import Final
 
 from nerite.backends.llm.openvino_genai.compiling import CompilerProcess
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.structured import Grammar
 from nerite.backends.openvino.framework import openvino
+from nerite.core.byte_budget import GRAMMARS
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 
 _log = logging.getLogger("nerite.backends.llm")
 _MOST: Final = 4096
-"""Grammars that are known to be good, and as many that are known to be bad."""
+"""Grammars that are known to be good."""
 MOST_BYTES: Final = 512 << 20
 """What the good ones may take; as much as vLLM gives them."""
 _LARGE: Final = 4
@@ -29,7 +30,6 @@ _LARGE: Final = 4
 _LONGEST_REASON: Final = 1000
 
 _Key = bytes
-"""Of a grammar and its ends: grammars are long."""
 _Then = Callable[[NeriteError | None], None]
 
 
@@ -121,9 +121,7 @@ class Grammars:
             return ""
         wrong = self._bad.get(key) or self._wrong(grammar, ends)[:_LONGEST_REASON]
         if wrong:
-            if len(self._bad) >= _MOST:
-                self._bad.clear()
-            self._bad[key] = wrong
+            GRAMMARS.put(self._bad, key, wrong, len(key) + getsizeof(wrong))
         else:
             self._good.add(key)
             if self._compiled > MOST_BYTES or len(self._good) >= _MOST:
@@ -146,7 +144,7 @@ class Grammars:
 
 
 def _key(grammar: Grammar, ends: Collection[int]) -> _Key:
-    return hashlib.sha256(repr((grammar.kind, grammar.source, sorted(ends))).encode()).digest()
+    return grammar.digest(sorted(ends))
 
 
 def _refusal(grammar: Grammar, wrong: str) -> NeriteError:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nerite.backends.llm import images
-from nerite.backends.llm.engine import Capabilities, GenerationRequest, kept_of_prompt
+from nerite.backends.llm.engine import Capabilities, GenerationRequest, kept_of_prompt, tokenizable
 from nerite.backends.llm.openvino_genai import framework
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.openvino_genai.orders import Order
@@ -49,8 +49,10 @@ def _prompt(
     request: GenerationRequest, tokenizer: Any, options: Options, able: Capabilities
 ) -> tuple[int, Array | tuple[str, Sequence[Array]]]:
     prompt = request.prompt
+    kept = kept_of_prompt(request.sampling, able.context_length)
     if isinstance(prompt, str):
-        encoded = tokenizer.encode(prompt, add_special_tokens=request.special_tokens)
+        text = tokenizable(prompt, kept, able.context_length)
+        encoded = tokenizer.encode(text, add_special_tokens=request.special_tokens)
         tokens = np.array(encoded.input_ids.data, np.int64)
     else:
         tokens = np.array([prompt], np.int64)
@@ -61,7 +63,6 @@ def _prompt(
             what = "tokens" if cut is None else "'truncate_prompt_tokens'"
             raise Unsupported(f"{what}: a model that takes images takes its prompt as text, and the whole of it")
         return length, (prompt, images.pixels(request.images))
-    kept = kept_of_prompt(request.sampling, able.context_length)
     if kept is not None and kept < length:
         length, tokens = kept, np.ascontiguousarray(tokens[:, -kept:])
     return length, tokens

@@ -95,9 +95,11 @@ class Stepping:
         arguments: Sequence[Any] = (
             (prompt[0], [given(image) for image in prompt[1]]) if isinstance(prompt, tuple) else (given(prompt),)
         )
+        form = None
         for index, number in enumerate(order.numbers):
             try:
-                form = None if order.grammar is None else framework.structured(order.grammar)
+                if form is None and order.grammar is not None:
+                    form = framework.structured(order.grammar)
                 config = framework.generation(self._options, order.sampling, index, order.room, order.ends, form)
                 if order.most:  # how many tokens images are is known when the pipeline has encoded them
                     config.max_length = order.most

@@ -114,9 +114,9 @@ class TensorRtLlmEngine(LoopEngine):
 
     async def _follow(self, request: GenerationRequest, tokens: list[int], listener: Listener) -> None:
         try:
-            result = self._model.generate_async(
-                tokens, _sampling(request, self._able.context_length - len(tokens)), streaming=True
-            )
+            sampling = _sampling(request, self._able.context_length - len(tokens))
+            salt = request.cache_salt or None
+            result = self._model.generate_async(tokens, sampling, streaming=True, cache_salt=salt)
         except Exception as error:  # Of this request alone.
             listener.failed(_translated(error, "beginning a request"))
             self._stepped(self.stats())

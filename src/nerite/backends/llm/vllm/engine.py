@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from nerite.backends.llm import images
+from nerite.backends.llm import images, repetitions
 from nerite.backends.llm.engine import Capabilities, GenerationRequest, Listener
 from nerite.backends.llm.loop_engine import LoopEngine
 from nerite.backends.llm.sampling import SamplingParameters
@@ -52,6 +52,8 @@ class VllmEngine(LoopEngine):
         framework.begin(self._arguments)
 
     def _take(self, request: GenerationRequest, tokens: list[int], listener: Listener) -> None:
+        if request.grammar is not None:  # it is compiled where the model steps, without a limit
+            repetitions.check(self.name, request.grammar)
         try:
             sampling = framework.sampling(request)
         except Exception as error:  # It says what is wrong with the parameters.
@@ -126,9 +128,12 @@ class VllmEngine(LoopEngine):
         request = running.request
         try:
             if running.images:
-                prompt, length, of_images = await framework.with_images(self._engine, running.tokens, running.images)
+                prompt, length, of_images = await framework.with_images(
+                    self._engine, running.tokens, running.images, request.cache_salt
+                )
             else:
-                prompt, length, of_images = framework.prompt(running.tokens), len(running.tokens), 0
+                prompt, length = framework.prompt(running.tokens, request.cache_salt), len(running.tokens)
+                of_images = 0
             running.outputs = await self._engine.add_request(
                 running.id,
                 prompt,

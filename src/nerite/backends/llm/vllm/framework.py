@@ -55,7 +55,8 @@ def begin(arguments: Arguments) -> None:
 
 def _end_children_with_us() -> None:
     """Have the processes that vLLM starts end when this one does, however it ends: they do not see to it themselves."""
-    os.setpgid(0, 0)
+    if os.getpgrp() != os.getpid():  # as that of a session, a worker cannot be made the leader of a group
+        os.setpgid(0, 0)
     # The shell reads from a pipe whose other end closes with this process.
     subprocess.Popen(["/bin/sh", "-c", _GUARD, str(os.getpgrp())], stdin=subprocess.PIPE)
 
@@ -89,11 +90,11 @@ def engine(arguments: Arguments, stepped: Stepped) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**given), stat_loggers=[Steps])
 
 
-def prompt(tokens: list[int]) -> Any:
-    """Return a prompt as vLLM has it."""
+def prompt(tokens: list[int], salt: str = "") -> Any:
+    """Return a prompt as vLLM has it. Its blocks are found again by prompts with the same salt alone."""
     from vllm.inputs import tokens_input
 
-    return tokens_input(tokens)
+    return tokens_input(tokens, cache_salt=salt or None)
 
 
 def sees(engine: Any) -> bool:
@@ -102,12 +103,14 @@ def sees(engine: Any) -> bool:
     return processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0
 
 
-async def with_images(engine: Any, tokens: list[int], images: Sequence[Array]) -> tuple[Any, int, int]:
+async def with_images(engine: Any, tokens: list[int], images: Sequence[Array], salt: str) -> tuple[Any, int, int]:
     """Return a prompt with images as vLLM has it, how many tokens it has, and how many of them are images'.
 
     The work is done in a thread. Raises what vLLM raises.
     """
-    said = {"prompt_token_ids": tokens, "multi_modal_data": {"image": list(images)}}
+    said: dict[str, Any] = {"prompt_token_ids": tokens, "multi_modal_data": {"image": list(images)}}
+    if salt:
+        said["cache_salt"] = salt
     (rendered,) = await engine.renderer.render_cmpl_async([said])
     of_images = sum(place.length for place in rendered["mm_placeholders"]["image"])
     return rendered, len(rendered["prompt_token_ids"]), of_images

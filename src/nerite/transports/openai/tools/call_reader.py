@@ -12,9 +12,13 @@ from nerite.transports.openai.tools.parser import Arguments, BrokenCall, Call, E
 
 _SPACE: Final = " \t\r\n"
 _SCALAR: Final = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
+"""In a string."""
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _ESCAPED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ARGUMENTS: Final = ("arguments", "parameters")
+_PASSED: Final = "…"
+"""Instead of a value that is passed on, and not kept."""
 
 
 class JsonReader:
@@ -23,7 +27,7 @@ class JsonReader:
     __slots__ = ("_escape", "_open", "_scalar", "_string", "_wants", "done", "key_ended")
 
     def __init__(self) -> None:
-        self._open = ""
+        self._open: list[str] = []
         """The brackets that are open."""
         self._wants = "value"
         """Outside of strings: ``value``, ``first`` (a value or the end), ``key``, ``first key``, ``:`` or ``,``."""
@@ -46,8 +50,29 @@ class JsonReader:
         """Nothing is open but brackets: no string, and no number."""
         return not self._string and not self._scalar
 
-    def feed(self, char: str) -> str:
-        """Take a character; return it, or what stands for it in JSON. Raises ``BrokenCall``."""
+    def take(self, text: str, at: int) -> tuple[int, str]:
+        """Take a run of plain characters of a string, or the character at ``at``, whichever stands there.
+
+        Return where the rest begins, and what was taken, or stands for it in JSON. Raises ``BrokenCall``.
+        """
+        if self._string and not self._escape:
+            plain = _PLAIN.match(text, at)
+            if plain is not None:
+                self.key_ended = False
+                return plain.end(), plain[0]
+        return at + 1, self._feed(text[at])
+
+    def take_all(self, text: str) -> tuple[int, str]:
+        """Take what belongs to the value that is read; return as ``take``."""
+        at = 0
+        taken: list[str] = []
+        while at < len(text) and not self.done:
+            at, some = self.take(text, at)
+            taken.append(some)
+        return at, "".join(taken)
+
+    def _feed(self, char: str) -> str:
+        """Take a character; return it, or what stands for it in JSON."""
         self.key_ended = False
         if self._string:
             return self._in_string(char)
@@ -97,7 +122,7 @@ class JsonReader:
         elif wants.endswith("key"):
             raise BrokenCall(f"{char!r} where a key should be")
         elif char in "{[":
-            self._open += char
+            self._open.append(char)
             self._wants = "first key" if char == "{" else "first"
         elif char.isascii() and (char.isalnum() or char == "-"):
             self._scalar = char
@@ -115,7 +140,7 @@ class JsonReader:
     def _shut(self, char: str) -> None:
         if self._open[-1] + char not in ("{}", "[]"):
             raise BrokenCall(f"{char!r} ends what {self._open[-1]!r} began")
-        self._open = self._open[:-1]
+        self._open.pop()
         self._value_ended()
 
     def _end_scalar(self) -> None:
@@ -138,8 +163,8 @@ class CallReader:
         self._new_id = new_id
         self._strict = strict
         self._key = ""
-        self._raw = ""
-        """The key or the value that is read, as far as it is kept."""
+        self._raw: list[str] = []
+        """The key or the value that is read, in parts, as far as it is kept."""
         self._name = ""
         self._early = ""
         """Arguments that came before the name."""
@@ -151,19 +176,27 @@ class CallReader:
         """The call was announced."""
         self.done = False
 
-    def feed(self, char: str) -> list[Event]:
-        """Take a character. Raises ``BrokenCall`` for what is not JSON, or no call."""
-        json, depth = self._json, self._json.depth
-        if not depth and char not in _SPACE + "{":
-            raise BrokenCall(f"{char!r} where an object should be")
-        whole = json.feed(char)
+    def take(self, text: str, at: int) -> tuple[int, list[Event]]:
+        """Take what stands in ``text`` at ``at``; return where the rest begins, and what is certain by now.
+
+        Raises ``BrokenCall`` for what is not JSON, or no call.
+        """
+        depth = self._json.depth
+        if not depth and text[at] not in _SPACE + "{":
+            raise BrokenCall(f"{text[at]!r} where an object should be")
+        at, whole = self._json.take(text, at)
+        return at, self._taken(whole, depth)
+
+    def _taken(self, whole: str, depth: int) -> list[Event]:
+        """Return what is certain after a part of the object that began at a depth."""
+        json = self._json
         if depth == 0:
             return []
         if json.depth == 0:
             return self._end_member() + self._end()
         if json.key_ended and depth == 1:
-            self._key = str(_loads(self._raw + whole))
-            self._raw = ""
+            self._key = str(_loads("".join(self._raw) + whole))
+            self._raw = []
             if self._key in _ARGUMENTS and self._given:
                 raise BrokenCall("there are arguments twice")
             self._given = self._given or self._key in _ARGUMENTS
@@ -177,9 +210,9 @@ class CallReader:
             return []
         first = not self._raw
         if self._key not in _ARGUMENTS or self._quoted or not self.begun:
-            self._raw += text
+            self._raw.append(text)
         else:
-            self._raw = "…"  # passed on, and not kept
+            self._raw = [_PASSED]
         if self._key not in _ARGUMENTS:
             return []
         if first:
@@ -193,7 +226,7 @@ class CallReader:
         if not self._name:
             return []
         if not self._quoted:
-            self._raw = "…"
+            self._raw = [_PASSED]
         return self._announce()
 
     def _announce(self) -> list[Event]:
@@ -205,7 +238,7 @@ class CallReader:
 
     def _end_member(self) -> list[Event]:
         """Take a member of the object whose value is complete."""
-        key, raw, self._key, self._raw = self._key, self._raw.strip(), "", ""
+        key, raw, self._key, self._raw = self._key, "".join(self._raw).strip(), "", []
         if key == "name":
             name = _loads(raw)
             if not isinstance(name, str) or not name:

@@ -19,19 +19,14 @@ class GuidedCall:
     def feed(self, text: str) -> list[Event]:
         """Take text; return what is certain by now. Raises ``BrokenCall``."""
         events: list[Event] = []
-        arguments = ""
-        for char in text:
-            if self._json.done:
-                break
-            if not self._json.depth:
-                if char.isspace():
-                    continue
-                if char != "{":
-                    raise BrokenCall(f"{char!r} where an object should be")
+        if not self._json.done and not self._json.depth:
+            text = text.lstrip()
+            if text and text[0] != "{":
+                raise BrokenCall(f"{text[0]!r} where an object should be")
+            if text:
                 events.append(Call(self._new_id(), self._name))
-            arguments += self._json.feed(char)
-        if arguments:
-            events.append(Arguments(arguments))
+        if text and not self._json.done:
+            events.append(Arguments(self._json.take_all(text)[1]))
         return events
 
     def finish(self) -> list[Event]:
@@ -52,29 +47,32 @@ class GuidedCalls:
     def feed(self, text: str) -> list[Event]:
         """Take text; return what is certain by now. Raises ``BrokenCall``."""
         events: list[Event] = []
-        for char in text:
-            events += self.feed_one(char)
+        at = 0
+        while at < len(text):
+            at, found = self.take(text, at)
+            events += found
         return events
 
-    def feed_one(self, char: str) -> list[Event]:
-        """Take a character."""
+    def take(self, text: str, at: int) -> tuple[int, list[Event]]:
+        """Take what stands in ``text`` at ``at``; return where the rest begins, and what is certain by now."""
         if self._call is not None:
-            events = self._call.feed(char)
+            taken = self._call.take(text, at)
             if self._call.done:
                 self._call = None
-            return events
+            return taken
+        char = text[at]
         if self.done or char.isspace() or (char == "," and self._open):
-            return []
+            return at + 1, []
         if char == "[" and not self._open:
             self._open = True
         elif char == "]" and self._open:
             self.done = True
         elif char == "{" and self._open:
             self._call = CallReader(self._new_id)
-            return self._call.feed(char)
+            return self._call.take(text, at)
         else:
             raise BrokenCall(f"{char!r} where a list of calls should be")
-        return []
+        return at + 1, []
 
     def finish(self) -> list[Event]:
         """Return nothing: what began and has no name yet is not worth telling."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from nerite.transports.openai.tools.parser import Event, new_id
-from nerite.transports.openai.tools.waiting import Attempt, Waiting
+from nerite.transports.openai.tools.waiting import MOST_SPACE, Attempt, Waiting
 
 _TAG: Final = "<|python_tag|>"
 
@@ -47,8 +47,9 @@ class Llama3Parser:
     def _begin(self, text: str) -> str:
         """Look at where a call may begin; return what is left to look at."""
         stripped = text.lstrip(" \t\r\n;" if self._called else " \t\r\n")
-        self._space += text[: len(text) - len(stripped)]
-        if not stripped:
+        if not self._called:
+            self._space += text[: len(text) - len(stripped)]
+        if not stripped and len(self._space) <= MOST_SPACE:
             return ""
         before, self._space, self._fresh = self._space, "", False
         if stripped.startswith("{"):

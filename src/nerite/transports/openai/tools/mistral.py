@@ -69,25 +69,24 @@ class MistralParser:
         return ""
 
     def _list(self, calls: GuidedCalls, text: str, events: list[Event]) -> str:
-        for at, char in enumerate(text):
-            events += calls.feed_one(char)
+        at = 0
+        while at < len(text):
+            at, found = calls.take(text, at)
+            events += found
             if calls.done:
                 self._calls = None
                 self._waiting.drop()
-                return text[at + 1 :]
+                return text[at:]
         return ""
 
     def _object(self, arguments: JsonReader, text: str, events: list[Event]) -> str:
-        passed = ""
-        for at, char in enumerate(text):
-            passed += arguments.feed(char)
-            if arguments.done:
-                self._arguments = None
-                self._waiting.drop()
-                events.append(Arguments(passed))
-                return text[at + 1 :]
+        at, passed = arguments.take_all(text)
         events.append(Arguments(passed))
-        return ""
+        if not arguments.done:
+            return ""
+        self._arguments = None
+        self._waiting.drop()
+        return text[at:]
 
     def finish(self) -> list[Event]:
         """Return what was held back: there is no more text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from itertools import groupby
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 _LETTERS: Final = string.ascii_letters + string.digits
@@ -56,12 +57,11 @@ def held(text: str, marker: str) -> int:
 def joined(events: list[Event]) -> list[Event]:
     """Return the same with text next to text, and arguments next to arguments, in one piece."""
     whole: list[Event] = []
-    for event in events:
-        last = whole[-1] if whole else None
-        if isinstance(event, str) and isinstance(last, str):
-            whole[-1] = last + event
-        elif isinstance(event, Arguments) and isinstance(last, Arguments):
-            whole[-1] = Arguments(last.text + event.text)
+    for kind, alike in groupby(events, type):
+        if kind is str:
+            whole.append("".join(alike))  # type: ignore[arg-type]  # of this kind
+        elif kind is Arguments:
+            whole.append(Arguments("".join(each.text for each in alike)))  # type: ignore[union-attr]
         else:
-            whole.append(event)
+            whole += alike
     return whole

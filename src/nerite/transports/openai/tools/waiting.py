@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from nerite.transports.openai.tools.call_reader import CallReader
 from nerite.transports.openai.tools.parser import BrokenCall, Event, held
 
+MOST_SPACE: Final = 1024
+"""Characters of white space that wait for what comes after them: it is looked at again each time."""
+
 
 class Waiting:
-    """Text before a marker. White space next to calls belongs to nobody."""
+    """Text before a marker. White space next to calls belongs to nobody, if it is not more than that."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -34,6 +38,8 @@ class Waiting:
             return before, rest
         kept = len(self._held) - held(self._held, self._marker)
         said = self._held[:kept].rstrip()
+        if kept - len(said) > MOST_SPACE:
+            said = self._held[:kept]
         self._held = self._held[len(said) :]
         return said, None
 
@@ -59,29 +65,32 @@ class Attempt:
 
     def __init__(self, before: str, new_id: Callable[[], str], *, strict: bool = False) -> None:
         """``before`` is what stood before it, such as the marker. ``strict``: a call has arguments."""
-        self._raw = before
+        self._raw = [before]
         self._reader = CallReader(new_id, strict=strict)
         self.over = False
         self.failed = False
 
     def feed(self, text: str, events: list[Event]) -> str:
         """Take text, and add to the events; return what stands behind the call when it is ``over``."""
-        for at, char in enumerate(text):
-            if not self._reader.begun:
-                self._raw += char
+        at = 0
+        while at < len(text):
+            begun, before = self._reader.begun, at
             try:
-                events += self._reader.feed(char)
+                at, found = self._reader.take(text, at)
             except BrokenCall:
                 if self._reader.begun:
                     raise
                 self.over = self.failed = True
-                events.append(self._raw)
+                events.append("".join(self._raw) + text[at])
                 return text[at + 1 :]
+            events += found
+            if not begun:
+                self._raw.append(text[before:at])
             if self._reader.done:
                 self.over = True
-                return text[at + 1 :]
+                return text[at:]
         return ""
 
     def finish(self) -> list[Event]:
         """Return what was held back: there is no more text."""
-        return [] if self._reader.begun else [self._raw]
+        return [] if self._reader.begun else ["".join(self._raw)]

@@ -11,3 +11,7 @@ class AsyncEngineArgs:
     disable_log_stats: bool = False
     tasks: tuple[str, ...] = ("generate",)
     most_images: int = 0
+    mortal: bool = True
+    """It refuses one token, and dies of another."""
+    most_tokens: int | None = None
+    """After so many a sequence ends, whatever was asked for."""

@@ -24,7 +24,8 @@ class Renderer:
         images = prompt["multi_modal_data"]["image"]
         tokens = [IMAGE] * (2 * len(images)) + prompt["prompt_token_ids"]
         places = {"image": [SimpleNamespace(length=2) for _ in images]}
-        return [{"type": "multimodal", "prompt_token_ids": tokens, "mm_placeholders": places}]
+        made = {"type": "multimodal", "prompt_token_ids": tokens, "mm_placeholders": places}
+        return [{**made, **{key: prompt[key] for key in ("cache_salt",) if key in prompt}}]
 
 
 class Outputs:
@@ -73,7 +74,10 @@ class AsyncLLM:
         self.renderer = Renderer(args.most_images)
         self.errored = False
         self.adapters = []
+        self.prompts = []
         self._tasks = args.tasks
+        self._mortal = args.mortal
+        self._most_tokens = args.most_tokens
         self._loggers = [logger(self.vllm_config) for logger in loggers]
         self._running = {}
         self.output_handler = None
@@ -96,10 +100,11 @@ class AsyncLLM:
     async def add_request(self, id, prompt, params, lora_request=None, priority=0):
         if self.errored:
             raise EngineDeadError("it is dead")
-        if REFUSED in prompt["prompt_token_ids"]:
+        if self._mortal and REFUSED in prompt["prompt_token_ids"]:
             raise VLLMClientError("a token that is none")
+        self.prompts.append(prompt)
         outputs = self._running[id] = Outputs(params, lora_request)
-        outputs.deadly = DEADLY in prompt["prompt_token_ids"]
+        outputs.deadly = self._mortal and DEADLY in prompt["prompt_token_ids"]
         if self.output_handler is None:
             self.output_handler = asyncio.create_task(self._steps())
         return outputs
@@ -136,7 +141,7 @@ class AsyncLLM:
     def _step(self):
         for id, outputs in list(self._running.items()):
             # As the real one does, it adds to what nobody has taken; here everything is taken in time.
-            last = outputs.params.max_tokens is not None and outputs.tokens + 1 == outputs.params.max_tokens
+            last = outputs.tokens + 1 in (outputs.params.max_tokens, self._most_tokens)
             outputs.put("length" if last else None)
             if last:
                 del self._running[id]
