@@ -104,7 +104,7 @@ class Client:
         tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [_VALUES.get(kind, 0)]}
         asked = {"inputs": [tensor], "parameters": {"timeout": 1} if kind == "late" else {}}
         body = json.dumps(asked).encode()
-        head = f"POST /v2/models/{self._model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v2/models/{self._model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
 
 

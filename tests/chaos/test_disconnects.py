@@ -110,7 +110,7 @@ class Http:
         if self._path == "infer":
             body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [value]}]}
         raw = b" " * padding + json.dumps(body).encode()
-        head = b"POST /v2/models/%b/%b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /v2/models/%b/%b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
         whole = head % (model.encode(), self._path.encode(), len(raw)) + raw
         self.socket.sendall(whole[: int(len(whole) * part)])
 
@@ -212,7 +212,7 @@ def test_while_it_sends(server: Serving, transport: str, padding: int, leave: Ca
     value = float(next(values))
     client = TRANSPORTS[transport](server)
     client.ask("work", value, 0.9, padding)
-    assert connections(server) == 1
+    eventually(lambda: connections(server) == 1)
     assert served(server)
     leave(client)
     eventually(lambda: connections(server) == 0)
@@ -358,7 +358,7 @@ def test_uploads_that_break_off_give_their_memory_back(server: Serving) -> None:
         }
     ).encode()
     start = (
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n"
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nInference-Header-Content-Length: %d\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(head), len(head) + size, head)
     )
 
@@ -377,15 +377,15 @@ def test_uploads_that_break_off_give_their_memory_back(server: Serving) -> None:
 BEGINNINGS = {
     "head": (b"POST /v2/models/echo/infer HTT", b"HTTP/1.1 408 Request Timeout"),
     "body": (
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{",
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{",
         b"HTTP/1.1 408 Request Timeout",
     ),
     "chunks": (
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nf4240\r\n{",
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nf4240\r\n{",
         b"HTTP/1.1 408 Request Timeout",
     ),
     "a body that was refused": (
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n{",
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n{",
         b"HTTP/1.1 400 Bad Request",
     ),
 }

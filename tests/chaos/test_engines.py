@@ -185,7 +185,8 @@ def under_load(server: Serving, disturb: Callable[[], None], cause: str) -> None
 
 def engine_processes(server: Serving) -> tuple[list[int], list[int]]:
     """Return the workers of the engines that are under load, and the processes that step their pipelines."""
-    workers = [server.workers()[name] for name in ("chat_0", "single_0")]
+    found = server.workers()
+    workers = [found[name] for name in ("chat_0", "single_0") if name in found]
     return workers, [pid for worker in workers for pid in processes_of(worker)]
 
 
@@ -212,6 +213,41 @@ def test_an_engine_that_hangs_under_load(server: Serving, which: int) -> None:
 
     under_load(server, stop, f"its engine has finished no step for {STEP_TIMEOUT} s, and it was killed")
     eventually(lambda: not any(map(lives, [*processes[0], *processes[1]])))
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["worker", "pipeline"])
+def test_an_engine_that_stands_still_for_a_moment(server: Serving, which: int) -> None:
+    """Shorter than it may: nothing is lost."""
+    before = engine_processes(server)
+    with ThreadPoolExecutor(len(OVER_HTTP)) as callers:
+        answers = [callers.submit(ask, server, api, ENDLESS | {"max_tokens": 2_000}) for api in OVER_HTTP]
+        eventually(lambda: Metrics(server)("vllm:num_requests_running") > 0)
+        for pid in before[which]:
+            os.kill(pid, signal.SIGSTOP)
+        assert server.ask("GET", "/v2/health/live")[0] == 200
+        assert server.ready("chat"), "it is at work"
+        time.sleep(STEP_TIMEOUT / 6)
+        for pid in before[which]:
+            os.kill(pid, signal.SIGCONT)
+        assert [answer.result()[0] for answer in answers] == [200] * len(answers)
+    assert engine_processes(server) == before
+    assert at_rest(server)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["worker", "pipeline"])
+def test_an_engine_that_is_killed_at_rest(server: Serving, which: int) -> None:
+    before = engine_processes(server)
+    for pid in before[which]:
+        os.kill(pid, signal.SIGKILL)
+
+    def others() -> bool:
+        now = engine_processes(server)[which]
+        return len(now) == 2 and not set(now) & set(before[which])
+
+    eventually(others)
+    eventually(lambda: server.ready("chat") and server.ready("single"))
+    assert {ask(server, GENERATE)[0], ask(server, INFER)[0]} == {200}
+    eventually(lambda: not any(map(lives, before[which])))
 
 
 def test_a_pipeline_that_is_killed_under_load(server: Serving) -> None:
@@ -360,7 +396,9 @@ def cut(server: Serving, begin: Callable[[Any], Any], api: Api | str, most: int,
     host, port = server.http.split(":")
     with socket.create_connection((host, int(port)), timeout=20) as client:
         raw = json.dumps(api.body(said)).encode()
-        client.sendall(f"POST {api.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        client.sendall(
+            f"POST {api.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
+        )
         client.settimeout(0.001)
         until = time.monotonic() + patience
         while time.monotonic() < until:

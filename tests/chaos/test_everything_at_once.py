@@ -174,7 +174,7 @@ class Client:
         flags = {"sequence_id": self.number, "sequence_start": True}
         body = json.dumps({"inputs": [tensor], "parameters": flags if model in ("direct", "oldest") else {}}).encode()
         with socket.create_connection(("127.0.0.1", self.server.ports["HTTPService"])) as connection:
-            head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: nerite\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
             time.sleep(self.random.random() * 0.01)
         self.ledger.note(model, unsure=True)

@@ -60,10 +60,8 @@ def send(address: str, data: bytes, chunks: int = 1, patience: float = 5.0) -> b
 
 def http(path: str, body: bytes, *headers: str) -> bytes:
     lines = "".join(f"{header}\r\n" for header in headers)
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode()
-        + body
-    )
+    lines += f"Content-Length: {len(body)}\r\n"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n".encode() + body
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
+from faults import Bystanders, resident
 from nerite.wire.grpc_service import ModelInferRequest
-from serving import Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
 
 LARGE = """
 def execute(self, requests):
@@ -26,10 +28,6 @@ def execute(self, requests):
 ANSWER = 4_000_000
 HELD = 40 * ANSWER
 """What the server may hold for one client: far less than what it asks for."""
-
-
-def resident(server: Serving) -> int:
-    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
 
 
 def settled(server: Serving) -> int:
@@ -47,20 +45,14 @@ def test_over_http(tmp_path: Path) -> None:
     with serving(tmp_path / "models", tmp_path / "log") as server:
         server.infer("large", [1.0])
         before = resident(server)
-        body = json.dumps(
-            {
-                "inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}],
-                "outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}],
-            }
-        ).encode()
-        head = b"POST /v2/models/large/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        request = body_of("large")
         host, port = server.http.split(":")
         with socket.create_connection((host, int(port))) as client:
             client.setblocking(False)
             sent = 0
             try:
                 while sent < 10_000:
-                    client.send(head + body)
+                    client.send(request)
                     sent += 1
             except BlockingIOError:
                 pass
@@ -69,13 +61,24 @@ def test_over_http(tmp_path: Path) -> None:
             assert len(server.infer("large", [1.0])) == 1_000_000
 
 
-def requests_of(client: h2.connection.H2Connection, count: int) -> bytes:
+def body_of(model: str) -> bytes:
+    body = json.dumps(
+        {
+            "inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}],
+            "outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}],
+        }
+    ).encode()
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def requests_of(client: h2.connection.H2Connection, count: int, model: str = "large") -> bytes:
     """The bytes of so many calls, with windows that let all the answers come."""
     client.initiate_connection()
     client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
     client.increment_flow_control_window(2**30)
     message = ModelInferRequest(
-        model_name="large",
+        model_name=model,
         inputs=[{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1]}],
         raw_input_contents=[b"\0\0\0\0"],
     ).SerializeToString()
@@ -107,3 +110,29 @@ def test_over_grpc(tmp_path: Path) -> None:
             slow.sendall(requests_of(h2.connection.H2Connection(), 30))
             eventually(lambda: server.metrics().get(done) == 61)
             assert resident(server) < held + 10 * ANSWER
+
+
+READERS = 10
+HUGE = 32_000_000
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_many_that_do_not_read(tmp_path: Path, protocol: str) -> None:
+    """Their answers are there once, others do not wait for them, and the memory goes when they do."""
+    python_model(tmp_path / "models", "huge", LARGE.replace("1000000", str(HUGE // 4)), pbtxt(batch=1, more=""))
+    python_model(tmp_path / "models", "other", IDENTITY)
+    with serving(tmp_path / "models", tmp_path / "log") as server, contextlib.ExitStack() as readers:
+        before = resident(server)
+        host, port = (server.http if protocol == "http" else server.grpc).split(":")
+        done = 'nv_inference_request_success{model="huge",version="1"}'
+        with Bystanders(server):
+            for _ in range(READERS):
+                line = readers.enter_context(socket.create_connection((host, int(port))))
+                over_grpc = requests_of(h2.connection.H2Connection(), 1, "huge")
+                line.sendall(body_of("huge") if protocol == "http" else over_grpc)
+            eventually(lambda: server.metrics().get(done) == READERS)
+            # What a segment of memory has beyond an answer is not touched.
+            assert resident(server) - before < READERS * HUGE * 1.2
+            readers.close()
+            eventually(lambda: resident(server) - before < 2 * HUGE)

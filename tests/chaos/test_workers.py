@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from serving import IDENTITY, PATIENCE, Serving, eventually, pbtxt, python_model, serving
+from faults import Bystanders, descriptors, files_in
+from serving import HELD, IDENTITY, PATIENCE, Serving, binary_request, eventually, pbtxt, python_model, serving
 
 DEATHS = {
     1.0: ("exit", "exited with status 7"),
@@ -70,6 +73,34 @@ def test_death_while_executing(repository: Path, tmp_path: Path, how: float) -> 
         stats = server.json("GET", "/v2/models/mortal/stats")["model_stats"][0]["inference_stats"]
         assert (stats["success"]["count"], stats["fail"]["count"]) == (1, 1)
         assert server.metrics()['nv_inference_request_failure{model="mortal",version="1",reason="BACKEND"}'] == 1
+
+
+def test_death_in_the_first_large_request(tmp_path: Path) -> None:
+    """And in later ones: what it had is answered, and nothing of it is left."""
+    python_model(tmp_path / "models", "held", HELD, pbtxt(batch=1, more=""))
+    python_model(tmp_path / "models", "other", IDENTITY)
+    large = np.full((1, 2_000_000), -1, np.float32)
+    counts = []
+    with serving(tmp_path / "models", tmp_path / "log") as server, ThreadPoolExecutor(1) as callers:
+        for number in range(1, 4):
+            body, headers = binary_request(large)
+            with Bystanders(server):
+                asked = callers.submit(lambda body=body, headers=headers: ask(server, body, headers))
+                eventually(lambda number=number: server.text.count("executes -1") == number)
+                os.kill(server.workers()["held_0_0"], signal.SIGKILL)
+                status, error = asked.result(PATIENCE)
+            assert status == 500
+            assert b"Stub process 'held_0_0' is not healthy" in error
+            assert ask(server, *binary_request(-large))[0] == 200
+            counts.append(descriptors(server))
+            assert files_in("/dev/shm", server) == []
+        assert len(counts[0]) == len(counts[-1]), "as many processes as before"
+        eventually(lambda: sum(descriptors(server).values()) <= sum(counts[0].values()))
+
+
+def ask(server: Serving, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+    status, _, answer = server.ask("POST", "/v2/models/held/infer", body, **headers)
+    return status, answer
 
 
 def test_death_while_idle(repository: Path, tmp_path: Path) -> None:
@@ -136,11 +167,36 @@ def test_the_server_takes_its_workers_along(repository: Path, tmp_path: Path) ->
         eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers.values()))
 
 
+def template_of(server: Serving) -> int:
+    pid = server.workers()["mortal_0_0"]
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_the_template_may_die(repository: Path, tmp_path: Path) -> None:
-    with serving(repository, tmp_path / "log") as server:
-        pid = server.workers()["mortal_0_0"]
-        template = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(template, signal.SIGKILL)
-        eventually(lambda: restarts(server) == 2, what="both workers come back under a new template")
-        assert server.infer("mortal", [5.0]) == [5.0]
-        assert server.infer("other", [5.0]) == [5.0]
+    """Again and again, also while it is to start workers: loads fail with the reason, or work."""
+    flags = ("--model-control-mode=explicit", "--load-model=*")
+    with serving(repository, tmp_path / "log", *flags) as server, ThreadPoolExecutor(2) as callers:
+        python_model(repository, "new", IDENTITY)
+        for number in range(1, 5):
+            running = callers.submit(server.infer, "mortal", [4.0])
+            eventually(lambda number=number: server.text.count("executes on") == number)
+            loading = callers.submit(server.ask, "POST", "/v2/repository/models/new/load")
+            template = template_of(server)
+            if number % 2:
+                eventually(lambda: server.state("new") in ("LOADING", "READY"))
+            os.kill(template, signal.SIGKILL)
+            with pytest.raises(RuntimeError, match="Stub process 'mortal_0_0' is not healthy") as refusal:
+                running.result(PATIENCE)
+            assert f"the process that it was started by (pid {template}) has ended" in str(refusal.value)
+            status, _, error = loading.result(PATIENCE)
+            assert status == 200 or b"ended" in error, error
+            eventually(lambda: restarts(server) >= 2, what="the workers come back under a new template")
+            eventually(lambda: server.ready("mortal") and server.ready("other"))
+            assert server.infer("mortal", [5.0]) == [5.0]
+            assert server.infer("other", [5.0]) == [5.0]
+            assert server.ask("POST", "/v2/repository/models/new/unload")[0] == 200
+            eventually(lambda: server.state("new") in ("UNAVAILABLE", ""))
+        open_files = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        os.kill(template_of(server), signal.SIGKILL)
+        eventually(lambda: server.ready("mortal") and server.ready("other"))
+        eventually(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= open_files)
