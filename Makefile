@@ -7,9 +7,9 @@ LLM := examples/llm/models
 TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
 ENGINES := src/nerite/backends/llm/environments
-ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --python-version 3.11 --upgrade
+ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check test bench bench-backends bench-llm bench-llm-overload soak lock clean
+.PHONY: help setup serve serve-llm check test bench bench-backends bench-llm bench-llm-overload soak fuzz lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -60,9 +60,16 @@ bench-llm: $(VENV)/dev  ## language models through the server, beside the bare e
 bench-llm-overload: $(VENV)/dev  ## a language model of which tenants and classes ask more than it can do (7 minutes)
 	$(BIN)/python benchmarks/llm_overload.py
 
-soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted (7 minutes)
+soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted (10 minutes)
 	$(BIN)/python benchmarks/churn.py
 	COUNTED_REQUESTS=100000 $(BIN)/pytest tests/chaos/test_exact_counts.py
+	NERITE_TEST_LOADS=1000 $(BIN)/pytest tests/chaos/test_loads_beside_traffic.py
+
+# INPUTS=, MINUTES=, SURFACES=json,grpc, SEED=, PROFILE=all, TLS=1
+fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINUTES=, INPUTS=); findings are in fuzz-findings/
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(INPUTS),--inputs=$(INPUTS)) $(if $(MINUTES),--minutes=$(MINUTES)) \
+		$(if $(SURFACES),--surfaces=$(SURFACES)) $(if $(SEED),--seed=$(SEED)) $(if $(PROFILE),--profile=$(PROFILE)) \
+		$(if $(TLS),--tls)
 
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt

@@ -1,0 +1,87 @@
+"""Inputs that are read in this process: files that people write."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from fuzz.case import Case
+from fuzz.lanes import Outcome
+from nerite.config import json_form, loading
+from nerite.core.errors import InvalidArgument
+from nerite.execution.standing_policy import open_policy
+
+_SECONDS: Final = 5.0
+"""Seconds of processor time that reading a file may take. The largest take 0.2."""
+
+
+class Reader:
+    """Reads them."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-config-")
+        self._model = Path(self._folder.name) / "guest"
+        (self._model / "1").mkdir(parents=True)
+
+    def read(self, case: Case) -> Outcome:
+        """Read one input."""
+        began = time.thread_time()
+        try:
+            if case.surface == "policy":
+                right = self._read_policy(case.parts[0])
+            else:
+                right = self._read_config(case.parts[0], case.parts[-1])
+        except Exception as error:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            place = "" if trace is None else f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+            return Outcome(case, f"{type(error).__name__} in {place}", str(error)[:1_000].encode(errors="replace"))
+        taken = time.thread_time() - began
+        return Outcome(case, "it took long" if taken > _SECONDS else "", f"{taken:.1f} s".encode(), right)
+
+    def _read_config(self, kind: bytes, text: bytes) -> bool:
+        """Return whether a configuration has no mistakes."""
+        override = None
+        if kind == b"json":
+            override = text.decode(errors="surrogateescape")
+        else:
+            (self._model / "config.pbtxt").write_bytes(text)
+        loaded = loading.load_model_directory(self._model, override=override, auto_complete=len(text) % 4 != 0)
+        for mistake in loaded.mistakes:
+            str(mistake)
+        for config in loaded.configs.values():
+            told = json_form.to_json(config)
+            again = json_form.from_json(told)
+            if again != config and not _has_nan(config):
+                raise AssertionError("a configuration is another after it was told and read")
+        return not loaded.mistakes
+
+    def _read_policy(self, text: bytes) -> bool:
+        """Return whether a policy has no mistakes."""
+        file = self._model / "policy.toml"
+        file.write_bytes(text)
+        try:
+            open_policy(str(file))
+        except InvalidArgument as error:
+            error.message.encode(errors="surrogateescape")
+            return False
+        return True
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._folder.cleanup()
+
+
+def _has_nan(value: object) -> bool:
+    """Return whether there is a number in it that is not equal to itself."""
+    if isinstance(value, float):
+        return value != value
+    if dataclasses.is_dataclass(value):
+        return any(_has_nan(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, dict):
+        return any(map(_has_nan, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_has_nan, value))

@@ -1,0 +1,1 @@
+"""What is done to valid inputs. Pure: equal chance (``random.Random``) and equal input make an equal result."""
