@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     model("two", version=2, more="version_policy { all {} }")
     model("two", version=5, more="version_policy { all {} }")
     model("later")
-    flags = ["--model-control-mode=explicit"]
+    flags = ["--model-control-mode=explicit", "--http-allowed-host=*"]
     flags += [f"--load-model={path.name}" for path in models.iterdir() if path.name != "later"]
     with serving(models, folder / "log", *flags) as running:
         yield running

@@ -16,6 +16,11 @@ DIFFERENCES = (
         {"http_routes/version 1 of the protocol": ("404", "404")},
     ),
     Difference(
+        "OpenAI's API: limits",
+        "Messages, parts, tools, choices, images, stop strings, biases and texts have a number, and chat templates a "
+        "time: see [limits](openai.md#limits). Triton's frontend takes any number of most of them.",
+    ),
+    Difference(
         "Namespaces of the steps of an ensemble",
         "With `--model-namespacing` a step goes to the repository that its `model_namespace` names. Triton takes no "
         "notice of what is written there. Without it both take the model in the ensemble's own repository, or else the "

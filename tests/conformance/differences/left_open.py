@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from conformance.differences.difference import Difference
+from conformance.differences.difference import Difference, said
 
 DIFFERENCES = (
+    Difference(
+        "Calls and responses from a process that a model forks",
+        "Triton's processes share memory, which a fork may go on to use. Nerite's worker has a socket, of which two "
+        "processes would take each other's messages: the fork gets an error at once. Threads may call and send.",
+        {
+            "calls/in a process that the model forks": (
+                said("False"),
+                said("A process that a model has forked cannot ask the server"),
+            )
+        },
+    ),
     Difference(
         "Restricted keys that begin with @",
         "Behind `--http-restricted-api=<categories>:<header>=@` and `--grpc-restricted-protocol=<categories>:<key>=@` "
@@ -21,6 +32,12 @@ DIFFERENCES = (
                 '200 {"id": "b"',
             )
         },
+    ),
+    Difference(
+        "Limits of requests over HTTP",
+        "A request has at most 1,024 inputs, outputs and parameters, unless the model has more, and shapes have 64 "
+        "dimensions; bodies of settings are 128 KiB. Triton has no limits, and takes the time. See "
+        "[Plain HTTP](http.md#limits).",
     ),
     Difference(
         "Methods that HTTP does not know",

@@ -28,9 +28,58 @@ def turn(model: str, number: int) -> str:
 REFUSED = "TritonModelException Failed to load model: Failed to process the request for model 'lab_0_0', message: "
 DIFFERENCES = (
     Difference(
+        "Requests that web pages of other sites have browsers send",
+        "Triton answers them, a load that brings a program along included. Nerite refuses those that can change "
+        "something with 403 on every port that speaks HTTP, and on a loopback address those under a name that is not "
+        "the server's. See [access](access.md#web-pages-of-other-origins).",
+    ),
+    Difference(
+        "Files in loads by anybody",
+        "While a port lets other machines load models without a key, a load that brings files is refused with 403 or "
+        "PERMISSION_DENIED; Triton runs them. `--model-load-files=any` has them taken. See "
+        "[access](access.md#loading-is-running-code).",
+    ),
+    Difference(
         "Requests to a model whose instances are all passive",
         "They end Triton's process. Nerite refuses them.",
         {"instances/a request to passive instances": (NEVER, "503 all instances of the model are passive")},
+    ),
+    Difference(
+        "Names and ids that are not UTF-8, or of any length",
+        "Triton takes them over HTTP, and gives them to models, files and clients that cannot read them. Nerite "
+        "refuses text that is not UTF-8 everywhere but in the data of BYTES tensors, and names and ids of more than "
+        "1,024 characters, by the name of the field.",
+        {
+            "infer_json/id that is not UTF-8": ("200", "400 member 'id' is not valid UTF-8 at character 2."),
+            "infer_json/member that is not UTF-8": ("200", "400 member 'more' is not valid UTF-8 at character 0."),
+            "infer_json/id of 5,000 characters": ("200", "400 'id' is 5000 characters long, more than the 1024"),
+        },
+    ),
+    Difference(
+        "gRPC messages of any size, number of fields and duration",
+        "Triton takes messages of 2 GiB, packed ones too, and waits for what was announced as long as the "
+        "connection lives. Nerite takes 256 MiB after decompression: larger tensors are better sent in shared "
+        "memory or in several requests, and `--grpc-max-message-size` takes up to 2 GiB. A message that does not "
+        "come on for a minute is ended (`--grpc-upload-timeout`). A request has at most 5,000 fields, 1,024 inputs, "
+        "outputs, parameters or dimensions, and 4 MiB beside its tensors. See [overload](overload.md#before-a-"
+        "request-is-here).",
+    ),
+    Difference(
+        "Connections and bytes under way",
+        "Triton has no bound for either, and ends where the system does. Nerite closes the longest idle connections "
+        "when there are as many as `--max-connections` allows, or after 15 minutes without a request, and refuses "
+        "requests beyond `--max-bytes-in-flight` with 429 or RESOURCE_EXHAUSTED.",
+    ),
+    Difference(
+        "Long texts in calls between models",
+        "Triton passes on what a model puts into a `pb_utils.InferenceRequest`, of any length. In Nerite the limits "
+        "are those of clients: a name or an id of more than 1,024 characters, or a parameter of more than 1 MiB, is "
+        "refused by the name of the field, in the answer to the call.",
+    ),
+    Difference(
+        "A verbosity beyond 32 bits",
+        "Triton takes what is left of it by 2^32, so that a large one may switch details off.",
+        {"logging_settings/details beyond 32 bits": ("200", "400 'log_verbose_level' must be from 0 to 4294967295")},
     ),
     Difference(
         "Instances held up by what does not concern them",
@@ -87,6 +136,53 @@ DIFFERENCES = (
                 said("[('OUT', [0.0])]\n[('OUT', [1.0])]\n[('OUT', [2.0])]\nerror: three"),
             )
         },
+    ),
+    Difference(
+        "Names of Python models that are not UTF-8",
+        "Triton takes the bytes, and the model gets an exception later, when it reads them back, or the error that "
+        "quotes them. Here the function that is given them refuses them, and says which argument it was.",
+        {
+            f"argument_types/our own: {what}": (said(f"{given} -> {theirs}"), said(f"{given} -> TypeError"))
+            for what, given, theirs in (
+                ("the name of a tensor", "b'\\xff'", "UnicodeDecodeError"),
+                ("the id of a request", "b'\\xff'", "taken"),
+                ("the name of a model", "b'\\xff'", "taken"),
+                ("names of outputs", "[b'\\xff']", "taken"),
+            )
+        },
+    ),
+    Difference(
+        "Messages of Python models that are not UTF-8",
+        "What a model logs, or answers as an error, arrives with what is not UTF-8 escaped. Triton passes such bytes "
+        "on, and raises `TypeError` for half a character.",
+        {
+            "argument_types/our own: messages": (
+                said("b'a\\xff' -> UnicodeDecodeError"),
+                said("b'a\\xff' -> 'a\\\\xff'"),
+            ),
+            "argument_types/our own: lines of the log": (
+                said("b'\\xff' -> taken\n'\\ud800' -> TypeError"),
+                said("b'\\xff' -> taken\n'\\ud800' -> taken"),
+            ),
+        },
+    ),
+    Difference(
+        "Arguments of Python models that the binding cannot convert",
+        "Triton raises `RuntimeError`, about a cast in C++. Here it is the error that other mistakes in the same "
+        "argument get, with the reason.",
+        {
+            f"argument_types/our own: {what}": (said(f"{given} -> RuntimeError"), said(f"{given} -> {ours}"))
+            for what, given, ours in (
+                ("correlation ids", "-1", "TritonModelException"),
+                ("buckets", "['a']", "TritonModelException"),
+                ("paths of files", "{5: b'x'}", "TypeError"),
+            )
+        },
+    ),
+    Difference(
+        "One response of a batch that cannot be sent",
+        "Where `execute` returns something else for a request than a response, Triton fails all requests of the batch. "
+        "Here the others are answered.",
     ),
     Difference(
         "Answers of Python models that leave Triton waiting for ever",
