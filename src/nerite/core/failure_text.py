@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import traceback
+from collections.abc import Callable
 from typing import Any, Final
 
 from nerite.core.text import cut, shown
@@ -50,8 +51,23 @@ def traceback_of(error: BaseException) -> str:
 
 
 class Formatter(logging.Formatter):
-    """Writes what ``logging`` is given, tracebacks at a bounded length."""
+    """Writes what ``logging`` is given, tracebacks at a bounded length; never raises."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of ``record``, as it was given where its arguments do not fit its message."""
+        try:
+            return super().format(record)
+        except Exception:  # the arguments are anybody's
+            return f"{_text_of(record.msg, str)} (not formatted: {_text_of(record.args, repr)})"
 
     def formatException(self, ei: Any) -> str:
         """Return the traceback of what ``sys.exc_info`` returned, if it is of an exception."""
         return traceback_of(ei[1]) if ei[1] is not None else ""
+
+
+def _text_of(value: object, write: Callable[[object], str]) -> str:
+    """Return what ``write`` makes of a value whose own methods may raise."""
+    try:
+        return cut(write(value))
+    except Exception as error:
+        return f"<{type(value).__name__} that raises {type(error).__name__}>"

@@ -260,11 +260,7 @@ class _LogHandler(logging.Handler):
         self.setFormatter(Formatter())
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text = self.format(record)
-        except Exception:  # a mistake in a line that a model logs is no reason to fail its requests
-            text = f"{record.msg} (not formatted: {record.args!r})"
-        self._outbox.log(record.levelname, text, record.filename, record.lineno)
+        self._outbox.log(record.levelname, self.format(record), record.filename, record.lineno)
 
 
 def write_context(backend: str, context: ModelContext, **more: object) -> dict[str, object]:

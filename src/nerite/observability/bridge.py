@@ -40,10 +40,7 @@ class LogHandler(logging.Handler):
         # What libraries chat about is not for the log, unless a model has them do it.
         if not self._log.wants(level) or not (ours or record.levelno >= logging.WARNING or at_hand.get()):
             return
-        try:
-            message = self.format(record)
-        except Exception:  # the arguments of a library's message are anybody's
-            message = f"{record.msg} (not formatted: {record.args!r})"
+        message = self.format(record)
         if not ours:
             message = f"{record.name}: {message}"
         pid, time_ns = record.process or os.getpid(), int(record.created * 1e9)

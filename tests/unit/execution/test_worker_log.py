@@ -46,9 +46,20 @@ def test_the_traceback_of_an_exception_is_bounded(logger: logging.Logger, outbox
     assert len(text) < 40_000
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
-    [(("%s of %s", 1, 2), "1 of 2"), (("%d", "one"), "%d (not formatted: ('one',))"), (("none",), "none")],
+    [
+        (("%s of %s", 1, 2), "1 of 2"),
+        (("%d", "one"), "%d (not formatted: ('one',))"),
+        (("none",), "none"),
+        (("%s", Unprintable()), "%s (not formatted: <tuple that raises ValueError>)"),
+        ((Unprintable(),), "<Unprintable that raises ValueError> (not formatted: ())"),
+    ],
 )
 def test_a_line_that_cannot_be_formatted_is_sent_as_it_is(
     logger: logging.Logger, outbox: Outbox, said: tuple[Any, ...], expected: str
