@@ -628,13 +628,29 @@ def test_messages_count_until_they_are_answered() -> None:
     assert peer.bounds.bytes.used == 0
     pieces = peer.call("/later", message(bytes(40_000)))
     peer.flush()
-    assert peer.bounds.bytes.used == 40_005 + WAITING_CALL
+    assert peer.bounds.bytes.used == 40_005
     peer.service.waiting[1].respond(OK)
     peer.hear()
     assert peer.bounds.bytes.used == 0
     peer.service.waiting[0].respond(OK)
     peer.hear()
     assert peer.status(small) == peer.status(pieces) == (0, b"")
+
+
+def test_a_call_counts_while_its_message_does_not_come() -> None:
+    peer = with_room(100_000)
+    call = peer.call("/later", end=False)
+    peer.flush()
+    assert peer.bounds.bytes.used == WAITING_CALL
+    peer.client.send_data(call, message(b"x"), end_stream=True)
+    peer.flush()
+    peer.service.waiting[0].respond(OK)
+    peer.hear()
+    assert (peer.status(call), peer.bounds.bytes.used) == ((0, b""), 0)
+    refused = [peer.call("/later", end=False) for _ in range(60)]
+    peer.flush()
+    assert peer.status(refused[-1])[0] == status.RESOURCE_EXHAUSTED
+    assert peer.bounds.bytes.used == 100_000 // WAITING_CALL * WAITING_CALL
 
 
 def test_messages_that_there_is_no_room_for() -> None:

@@ -188,8 +188,13 @@ class Call:
         self._message[self._filled : stop] = data
         self._filled = stop
 
+    @property
+    def waits(self) -> bool:
+        """Whether the message is not complete."""
+        return self._missing is not None and self.request is None
+
     def expect(self) -> None:
-        """Know that the message has not come with the call."""
+        """Count what the call takes until its message is there, which has not come with its headers."""
         self._take(WAITING_CALL)
 
     def _take(self, size: int) -> bool:
@@ -206,7 +211,7 @@ class Call:
         """How much of a message is here that is not complete; None if none is on its way."""
         if self._message is not None:
             return self._filled
-        return None if self._missing is None or self.request is not None else len(self._missing)
+        return len(self._missing) if self._missing is not None and self.request is None else None
 
     def stall(self, seconds: float) -> None:
         """Fail because the message has not come on for so long."""
@@ -317,6 +322,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.calls: dict[int, Call | StreamCall] = {}
         self.congested = False
         """The client has not taken what was written."""
+        self._begun: list[Call | StreamCall] = []
+        """Calls whose message has not come with their headers, since the last bytes were taken."""
         self._arriving: dict[int, Patience] = {}
         """Calls whose message is on its way, and under 0 the connection itself."""
 
@@ -348,6 +355,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._keepalive.heard(now)
         try:
             self.http2.receive(self._shared.scratch[:nbytes], now)
+            if self._begun:
+                self._count_begun()
         except Exception as error:
             report("grpc", error, "while a connection was read")
             self.abort()
@@ -487,7 +496,14 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if end_stream:
             self._receive(call, b"", True)
         else:
-            call.expect()
+            self._begun.append(call)
+
+    def _count_begun(self) -> None:
+        """Count the calls that have begun and whose message, mostly behind the headers of others, is still to come."""
+        begun, self._begun = self._begun, []
+        for call in begun:
+            if self.calls.get(call.stream_id) is call and call.waits:
+                call.expect()
 
     def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
         """Begin a call whose message is here: the usual case."""

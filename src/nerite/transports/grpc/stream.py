@@ -66,6 +66,8 @@ class StreamCall:
     """One call of ``ModelStreamInfer``."""
 
     protocol = "GRPC"
+    waits = True
+    """It counts as long as it is open."""
 
     __slots__ = (
         "_begun",
@@ -190,7 +192,7 @@ class StreamCall:
         return False
 
     def expect(self) -> None:
-        """Know that no message has come with the call."""
+        """Count what the stream takes beside its messages."""
         if not self.share.take(_OPEN_STREAM):
             self._refuse(self.connection.bounds.bytes.refusal(_OPEN_STREAM))
 
