@@ -1,14 +1,17 @@
 """The processes that models have started: they end when the worker ends that they belong to, however that ends.
 
 Theory of operation. The template is the subreaper of all that its workers start: a process whose parent has ended is
-the template's child. It belongs to the worker whose session it is in or, if it has begun a session of its own, to the
-worker that its environment names. When a worker has ended, what is left of it gets SIGTERM, and SIGKILL if it is there
-after a while; what it starts meanwhile is found by looking again.
+the template's child. It belongs to the worker whose process group it is in or, if it has begun a group of its own, to
+the worker that its environment names. When a worker has ended, what is left of it gets SIGTERM, and SIGKILL if it is
+there after a while; what it starts meanwhile is found by looking again.
 
-A process of which neither is known any more (a session of its own, and an environment that was cleared, or none of its
+A worker has a process group of its own, but no session: the kernel shares processor time out by session (autogroup),
+and a worker that polls would not give way to the server that it waits for.
+
+A process of which neither is known any more (a group of its own, and an environment that was cleared, or none of its
 own because it has forked without another program) ends with the server. Linux only.
 
-If the template itself is killed, the server does what it would have done, by session and environment alone.
+If the template itself is killed, the server does what it would have done, by group and environment alone.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ class Orphans:
     """What is left of workers that have ended. For the process that is the subreaper."""
 
     def __init__(self, workers: Collection[int]) -> None:
-        """``workers`` are those that live, each with a session of its own."""
+        """``workers`` are those that live, each with a group of its own."""
         self._workers = workers
         self._ending: list[Ending] = []
 
@@ -79,8 +82,8 @@ class Orphans:
             found = _descendants(os.getpid())
             return [
                 pid
-                for pid, session in found.items()
-                if session == worker or (session not in self._workers and named in _environment(pid))
+                for pid, group in found.items()
+                if group == worker or (group not in self._workers and named in _environment(pid))
             ]
 
         self._ending.append(Ending(find))
@@ -109,11 +112,11 @@ def end_those_of(template: int, workers: Collection[int]) -> None:
     named = f"{MARK}={mark_of(template, '')}".encode()
 
     def find() -> list[int]:
-        _, sessions = _processes()
+        _, groups = _processes()
         return [
             pid
-            for pid, session in sessions.items()
-            if session in workers or any(entry.startswith(named) for entry in _environment(pid))
+            for pid, group in groups.items()
+            if group in workers or any(entry.startswith(named) for entry in _environment(pid))
         ]
 
     ending = Ending(find)
@@ -122,27 +125,27 @@ def end_those_of(template: int, workers: Collection[int]) -> None:
 
 
 def _processes() -> tuple[dict[int, int], dict[int, int]]:
-    """Return all processes with their parents, and those that have not ended with their sessions."""
+    """Return all processes with their parents, and those that have not ended with their groups."""
     parents: dict[int, int] = {}
-    sessions: dict[int, int] = {}
+    groups: dict[int, int] = {}
     for folder in _PROC.iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                state, parent, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                state, parent, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
                 pid = int(folder.name)
                 parents[pid] = int(parent)
                 if state not in "ZX":
-                    sessions[pid] = int(session)
-    return parents, sessions
+                    groups[pid] = int(group)
+    return parents, groups
 
 
 def _descendants(ancestor: int) -> dict[int, int]:
-    """Return the processes that come from one and have not ended, each with its session."""
-    parents, sessions = _processes()
+    """Return the processes that come from one and have not ended, each with its group."""
+    parents, groups = _processes()
     found = {ancestor}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return {pid: session for pid, session in sessions.items() if pid in found and pid != ancestor}
+    return {pid: group for pid, group in groups.items() if pid in found and pid != ancestor}
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -129,8 +129,8 @@ class Template:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            # By its session, and by the mark where that was left, orphans are known to belong here.
-            os.setsid()
+            # By its group, and by the mark where that was left, orphans are known to belong here.
+            os.setpgid(0, 0)
             os.environ[MARK] = order["mark"]
             _prctl(_DEATH_SIGNAL, signal.SIGKILL)
             _prctl(_NAME, order["name"].encode())
