@@ -186,26 +186,22 @@ class Arena:
 class Loans:
     """The views that one borrower has, kept until it is done with them."""
 
-    __slots__ = ("_out", "_token")
+    __slots__ = ("_out", "mark")
 
     def __init__(self) -> None:
         self._out: dict[int, tuple[memoryview, int]] = {}
-        self._token = 0
-
-    @property
-    def mark(self) -> int:
+        self.mark = 0
         """The token of what was lent last."""
-        return self._token
 
     def revoke(self, mark: int) -> None:
         """Take back what was lent since ``mark``: the borrower was not told of it."""
-        while self._token != mark:
-            self._out.pop(self._token, None)
-            self._token = (self._token - 1) & 0xFFFFFFFF
+        while self.mark != mark:
+            self._out.pop(self.mark, None)
+            self.mark = (self.mark - 1) & 0xFFFFFFFF
 
     def lend(self, view: memoryview, offset: int) -> int:
         """Keep ``view``, which begins at ``offset`` of its segment; return its token."""
-        self._token = token = (self._token + 1) & 0xFFFFFFFF
+        self.mark = token = (self.mark + 1) & 0xFFFFFFFF
         self._out[token] = (view, offset)
         return token
 
