@@ -208,6 +208,9 @@ class FakeTransport:
         self.reading = True
         self.unread = 0
         """Bytes that the client has not taken, by the test's word."""
+        self.half_closes = False
+        """As a plain socket does, and TLS does not."""
+        self.ended = False
 
     def get_write_buffer_size(self) -> int:
         return self.unread
@@ -215,8 +218,15 @@ class FakeTransport:
     def get_extra_info(self, name: str) -> object:
         return ("127.0.0.1", 5000) if name == "peername" else None
 
+    def can_write_eof(self) -> bool:
+        return self.half_closes
+
+    def write_eof(self) -> None:
+        assert self.half_closes
+        self.ended = True
+
     def write(self, data: Buffer) -> None:
-        assert not self.closed, "a write after close is lost"
+        assert not self.closed and not self.ended, "a write after close is lost"
         self.writes += 1
         self.written += data
 

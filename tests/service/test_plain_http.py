@@ -262,6 +262,25 @@ def curl(server: Serving, *arguments: str, path: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (b"POST /\xc3\xa9 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"POST /a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno\r\n", b"HTTP/1.1 400 "),
+        (b"POST /a HTTP/1.1\r\nHost: elsewhere\r\nTransfer-Encoding: chunked\r\n\r\n", b"HTTP/1.1 403 "),
+    ],
+)
+def test_a_client_that_goes_on_sending_reads_the_refusal(server: Serving, wrong: bytes, expected: bytes) -> None:
+    port = server.ports["HTTPService"]
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(wrong)
+            client.recv(1, socket.MSG_PEEK)  # it is refused, and has not been read
+            client.sendall(bytes(500_000))
+            answer = b"".join(iter(lambda client=client: client.recv(65536), b""))  # type: ignore[misc]
+        assert answer.startswith(expected) and b"Connection: close" in answer
+
+
 def test_forms_as_curl_sends_them(server: Serving, tmp_path: Path) -> None:
     array, data = picture(20, 10)
     file = tmp_path / "cat.png"

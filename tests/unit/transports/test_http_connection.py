@@ -322,6 +322,40 @@ def test_what_is_not_http_ends_the_connection_with_an_answer(peer: Peer, stream:
     assert peer.transport.closed
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"hello\r\n\r\n",
+        request("/refuse", b"", "Transfer-Encoding: chunked") + b"5\r\nsome",
+        request("/a", b"", "Transfer-Encoding: chunked") + b"nonsense\r\n",
+    ],
+)
+def test_what_comes_after_the_last_answer_is_taken_until_the_client_is_done(peer: Peer, wrong: bytes) -> None:
+    peer.transport.half_closes = True
+    peer.send(wrong)
+    ((status, _),) = peer.answers()
+    assert status in (400, 403) and peer.transport.ended
+    peer.send(request("/more", b"x" * 100_000))
+    assert (peer.answers(), peer.transport.closed, peer.connection.busy) == ([], False, False)
+    assert not any(path == "/more" for _, path, _ in peer.handler.handled)
+    assert not peer.connection.eof_received(), "then it is closed"
+
+
+def test_a_client_that_is_never_done_after_the_last_answer(peer: Peer) -> None:
+    peer.transport.half_closes = True
+    peer.send(b"hello\r\n\r\n")
+    peer.connection.look(0.0, 60.0)
+    assert not peer.transport.closed
+    peer.send(b"x" * 1000)
+    peer.connection.look(7.5, 60.0)
+    assert peer.transport.closed
+    retired = Peer()
+    retired.transport.half_closes = True
+    retired.send(b"hello\r\n\r\n")
+    retired.connection.retire()
+    assert retired.transport.closed
+
+
 def test_a_head_as_large_as_allowed(peer: Peer) -> None:
     start = b"GET /a HTTP/1.1\r\nA: "
     head = start + b"x" * (MAX_HEAD - len(start) - 4) + b"\r\n\r\n"

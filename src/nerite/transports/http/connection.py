@@ -7,6 +7,7 @@ Theory of operation. The connection is in one of these states:
     CHUNKED   a chunked body arrives, through the decoder
     DISCARD   a body that was refused is read and forgotten (``_discard`` bytes are left)
     BUSY      an exchange is being answered; whatever the client sends ahead goes to ``_stash``
+    LINGER    the last answer has left; what the client is sending still is read and forgotten
 
 Small requests never leave HEAD before they are complete. A body is received where it will be used: in memory that the
 model's worker maps, if the handler offers it. Answers leave in the order of requests: there is only one exchange.
@@ -63,10 +64,11 @@ class State(enum.Enum):
     CHUNKED = enum.auto()
     DISCARD = enum.auto()
     BUSY = enum.auto()
+    LINGER = enum.auto()
 
 
 # Looking up a member of an enumeration costs as much as a call.
-_HEAD, _BODY, _CHUNKED, _DISCARD, _BUSY = State
+_HEAD, _BODY, _CHUNKED, _DISCARD, _BUSY, _LINGER = State
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -104,6 +106,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """A part of the reply to the current exchange has left."""
         self._last = False
         """The next answer is the last of the connection."""
+        self._unread = False
+        """The client may be sending what is not read any more."""
+        self._lingered = False
+        """It has been in ``LINGER`` for a while."""
         self._closing = False
         self.request: Work | None = None
         """What this exchange runs; cancelled when the client goes."""
@@ -297,7 +303,11 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def look(self, now: float, seconds: float) -> None:
         """Close if a request has begun to arrive and does not come on for so long."""
-        if self._patience.exhausted(self._arriving, now, seconds):
+        if self._state is _LINGER:
+            if self._lingered:
+                self._close()
+            self._lingered = True
+        elif self._patience.exhausted(self._arriving, now, seconds):
             if self._state is _DISCARD:
                 self._shared.bounds.closed["stalled"] += 1
                 self._close()  # it was answered before
@@ -335,6 +345,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     @property
     def busy(self) -> bool:
         """A request is being received or answered, or an answer has not left."""
+        if self._state is _LINGER:
+            return False
         return self._state is not _HEAD or bool(self._stash) or self._transport.get_write_buffer_size() > 0
 
     def drain(self) -> None:
@@ -352,6 +364,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._close()
 
     def _close(self) -> None:
+        """Close. If the client may be sending still, its side is left open until it closes, or a while has passed.
+
+        Whoever sends to a closed socket gets a reset, and may lose an answer that it has not read.
+        """
+        if self._unread and not self._closing and self._transport.can_write_eof():
+            self._closing = True
+            self._state = _LINGER
+            self._transport.write_eof()
+            if not self._reading:
+                self._reading = True
+                self._transport.resume_reading()
+            return
         self._closing = True
         self._transport.close()
 
@@ -397,7 +421,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._state = _DISCARD
             self._discard = len(self._missing)
         else:
-            self._last = True  # where a chunked body ends is known only to who decodes it
+            self._leave_unread()
             self._state = _BUSY
         self._drop_body()
         self.send([reply.error_reply(self._shared.bounds.bytes.refusal(size)).encode()])
@@ -411,6 +435,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._decode(data)
         elif state is _DISCARD:
             self._skip(data)
+        elif state is _LINGER:
+            pass
         elif state is _BUSY or not self._writable:
             self._stash += data
             self._count_ahead()
@@ -502,7 +528,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._refuse_bytes(str(error))
             return
         except InvalidArgument as error:
-            self._last = True
+            self._leave_unread()
             self._chunks = None
             self.send([reply.error_reply(error).encode()])
             return
@@ -542,7 +568,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _refuse(self, refusal: Reply, head: RequestHead, rest: memoryview) -> None:
         """Answer before the body has come, and then let it pass by."""
         if head.chunked:
-            self._last = True  # where a chunked body ends is known only to who decodes it
+            self._leave_unread()
             self._state = _BUSY
             self.send([refusal.encode()])
             return
@@ -553,10 +579,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not self._closing:
             self._skip(bytes(rest))
 
+    def _leave_unread(self) -> None:
+        """Have the next answer be the last: where a chunked body ends is known only to who decodes it."""
+        self._last = self._unread = True
+
     def _refuse_bytes(self, reason: str) -> None:
         """Answer bytes that are not HTTP, and close: what comes next cannot be known."""
         self._hang_up(400, f"Bad Request: {reason}")
 
     def _hang_up(self, status: int, reason: str, retry_after: int = 0) -> None:
         self._transport.write(reply.farewell(status, reason, retry_after).encode())
+        self._unread = True
         self._close()
