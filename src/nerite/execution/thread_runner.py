@@ -108,3 +108,4 @@ class ThreadRunner(InsideRunner):
                 report("dispatcher", error, f"of instance '{self.name}'")
         while (hand_over := self._jobs.get()()) is not None:
             self._loop.call_soon_threadsafe(hand_over)
+            del hand_over  # it has the batch, and the next one may be long in coming

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import ParamSpec
 
@@ -107,6 +108,23 @@ async def test_a_batch_runs_in_the_thread_and_another_goes_ahead() -> None:
     assert thread is not threading.main_thread()
     await bench.close()
     assert model.closed_in is thread
+
+
+@on_a_loop
+async def test_a_batch_is_freed_while_the_thread_waits_for_the_next() -> None:
+    class Watched(list[InferenceRequest]):
+        pass
+
+    bench = Bench(Model(), on_loop=False)
+    batch = Watched([request()])
+    freed = threading.Event()
+    weakref.finalize(batch, freed.set)
+    bench.runner.run(batch)
+    await bench.until(1)
+    bench.finished.clear()
+    del batch
+    assert await asyncio.to_thread(freed.wait, 10)
+    await bench.close()
 
 
 @on_a_loop

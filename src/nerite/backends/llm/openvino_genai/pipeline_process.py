@@ -105,5 +105,6 @@ class PipelineProcess:
         while (data := self._unsent.get()) is not None:
             with contextlib.suppress(OSError):  # It is gone, which ``next`` tells.
                 self._line.write(data)
+            del data  # it may have images
             with self._sending:
                 self._left -= 1
