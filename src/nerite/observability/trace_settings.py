@@ -118,7 +118,8 @@ class TraceSettings:
                 models.pop(name, None)
                 continue
             models[name] = Sampler(replace(server.values, **settings[name]))
-            self._check(models[name].values)
+            # A count that a model has used up does not keep the settings of the server from being changed.
+            self._check(models[name].values, used_up=not model and "count" in settings[name])
         self._server, self._models = server, models
         self._set = {name: values for name, values in settings.items() if values}
         self._changed()
@@ -128,8 +129,11 @@ class TraceSettings:
         update = self._set[model]
         return {**update, "count": self.sampler(model).values.count} if "count" in update else update
 
-    def _check(self, values: TraceValues) -> None:
-        """Refuse settings with which nothing could be traced although they ask for it."""
+    def _check(self, values: TraceValues, *, used_up: bool = False) -> None:
+        """Refuse settings with which nothing could be traced although they ask for it.
+
+        ``used_up``: a count of 0 may be what is left of one.
+        """
         if not values.levels:
             return
         reason = None
@@ -137,7 +141,7 @@ class TraceSettings:
             reason = "sample rate must be non-zero"
         elif self._options.mode == "triton" and not self._options.file:
             reason = "trace file name is not given"
-        elif not values.count:
+        elif not values.count and not used_up:
             reason = ""
         if reason is not None:
             raise InvalidArgument(f"Attempting to set invalid trace setting :{reason}")

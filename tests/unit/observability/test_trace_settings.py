@@ -63,6 +63,17 @@ def test_what_is_left_of_a_count_stays_when_something_else_changes() -> None:
     assert traced.sampler("").values.count == 9
 
 
+def test_a_count_that_a_model_has_used_up_keeps_nobody_from_changing_the_others() -> None:
+    traced = settings(rate=1, count=9)
+    traced.update("a", {"levels": ON, "count": 1})
+    assert traced.sampler("a").choose() and not traced.sampler("a").choose()
+    traced.update("", {"levels": frozenset()})
+    assert traced.sampler("").values.levels == frozenset()
+    assert not traced.sampler("a").choose(), "nor does it begin again"
+    with pytest.raises(InvalidArgument, match="invalid trace setting"):
+        traced.update("a", {"rate": 2})
+
+
 def test_an_update_is_done_as_a_whole_or_not_at_all() -> None:
     changes = []
     traced = TraceSettings(TraceOptions(levels=("TIMESTAMPS",), file="t"), lambda: changes.append(1))
