@@ -190,8 +190,12 @@ class Trials:
             self._subject = await self._start(self._profile, 8.0)
             if self._symptom.kind in _OF_REST:
                 await self._subject.rest()
-        outcomes = await self._subject.send(cases, together=False)
-        found = [symptom for symptom, _ in complaints(outcomes)] + await self._subject.check()
+        found: list[Symptom] = []
+        for case in cases:
+            found += [symptom for symptom, _ in complaints(await self._subject.send([case], together=False))]
+            if any(symptom.kind in _DAMAGE for symptom in found):  # what follows would only wait
+                break
+        found += await self._subject.check()
         if self._symptom.kind in _OF_REST and not found:
             found += await self._subject.rest()
         kinds = {symptom.kind for symptom in found}

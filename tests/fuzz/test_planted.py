@@ -27,7 +27,7 @@ class Stub:
 
     def __init__(self, patience: float, *, wedge: bytes = b"", trip: bytes = b"") -> None:
         self.profile = "plain"
-        self._patience = min(patience, 0.3)
+        self._patience = min(patience, 0.1 if wedge else 0.3)
         self._wedge = wedge
         self._trip = trip
         self._tripped = 0
