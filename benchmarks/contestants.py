@@ -66,11 +66,15 @@ def identity_repository(folder: Path, *, in_process: bool = False) -> Path:
 
 
 @contextmanager
-def nerite(name: str, repository: Path, folder: Path, *flags: str) -> Iterator[Contestant]:
-    """Run Nerite."""
-    command = [str(Path(sys.executable).with_name("nerite")), "serve"]
+def nerite(
+    name: str, repository: Path, folder: Path, *flags: str, checkout: Path | None = None, under: Sequence[str] = ()
+) -> Iterator[Contestant]:
+    """Run Nerite, of another ``checkout`` if one is given, and ``under`` another program."""
+    command = [*under, sys.executable, str(Path(sys.executable).with_name("nerite")), "serve"]
     # Installed software has its bytecode; without this every start would compile our sources.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if checkout is not None:
+        environment["PYTHONPATH"] = str(checkout / "src")
     with _running(name, command, environment, repository, folder, flags) as contestant:
         yield contestant
 

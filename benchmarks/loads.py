@@ -37,8 +37,8 @@ def need(*tools: str) -> None:
     """Exit with what to install if a generator is missing."""
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        packages = {"curl": "curl", "wrk": "wrk", "h2load": "nghttp2-client", "nginx": "nginx-light"}
-        sys.exit(f"install {', '.join(packages[tool] for tool in missing)} first (apt-get install)")
+        packages = {"h2load": "nghttp2-client", "nginx": "nginx-light"}
+        sys.exit(f"install {', '.join(packages.get(tool, tool) for tool in missing)} first (apt-get install)")
 
 
 def write_bodies(folder: Path) -> None:
