@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, SupportsIndex
 
 from nerite.core.request import InferenceRequest as CoreRequest
-from nerite.core.request import Parameter
+from nerite.core.request import Parameter, RequestHeader
 from nerite.core.response import InferenceResponse as CoreResponse
+from nerite.core.tensor import TensorSpec
 from triton_python_backend_utils import arguments, calls
 from triton_python_backend_utils.arguments import INT64, UINT32, UINT64, Mismatch, Text
 from triton_python_backend_utils.calls import ResponseIterator
@@ -188,6 +189,13 @@ class InferenceRequest:
             raise incompatible_call(method, signature, mismatch, self, flags) from None
 
 
+class Reshaping(Protocol):
+    """The ``reshape`` of a configuration."""
+
+    def inputs(self, header: RequestHeader) -> Sequence[TensorSpec]:
+        """Return the inputs of a request as the model has them."""
+
+
 class Answering(Protocol):
     """How a model's requests are answered."""
 
@@ -196,6 +204,10 @@ class Answering(Protocol):
     decoupled: bool
     again: set[Any]
     """The requests that the model wants once more."""
+
+    @property
+    def reshape(self) -> Reshaping | None:
+        """What changes the shapes of inputs, if anything does."""
 
     def reply(self, request: CoreRequest, returned: InferenceResponse) -> CoreResponse:
         """Return what the server sends for a response of the model."""
@@ -219,7 +231,9 @@ class ServedRequest(InferenceRequest):
         inputs = self._inputs
         if inputs is None:
             core = self.core
-            inputs = self._inputs = list(map(ReceivedTensor, core.header.inputs, core.data))
+            reshape = self._answering.reshape
+            specs = core.header.inputs if reshape is None else reshape.inputs(core.header)
+            inputs = self._inputs = list(map(ReceivedTensor, specs, core.data))
         return inputs
 
     def request_id(self) -> str:

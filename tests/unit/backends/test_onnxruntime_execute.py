@@ -14,9 +14,9 @@ from onnx_models import Opened, add_sub, constant, identity, model, node, scaled
 from opened import bare, decoded, header, request
 
 from nerite.backends.arrays import feeds, replies
-from nerite.backends.arrays.ports import Port
 from nerite.backends.arrays.selection import Selections
 from nerite.backends.interface import InstanceContext, Marks
+from nerite.backends.ports import Port
 from nerite.core import dtype as dtypes
 from nerite.core.byte_budget import CALLS, RESPONSE_HEADERS
 from nerite.core.errors import Internal

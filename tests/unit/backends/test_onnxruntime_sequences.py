@@ -13,9 +13,9 @@ from onnx_models import Opened, context, model, node, save, tensor
 from opened import decoded, request
 
 from nerite.backends.arrays.call import Calls
-from nerite.backends.arrays.ports import Port
 from nerite.backends.arrays.selection import Selections
 from nerite.backends.onnxruntime import OnnxRuntimeBackend
+from nerite.backends.ports import Port
 from nerite.config.json_form import from_json
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nerite.backends.arrays.ports import Port, Shape
 from nerite.backends.arrays.selection import Selection, Selections
 from nerite.backends.arrays.strings import as_text
+from nerite.backends.ports import Port, Shape
 from nerite.core import dtype as dtypes
 from nerite.core.byte_budget import CALLS
 from nerite.core.request import RequestHeader

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nerite.backends.arrays import comparison, ports
+from nerite.backends import ports
+from nerite.backends.arrays import comparison
 from nerite.backends.arrays.call import Calls, Text
 from nerite.backends.arrays.graph import Graph
 from nerite.backends.arrays.instance import ArrayInstance, Compute
-from nerite.backends.arrays.ports import Port
 from nerite.backends.arrays.ragged import Ragged
 from nerite.backends.arrays.selection import Selections
 from nerite.backends.arrays.strings import as_text
 from nerite.backends.configuration import all_inputs, all_outputs, batching
 from nerite.backends.interface import ModelContext
+from nerite.backends.ports import Port
 
 
 class Face:

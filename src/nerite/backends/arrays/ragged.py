@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from nerite.backends.arrays.ports import Port, Shape
+from nerite.backends.ports import Port, Shape
 from nerite.core import dtype as dtypes
 from nerite.core.errors import Internal
 from nerite.core.tensor import Array

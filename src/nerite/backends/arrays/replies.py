@@ -11,9 +11,9 @@ from math import prod
 from typing import Final
 
 from nerite.backends.arrays.call import Call
-from nerite.backends.arrays.ports import Port, Shape
 from nerite.backends.arrays.ragged import scattered
 from nerite.backends.arrays.selection import Selection
+from nerite.backends.ports import Port, Shape
 from nerite.core.errors import Internal
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Array, Buffer, encode_bytes

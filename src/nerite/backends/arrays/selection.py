@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from nerite.backends.arrays.ports import Port, Shape
+from nerite.backends.ports import Port, Shape
 from nerite.core import dtype as dtypes
 from nerite.core import footprint
 from nerite.core.byte_budget import CALLS, RESPONSE_HEADERS

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from nerite.backends.arrays.ports import Shape
+from nerite.backends.ports import Shape
 from nerite.core.tensor import Array, Buffer, decode_bytes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nerite.backends.arrays.ports import Shape
+from nerite.backends.ports import Shape
 from nerite.core.tensor import Array, Buffer, decode_bytes
 
 

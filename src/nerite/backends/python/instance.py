@@ -16,6 +16,7 @@ from nerite.backends.python.event_loop import EventLoop
 from nerite.backends.python.failure import CAUSES, describe
 from nerite.backends.python.replies import Replies
 from nerite.backends.python.rescheduling import NOT_ITERATIVE, Rescheduling
+from nerite.backends.python.reshape import Reshape
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -45,7 +46,14 @@ class PythonInstance:
         self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
         # Not a method: a model that fails to initialize is collected at once only if nothing refers back to it.
         self._failed = functools.partial(_failed, context.name)
-        self._replies = Replies(model.name, str(model.version), outputs, self._failed, decoupled=self._decoupled)
+        self._replies = Replies(
+            model.name,
+            str(model.version),
+            outputs,
+            self._failed,
+            decoupled=self._decoupled,
+            reshape=Reshape(model.config) or None,
+        )
         self._rescheduling = Rescheduling(model.config)
         self._loop = EventLoop(context.name)
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nerite.backends.python.failure import describe, printable
+from nerite.backends.python.reshape import Reshape
 from nerite.core import footprint
 from nerite.core.byte_budget import RESPONSE_HEADERS
 from nerite.core.errors import BY_CODE, NeriteError
@@ -38,9 +39,11 @@ class Replies:
         failed: Callable[[str], NeriteError],
         *,
         decoupled: bool = False,
+        reshape: Reshape | None = None,
     ) -> None:
         """``failed`` makes the error of a response that cannot be sent, given the reason."""
         self._failed = failed
+        self.reshape = reshape
         self._model_name = model_name
         self._model_version = model_version
         self.declared = frozenset(declared_outputs)
@@ -92,4 +95,6 @@ class Replies:
     def _made(self, form: Sequence[Any], parameters: dict[str, Parameter]) -> ResponseHeader:
         """Return a new header; ``form`` is name, type and shape of one output after the other."""
         outputs = [TensorSpec(*output) for output in zip(*[iter(form)] * 3, strict=True)]
+        if self.reshape is not None:
+            outputs = list(map(self.reshape.output, outputs))
         return ResponseHeader(self._model_name, self._model_version, outputs, parameters)

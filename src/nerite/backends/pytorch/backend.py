@@ -12,9 +12,9 @@ from nerite.backends.arrays import completion
 from nerite.backends.arrays.face import Face
 from nerite.backends.arrays.graph import Graph
 from nerite.backends.arrays.instance import ArrayInstance
-from nerite.backends.arrays.ports import Port, of_entry
 from nerite.backends.configuration import Entry, all_inputs, all_outputs, batching, made_inputs
 from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.ports import Port, of_entry
 from nerite.backends.pytorch import agreement, artifact, framework, naming
 from nerite.backends.pytorch import plan as plans
 from nerite.backends.pytorch.artifact import Kind

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from nerite.backends.arrays.ports import Port
 from nerite.backends.arrays.replies import SMALL
+from nerite.backends.ports import Port
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
 from nerite.core.errors import InvalidArgument

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from nerite.backends.arrays.ports import Port
 from nerite.backends.arrays.selection import Selection
+from nerite.backends.ports import Port
 from nerite.backends.trees.engines.engine import Engine, Explainer
 from nerite.backends.trees.parameters import Parameters
 from nerite.backends.trees.ports import SHAP, Ports

@@ -11,8 +11,8 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 from nerite.backends.arrays.graph import Graph, GraphTensor
-from nerite.backends.arrays.ports import Port
 from nerite.backends.configuration import all_inputs, all_outputs, batching
+from nerite.backends.ports import Port
 from nerite.backends.trees.forest import Description, Task
 from nerite.backends.trees.parameters import Parameters
 from nerite.core import dtype as dtypes
