@@ -144,9 +144,9 @@ class Server:
         self._loads = [Kept(http, self._patience) for _ in range(_TOGETHER[LOADS])]
         self._calls = [Calls(grpc, self._patience) for _ in range(2)]
         self._pieces = {"http": Pieces(http, self._patience), "http2": Pieces(grpc, self._patience)}
-        self._pieces["metrics"] = Pieces(Address(ports["Metrics"], client), self._patience)
+        self._pieces["metrics"] = Pieces(Address(ports["Metrics"]), self._patience)
         self._own = Kept(http, self._patience)
-        self._page = Kept(Address(ports["Metrics"], client), self._patience)
+        self._page = Kept(Address(ports["Metrics"]), self._patience)
         self._canaries = Canaries(self._own, self._calls[0])
         self._reader = Reader()
         self._stack.callback(self._reader.close)
