@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Final, Protocol
 
 _LOOK_AGAIN: Final = 1.0
@@ -33,8 +33,8 @@ class ConnectionTable:
         self._idle_seconds = idle_seconds
         self._noted: dict[Listed, tuple[int, float]] = {}
         """What each had served, and since when it has not served more."""
-        self._idle: deque[tuple[Listed, int]] = deque()
-        """The longest idle first, with what they had served. Whoever was used or closed meanwhile is in it still."""
+        self._idle: OrderedDict[Listed, int] = OrderedDict()
+        """The longest idle first, with what they had served. Those that were used meanwhile are in it still."""
         self._looked_at = float("-inf")
 
     def __len__(self) -> int:
@@ -48,11 +48,12 @@ class ConnectionTable:
     def add(self, connection: Listed, now: float) -> None:
         """Note that a connection was accepted."""
         self._noted[connection] = (connection.served, now)
-        self._idle.append((connection, connection.served))
+        self._idle[connection] = connection.served
 
     def remove(self, connection: Listed) -> None:
         """Note that a connection is closed. It may have been removed before."""
         self._noted.pop(connection, None)
+        self._idle.pop(connection, None)
 
     def make_room(self, now: float) -> Listed | None:
         """Remove the connection that has been idle longest, and return it to be closed; None if all are busy."""
@@ -67,19 +68,18 @@ class ConnectionTable:
         self._look(now)
         found = []
         if self._idle_seconds:
-            for connection, _ in self._idle:
+            for connection in self._idle:
                 if now - self._noted[connection][1] < self._idle_seconds:
                     break
                 found.append(connection)
             for connection in found:
-                self._idle.popleft()
                 self.remove(connection)
         return found
 
     def _longest_idle(self) -> Listed | None:
         while self._idle:
-            connection, served = self._idle.popleft()
-            if connection in self._noted and connection.served == served and not connection.busy:
+            connection, served = self._idle.popitem(last=False)
+            if connection.served == served and not connection.busy:
                 self.remove(connection)
                 return connection
         return None
@@ -94,4 +94,4 @@ class ConnectionTable:
             else:
                 idle.append((since, number, connection))
         idle.sort()
-        self._idle = deque((connection, connection.served) for _, _, connection in idle)
+        self._idle = OrderedDict((connection, connection.served) for _, _, connection in idle)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 from nerite.transports.connection_table import ConnectionTable, Listed
 
 
@@ -31,6 +33,17 @@ def test_room_for_as_many_as_the_limit_says() -> None:
     table.remove(first)
     table.remove(first)
     assert (table.full, len(table)) == (False, 1)
+
+
+def test_a_connection_that_is_removed_is_not_kept() -> None:
+    used, unused = Fake(), Fake()
+    table = table_of(2, used, unused)
+    used.served = 1
+    freed = [weakref.ref(used), weakref.ref(unused)]
+    table.remove(used)
+    table.remove(unused)
+    del used, unused
+    assert [each() for each in freed] == [None, None]
 
 
 def test_no_limit() -> None:
