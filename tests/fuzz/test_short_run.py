@@ -10,12 +10,11 @@ from fuzz import runner
 from fuzz.runner import Plan
 from fuzz.subject import Server
 
-INPUTS = 3_000
-
 
 @pytest.mark.timeout(300)
-def test_a_short_run_finds_nothing(tmp_path: Path) -> None:
-    plan = Plan(seed=1, inputs=INPUTS, folder=tmp_path)
-    run = runner.go(lambda profile, patience: Server(profile, patience=patience), plan)
+@pytest.mark.parametrize(("tls", "inputs"), [(False, 3_000), (True, 1_000)])
+def test_a_short_run_finds_nothing(tmp_path: Path, tls: bool, inputs: int) -> None:
+    plan = Plan(seed=1, inputs=inputs, folder=tmp_path)
+    run = runner.go(lambda profile, patience: Server(profile, tls=tls, patience=patience), plan)
     assert [str(finding) for finding in run.findings.values()] == [], [*tmp_path.iterdir()]
-    assert sum(run.tally.inputs.values()) >= INPUTS
+    assert sum(run.tally.inputs.values()) >= inputs
