@@ -76,14 +76,16 @@ def compared(cell: Cell, mode: str, servers: list[Contestant], seconds: float, r
 
 def instructions(checkout: Path, folder: Path, repository: Path) -> dict[str, float]:
     """Return the instructions that the server of a checkout executes for a request, by load."""
-    written = folder / "callgrind"
-    under = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={written}"]
     loads = {
-        "HTTP c=16": wrk(folder, "small", 16, _COUNTED_SECONDS),
-        "gRPC 8 connections x 8": h2load(folder, "small", 8, 8, _COUNTED_SECONDS),
+        "Small: HTTP c=16": wrk(folder, "small", 16, _COUNTED_SECONDS),
+        "Small: gRPC 8 connections x 8": h2load(folder, "small", 8, 8, _COUNTED_SECONDS),
+        "Large: HTTP c=16": wrk(folder, "large", 16, _COUNTED_SECONDS),
+        "Large: gRPC 16 streams": h2load(folder, "large", 1, 16, _COUNTED_SECONDS),
     }
     found = {}
     for name, load in loads.items():
+        written = Path(tempfile.mkdtemp(dir=folder)) / "callgrind"
+        under = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={written}"]
         # Nobody waits awake, which would be counted.
         flags = ("--stay-awake-microseconds=0",)
         with nerite("counted", repository, folder, *flags, checkout=checkout, under=under) as server:
@@ -137,7 +139,7 @@ def main() -> None:
                         text += compared(named, mode, pair, options.seconds, options.rounds) + "\n"
         stack.close()
         if options.instructions:
-            text += "\n| instructions of the server for a small request | before | now | ratio |\n|---|---|---|---|\n"
+            text += "\n| instructions of the server for a request | before | now | ratio |\n|---|---|---|---|\n"
             for mode, repository in repositories.items():
                 before, now = (instructions(checkout, folder, repository) for checkout in versions.values())
                 for load, count in now.items():

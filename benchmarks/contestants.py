@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests" / "conformance"))
 
 import triton_installation  # noqa: E402  the installer of the reference, which the conformance tests use too
 
-_START_SECONDS = 60.0
+_START_SECONDS = 240.0
 _CONFIG = """
 name: "identity"
 backend: "python"
