@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nerite.backends.configuration import model_dims
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
+from nerite.core.signature import reshaped
 
 Shape = tuple[int, ...]
 
@@ -34,17 +35,7 @@ class Port(NamedTuple):
         return self._converted(shape, self.model_dims, self.dims)
 
     def _converted(self, shape: Shape, have: Shape, want: Shape) -> Shape:
-        if have == want:
-            return shape
-        if self.batching:
-            return (shape[0], *rearranged(shape[1:], have, want))
-        return rearranged(shape, have, want)
-
-
-def rearranged(shape: Sequence[int], have: Shape, want: Shape) -> Shape:
-    """Return ``want`` with its free sizes taken, in order, from where ``have`` is free in ``shape``."""
-    free = iter([size for size, declared in zip(shape, have, strict=True) if declared == -1])
-    return tuple(next(free) if declared == -1 else declared for declared in want)
+        return shape if have == want else reshaped(shape, have, want, batched=self.batching)
 
 
 def of_entry(entry: Mapping[str, Any], *, batching: bool, scalar: bool = False) -> Port:

@@ -24,6 +24,7 @@ def signature_of(config: ModelConfig, directory: Path) -> Signature:
             tensor.dims,
             optional=tensor.optional,
             ragged=tensor.allow_ragged_batch,
+            reshape=None if tensor.reshape is None else tensor.reshape.shape,
         )
         for tensor in reversed(config.input)
     }
@@ -33,6 +34,7 @@ def signature_of(config: ModelConfig, directory: Path) -> Signature:
             dtype.BY_CONFIG_NAME[tensor.data_type],
             tensor.dims,
             read_labels(config.name, tensor, directory),
+            None if tensor.reshape is None else tensor.reshape.shape,
         )
         for tensor in reversed(config.output)
     }

@@ -35,10 +35,11 @@ def check_wiring(config: ModelConfig, parts: Sequence[ModelConfig]) -> Iterator[
     assert config.ensemble_scheduling is not None
     steps = config.ensemble_scheduling.step
     declared: list[ModelInput | ModelOutput] = [*config.input, *config.output]
-    tensors = {tensor.name: _said(config, tensor) for tensor in declared}
+    # Its own tensors have the shapes of ``reshape`` inside; those of its models are as callers have them.
+    tensors = {tensor.name: _said(config, tensor, reshaped=True) for tensor in declared}
     for index, (step, part) in enumerate(zip(steps, parts, strict=True)):
         path = ("ensemble_scheduling", "step", index)
-        if max(part.max_batch_size, 1) < config.max_batch_size:
+        if 0 < part.max_batch_size < config.max_batch_size:
             yield Mistake(
                 message=f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains "
                 f"model {part.name} which only allows maximum batch size to be {part.max_batch_size}",
@@ -57,8 +58,9 @@ def check_wiring(config: ModelConfig, parts: Sequence[ModelConfig]) -> Iterator[
         )
 
 
-def _said(config: ModelConfig, tensor: ModelInput | ModelOutput) -> _Tensor:
-    return _Tensor(config.name, tensor.data_type, tensor.dims, config.max_batch_size > 0)
+def _said(config: ModelConfig, tensor: ModelInput | ModelOutput, *, reshaped: bool = False) -> _Tensor:
+    dims = tensor.reshape.shape if reshaped and tensor.reshape is not None else tensor.dims
+    return _Tensor(config.name, tensor.data_type, dims, config.max_batch_size > 0)
 
 
 def _check_inputs(

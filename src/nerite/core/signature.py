@@ -24,22 +24,37 @@ _BATCH_NOTE = (
 
 
 class Input(NamedTuple):
-    """A declared input. ``dims`` is without the batch dimension; -1 is any size."""
+    """A declared input. ``dims`` is without the batch dimension; -1 is any size. ``reshape``: what the model has."""
 
     name: str
     datatype: DataType
     dims: tuple[int, ...]
     optional: bool = False
     ragged: bool = False
+    reshape: tuple[int, ...] | None = None
 
 
 class Output(NamedTuple):
-    """A declared output. ``labels`` names the classes, for the classification extension."""
+    """A declared output. ``labels`` names the classes, for the classification extension; ``reshape`` as of inputs."""
 
     name: str
     datatype: DataType
     dims: tuple[int, ...]
     labels: tuple[str, ...] = ()
+    reshape: tuple[int, ...] | None = None
+
+
+def reshaped(
+    shape: Sequence[int], have: Sequence[int], want: Sequence[int], *, batched: bool = False
+) -> tuple[int, ...]:
+    """Return ``shape``, which is as ``have`` declares, as ``want`` declares it. Free sizes keep their order.
+
+    ``batched``: dimension 0, of which neither says anything, stays.
+    """
+    rest = shape[1:] if batched else shape
+    free = iter([size for size, declared in zip(rest, have, strict=True) if declared == -1])
+    sizes = tuple(next(free) if declared == -1 else declared for declared in want)
+    return (shape[0], *sizes) if batched else sizes
 
 
 def show(values: Iterable[object]) -> str:

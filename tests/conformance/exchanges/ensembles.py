@@ -28,6 +28,9 @@ LOADED = (
     "optional",
     "needed",
     "over_flat",
+    "reshaped",
+    "expanded",
+    "flat_rows",
     "outer",
     "stream",
     "stream_outer",
@@ -38,6 +41,7 @@ BROKEN = (
     "bad_type",
     "bad_output_type",
     "bad_shape",
+    "bad_reshape",
     "bad_between",
     "bad_input",
     "bad_output",
@@ -121,6 +125,15 @@ EXCHANGES = {
     "an input that is not optional": infer("optional", rows(1, "B")),
     "optional input of a model that needs it": infer("needed", rows(1, "B")),
     "with and without a batch dimension": infer("over_flat", tensor("IN", "INT32", [2], [1, 2])),
+    "other shapes inside": [
+        infer("reshaped", tensor("IN", "INT32", [2, 4], list(range(8)))),
+        infer("reshaped", tensor("IN", "INT32", [1, 2, 2], list(range(4)))),
+    ],
+    "a step that takes all rows as one": [
+        infer("expanded", rows(1)),
+        infer("expanded", rows(3)),
+        infer("flat_rows", rows(1)),
+    ],
     "a batch dimension inside": [
         infer("batched_end", tensor("IN", "INT32", [2], [1, 2])),
         infer("rows", tensor("IN", "INT32", [1, 2], [1, 2])),

@@ -341,9 +341,9 @@ def test_a_signature(model: Path) -> None:
     signature = signature_of(load_model_directory(model).configs[1], model)
     assert (signature.model_name, signature.max_batch_size) == ("m", 8)
     assert list(signature.inputs) == ["A", "C"]
-    assert signature.inputs["A"] == ("A", dtype.FP32, (4, -1), True, True)
-    assert signature.inputs["C"] == ("C", dtype.BF16, (1,), False, False)
-    assert signature.outputs["B"] == ("B", dtype.BYTES, (3,), ("cat", "çat", "", "dog"))
+    assert signature.inputs["A"] == ("A", dtype.FP32, (4, -1), True, True, None)
+    assert signature.inputs["C"] == ("C", dtype.BF16, (1,), False, False, ())
+    assert signature.outputs["B"] == ("B", dtype.BYTES, (3,), ("cat", "çat", "", "dog"), None)
 
 
 def test_labels_are_inside_of_the_model_and_there(model: Path) -> None:

@@ -16,6 +16,7 @@ from nerite.core.byte_budget import ENSEMBLES
 from nerite.core.dtype import DataType
 from nerite.core.request import Parameter, RequestHeader
 from nerite.core.response import ResponseHeader
+from nerite.core.signature import Output, reshaped
 from nerite.core.tensor import TensorSpec
 from nerite.scheduling.ensemble.graph import Graph, Plan, Step, Stretch
 from nerite.scheduling.ensemble.link import asked, fitted
@@ -115,10 +116,14 @@ class Course:
 
     def begin(self) -> Situation:
         """Return the situation before any step has answered."""
+        inputs = self._graph.signature.inputs
         batched = self._graph.signature.max_batch_size > 0
-        tensors: dict[str, _Tensor | None] = dict.fromkeys(self._graph.signature.inputs)
+        tensors: dict[str, _Tensor | None] = dict.fromkeys(inputs)
         for at, spec in enumerate(self._header.inputs):
-            tensors[spec.name] = _Tensor(spec.datatype, spec.shape, batched, (0, at))
+            declared, shape = inputs[spec.name], spec.shape
+            if declared.reshape is not None:
+                shape = reshaped(shape, declared.dims, declared.reshape, batched=batched)
+            tensors[spec.name] = _Tensor(spec.datatype, shape, batched, (0, at))
         return Situation(self, tensors, frozenset(), 1, False)
 
     def start(self, step: Step, tensors: Mapping[str, _Tensor | None]) -> Start:
@@ -150,8 +155,7 @@ class Course:
         for name in self.plan.outputs:
             tensor = tensors[name]
             if tensor is not None:
-                shape = fitted(tensor.shape, tensor.batched, signature.outputs[name].dims, batched)
-                specs.append(TensorSpec(name, tensor.datatype, shape))
+                specs.append(TensorSpec(name, tensor.datatype, _answered(tensor, signature.outputs[name], batched)))
                 places.append(tensor.place)
         header = self._header
         sequence: dict[str, Parameter] = {
@@ -161,6 +165,15 @@ class Course:
         }
         version = self._graph.version
         return Answer(ResponseHeader(signature.model_name, version, specs, sequence if specs else None), tuple(places))
+
+
+def _answered(tensor: _Tensor, declared: Output, batched: bool) -> tuple[int, ...]:
+    """Return the shape in which the caller gets a tensor."""
+    inside = declared.dims if declared.reshape is None else declared.reshape
+    shape = fitted(tensor.shape, tensor.batched, inside, batched)
+    if declared.reshape is None or len(shape) != len(inside) + batched:
+        return shape
+    return reshaped(shape, inside, declared.dims, batched=batched)
 
 
 def _ready(step: Step, tensors: Mapping[str, _Tensor | None]) -> bool:
