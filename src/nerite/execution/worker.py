@@ -285,6 +285,7 @@ def main(channel: int, descriptors: int) -> None:
     """Be a worker on two connected sockets, until the server is gone or has said CLOSE."""
     # Written by the handler itself, which needs no interpreter: a library in C may hold that.
     faulthandler.register(messages.STACKS_SIGNAL, file=2)
+    sys.argv = [""]  # as with Triton: a model that reads its arguments finds none, and not those of this process
     worker = Worker(socket.socket(fileno=channel), socket.socket(fileno=descriptors))
     host.current = worker.calls
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):

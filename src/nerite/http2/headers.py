@@ -113,7 +113,7 @@ class HeaderReader:
         the connection's.
         """
         changes = self._decoder.changes
-        fields = self._decode(block)
+        fields = list(map(_stripped, self._decode(block)))
         size = _HEADERS + len(block)
         for field in fields:
             length = len(field[0]) + len(field[1])
@@ -149,6 +149,13 @@ class HeaderReader:
         finally:
             if self._decoder.changes != changes:
                 self.kept.clear()
+
+
+def _stripped(field: Field) -> Field:
+    """Return a regular field without blanks at the ends of its value, which gRPC allows clients to write."""
+    name, value = field
+    regular = not name.startswith(b":")
+    return (name, value.strip(b" \t")) if regular and (value[:1].isspace() or value[-1:].isspace()) else field
 
 
 def _check(name: bytes, value: bytes) -> None:

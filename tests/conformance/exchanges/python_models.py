@@ -12,6 +12,7 @@ KINDS = (
     "raise",
     "raise unicode",
     "raise triton",
+    "arguments of the process",
     "error",
     "error empty",
     "error and outputs",

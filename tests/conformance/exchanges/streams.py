@@ -62,6 +62,8 @@ EXCHANGES = {
     "sender of a model that is not decoupled": Stream((one("last", id="me"),)),
     "sender, and then the end": Stream((one("send end", id="me"),)),
     "sender, an end and no response": Stream((one("end", id="me"), one("return", id="good")), gap=0.3),
+    "sender, and nothing is returned": Stream((one("last nothing", id="me"), one("return", id="good")), gap=0.3),
+    "no sender, and nothing is returned": Stream((one("nothing", id="me"), one("return", id="good")), gap=0.3),
     "sender, two responses": Stream((one("send last", id="me"), one("return", id="good")), gap=0.3),
     "unary: sender": grpc_infer("one", grpc_tensor("KIND", "BYTES", [1], {"bytes_contents": [b"last"]})),
     "unary: sender, and then the end": grpc_infer(
@@ -72,6 +74,7 @@ EXCHANGES = {
         "one", grpc_tensor("KIND", "BYTES", [1], {"bytes_contents": [b"end"]})
     ),
     "HTTP: sender, an end and no response": infer("one", tensor("KIND", "BYTES", [1], ["end"])),
+    "HTTP: sender, and nothing is returned": infer("one", tensor("KIND", "BYTES", [1], ["last nothing"])),
     "HTTP: decoupled": infer("many", tensor("KIND", "BYTES", [1], ["last"])),
     "unary: decoupled": grpc_infer("many", grpc_tensor("KIND", "BYTES", [1], {"bytes_contents": [b"last"]})),
 }

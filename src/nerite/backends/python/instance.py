@@ -90,6 +90,8 @@ class PythonInstance:
         if replies.again:
             again = replies.again.intersection(served)
             replies.again -= again
+        if returned is None and not self._decoupled and all(one.has_sender for one in served):
+            returned = [None] * len(served)
         wrong = self._wrong(returned, len(served))
         if wrong:
             raise self._failed(wrong)

@@ -1,5 +1,7 @@
 """Does what it is told to do wrong."""
 
+import sys
+
 import numpy as np
 
 import triton_python_backend_utils as pb_utils
@@ -16,6 +18,8 @@ def respond(kind):
         raise ValueError('"quoted" \u00e9\t\\')
     if kind == "raise triton":
         raise pb_utils.TritonModelException("told so")
+    if kind == "arguments of the process":
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(sys.argv)))
     if kind == "error":
         return pb_utils.InferenceResponse(error=pb_utils.TritonError("no code"))
     if kind == "error empty":

@@ -16,6 +16,7 @@ def numbered(number):
 class TritonPythonModel:
     def execute(self, requests):
         returned = []
+        nothing = False
         for request in requests:
             response = None
             for number, word in enumerate(request.inputs()[0].as_numpy()[0].decode().split()):
@@ -32,7 +33,9 @@ class TritonPythonModel:
                 elif word == "error":
                     error = pb_utils.TritonError("went wrong")
                     response = pb_utils.InferenceResponse(error=error)
+                elif word == "nothing":
+                    nothing = True
                 elif word == "raise":
                     raise ValueError("gave up")
             returned.append(response)
-        return returned
+        return None if nothing else returned
