@@ -55,7 +55,8 @@ def started(server: Serving, folder: Path, name: str) -> dict[str, int]:
     )
     assert status == 200 or b"ended" in answer or b"exited" in answer, answer
     for kind in KINDS:
-        eventually((folder / name / kind).exists)
+        # A shell makes the file before it writes to it.
+        eventually(lambda kind=kind: (folder / name / kind).exists() and (folder / name / kind).stat().st_size > 0)
     found = {kind: int((folder / name / kind).read_text()) for kind in KINDS}
     assert len(set(found.values())) == len(KINDS)
     return found
