@@ -63,7 +63,6 @@ EXCHANGES = {
     "sender, and then the end": Stream((one("send end", id="me"),)),
     "sender, an end and no response": Stream((one("end", id="me"), one("return", id="good")), gap=0.3),
     "sender, and nothing is returned": Stream((one("last nothing", id="me"), one("return", id="good")), gap=0.3),
-    "no sender, and nothing is returned": Stream((one("nothing", id="me"), one("return", id="good")), gap=0.3),
     "sender, two responses": Stream((one("send last", id="me"), one("return", id="good")), gap=0.3),
     "unary: sender": grpc_infer("one", grpc_tensor("KIND", "BYTES", [1], {"bytes_contents": [b"last"]})),
     "unary: sender, and then the end": grpc_infer(
