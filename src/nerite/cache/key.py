@@ -8,7 +8,7 @@ the idempotency key, which are the caller's own.
 What a header says is worked out once for each header. A request then costs one pass over its tensors: their number
 and sizes follow from the header (those of strings from their own lengths, which were checked), so nothing has to stand
 between them; and the tenant stands behind its own length. SHA-256, because processors have instructions for it: twice
-as fast as anything else in ``hashlib``, and nobody can find two inputs of one key.
+as fast as anything else in ``hashlib``, and no two inputs with one key can be found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who asks, as far as that matters to whoever lets requests in, and to caches: no code of a model sees it."""
+"""Who sends a request, for admission control and the caches. Models do not see it."""
 
 from __future__ import annotations
 

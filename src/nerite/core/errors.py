@@ -37,7 +37,7 @@ class NeriteError(Exception):
     def without_frames(self) -> Self:
         """Return it without the frames that it came through: they hold a request and its tensors, and this error.
 
-        For whoever keeps an error that was caught: what holds each other is freed when the collector comes.
+        For code that keeps a caught error: its frames refer back to it, and would wait for the cycle collector.
         """
         self.__traceback__ = self.__cause__ = self.__context__ = None
         return self

@@ -10,7 +10,7 @@ with none and the error: what the function raised if that is a ``NeriteError`` t
 ``Overloaded`` or ``Internal``.
 
 There are no processes until the first call, and more only while all are busy. A process that ends, or is killed
-because the time is up or nobody waits any more, fails only the call that it has, and is replaced when it is needed.
+at its time limit or when its call is cancelled, fails only that call, and is replaced when the next one needs it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Call:
         """The process that has it."""
 
     def cancel(self) -> None:
-        """Forget the call, because nobody waits for the answer any more: ``answered`` is not called."""
+        """Cancel the call: ``answered`` is not called, and a process that is at work on it is killed."""
         if self.answered is None:
             return
         self.answered = None

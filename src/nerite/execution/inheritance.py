@@ -3,7 +3,7 @@
 Where a model works on one request, or says by ``trace`` which one a call is for, that is the parent. Where it works on
 a batch, a call is for all of them: it has the highest of their priorities and the longest of their timeouts, and is
 cancelled when all of them are. Its caller is theirs if they have one in common. If not, or if nothing tells what a call
-is for, it is nobody's: what is computed for it must not answer another tenant faster.
+is for, it has no caller: what is computed for it must not answer another tenant faster.
 """
 
 from __future__ import annotations
