@@ -88,6 +88,14 @@ class Share:
         self.size += size
         return True
 
+    def cover(self, arrived: int, whole: int) -> bool:
+        """Count the ``arrived`` of the ``whole`` bytes of a message; False if there is no room for them.
+
+        As many again are counted ahead where there is room, so that a message in many pieces is counted a few times.
+        """
+        missing = arrived - self.size
+        return missing <= 0 or self.take(missing + min(arrived, whole - arrived)) or self.take(missing)
+
     def take_or_raise(self, size: int) -> None:
         """Count more bytes. Raises ``Exhausted`` if there is no room for them."""
         if not self.take(size):

@@ -31,6 +31,23 @@ def test_bytes_that_there_is_room_for() -> None:
     assert of.used == 0
 
 
+def test_a_message_in_pieces_is_counted_ahead() -> None:
+    of = BytesInFlight(100_000)
+    share = Share(of)
+    steps = set()
+    for arrived in range(1_000, 60_001, 1_000):
+        assert share.cover(arrived, 60_000)
+        assert arrived <= share.size <= min(2 * arrived, 60_000)
+        steps.add(share.size)
+    assert (len(steps), of.used) == (5, 60_000)
+    # Where there is no room ahead, what has arrived is counted alone.
+    other = Share(of)
+    assert other.cover(30_000, 60_000)
+    assert other.size == 30_000
+    assert not other.cover(41_000, 60_000)
+    assert (other.size, of.used, of.refused) == (30_000, 90_000, 0)
+
+
 def test_no_limit() -> None:
     of = BytesInFlight(0)
     assert of.fits(10**15)

@@ -35,8 +35,8 @@ def expected(datatype: str, serialized: bytes) -> bytes:
     values = getattr(InferTensorContents.FromString(serialized), contents.CONTENTS[datatype])
     if datatype == "BYTES":
         return join_bytes(values)
-    wide = np.array(list(values), np.bool_ if datatype == "BOOL" else None) if values else np.array([], np.int64)
-    return wide.astype(dtypes.BY_NAME[datatype].numpy).tobytes()
+    field = contents.CONTENTS[datatype].partition("_")[0].replace("fp", "float")
+    return np.array(list(values), field).astype(dtypes.BY_NAME[datatype].numpy).tobytes()
 
 
 ENCODED = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=80)

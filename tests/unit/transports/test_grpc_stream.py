@@ -375,7 +375,7 @@ def test_messages_of_a_stream_count_until_they_are_answered() -> None:
     for at in range(0, len(text) + 5, 16_000):
         peer.client.send_data(peer.stream, message(text.encode())[at : at + 16_000])
     peer.flush(10_000)
-    assert peer.bounds.bytes.used == before + len(text)
+    assert peer.bounds.bytes.used == before + len(message(text.encode()))
     (asked,) = peer.streams.asked
     other = peer.call("/stream", b"\0" + (60_000).to_bytes(4) + bytes(10), end=False)
     peer.flush()

@@ -150,7 +150,7 @@ class Call:
                 self.fail(status.of_error(self.target.too_large(size)))
                 return
             if end and len(data) == size + _PREFIX:
-                if size < COUNTED or self._take(size):
+                if size < COUNTED or self._counts(size, size):
                     # A copy, because models may work in place.
                     self._complete(memoryview(bytearray(data)))
                 return
@@ -183,7 +183,7 @@ class Call:
         if stop > len(self._message):
             self._broken()
             return
-        if not self._take(len(data)):
+        if not self._counts(stop, len(self._message)):
             return
         self._message[self._filled : stop] = data
         self._filled = stop
@@ -195,15 +195,15 @@ class Call:
 
     def expect(self) -> None:
         """Count what the call takes until its message is there, which has not come with its headers."""
-        self._take(WAITING_CALL)
+        self._counts(WAITING_CALL, WAITING_CALL)
 
-    def _take(self, size: int) -> bool:
-        """Count bytes of the call, or fail if there is no room for them."""
+    def _counts(self, arrived: int, whole: int) -> bool:
+        """Count the bytes that have arrived of a message, or fail if there is no room for them."""
         if self.share is None:
             self.share = Share(self.connection.bounds.bytes)
-        if self.share.take(size):
+        if self.share.cover(arrived, whole):
             return True
-        self.fail(status.of_error(self.connection.bounds.bytes.refusal(size)))
+        self.fail(status.of_error(self.connection.bounds.bytes.refusal(arrived)))
         return False
 
     @property

@@ -160,17 +160,21 @@ class StreamCall:
             if size > self.target.max_message:
                 self._refuse(self.target.too_large(size))
                 return rest
-            if (size >= COUNTED or size > len(rest)) and not self._counts(size, min(size, len(rest))):
+            bounds = self.connection.bounds.bytes
+            if (size >= COUNTED or size > len(rest)) and not bounds.fits(size):
+                self._refuse(bounds.refusal(size))
                 return rest
             message = self._message = self.target.receive_buffer(rest, size + _PREFIX)
             message[:_PREFIX] = self._prefix
             self._prefix = b""
             self._filled = _PREFIX
-        elif not self._counts(0, min(len(rest), len(message) - self._filled)):
+        stop = min(self._filled + len(rest), len(message))
+        # What is small and came in one piece does not count.
+        if (stop < len(message) or stop >= COUNTED or self._share is not None) and not self._counts(stop, len(message)):
             return rest
-        taken = min(len(rest), len(message) - self._filled)
-        message[self._filled : self._filled + taken] = rest[:taken]
-        self._filled += taken
+        taken = stop - self._filled
+        message[self._filled : stop] = rest[:taken]
+        self._filled = stop
         if self._filled == len(message):
             self._message = None
             if not self.target.infer(self, message):
@@ -181,14 +185,14 @@ class StreamCall:
                 self.connection.http2.pause(self.stream_id)
         return rest[taken:]
 
-    def _counts(self, announced: int, size: int) -> bool:
-        """Count bytes of a message, or end the stream if there is no room for it."""
-        taken = self.connection.bounds.bytes
+    def _counts(self, arrived: int, whole: int) -> bool:
+        """Count the bytes that have arrived of a message, or end the stream if there is no room for them."""
+        bounds = self.connection.bounds.bytes
         if self._share is None:
-            self._share = Share(taken)
-        if taken.fits(announced) and self._share.take(size):
+            self._share = Share(bounds)
+        if self._share.cover(arrived, whole):
             return True
-        self._refuse(taken.refusal(announced or size))
+        self._refuse(bounds.refusal(arrived))
         return False
 
     def expect(self) -> None:
