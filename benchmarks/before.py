@@ -5,7 +5,7 @@
 
 Both serve the loads of benchmarks/run.py, in turns. "ratio" is the median of the ratios of two runs that follow each
 other; "processor time" is that of the server and its workers for a request, as a ratio, too. --instructions counts
-what the server executes for a request, with callgrind (Debian: valgrind), whatever else the machine does meanwhile.
+what the server executes for a request, with callgrind (Debian: valgrind), less what it executes when idle.
 """
 
 from __future__ import annotations
@@ -90,9 +90,12 @@ def instructions(checkout: Path, folder: Path, repository: Path) -> dict[str, fl
         flags = ("--stay-awake-microseconds=0",)
         with nerite("counted", repository, folder, *flags, checkout=checkout, under=under) as server:
             load(server)
+            time.sleep(1)
             counted(server, written)
+            time.sleep(_COUNTED_SECONDS)
+            idle = counted(server, written)
             requests = load(server).rate * _COUNTED_SECONDS
-            found[name] = counted(server, written) / requests
+            found[name] = (counted(server, written) - idle) / requests
     return found
 
 

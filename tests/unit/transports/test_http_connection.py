@@ -643,9 +643,10 @@ def test_a_known_request_that_there_is_no_room_for() -> None:
 def test_a_body_that_there_is_no_room_for_any_more() -> None:
     peer = with_room(100_000)
     text = request("/a", b"x" * 60_000)
-    peer.send(text[:30_000])
+    peer.send(text[:20_000])
+    assert peer.bounds.bytes.used <= 40_000
     assert peer.bounds.bytes.take(60_000)
-    peer.send(text[30_000:50_000])
+    peer.send(text[20_000:50_000])
     assert peer.answers() == [(429, NO_ROOM)]
     assert peer.bounds.bytes.used == 60_000
     peer.send(text[50_000:] + request("/b", b"next"))

@@ -183,7 +183,7 @@ class Call:
         if stop > len(self._message):
             self._broken()
             return
-        if not self._counts(stop, len(self._message)):
+        if (self.share is None or self.share.size < stop) and not self._counts(stop, len(self._message)):
             return
         self._message[self._filled : stop] = data
         self._filled = stop

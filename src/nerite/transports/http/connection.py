@@ -149,10 +149,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             state = self._state
             if state is _BODY:
-                self._missing = self._missing[nbytes:]
-                if not self._share.take(nbytes):
-                    self._no_room(nbytes)
-                elif not self._missing:
+                self._missing = missing = self._missing[nbytes:]
+                whole = len(self._body)
+                arrived = whole - len(missing)
+                if self._share.size < arrived and not self._share.cover(arrived, whole):
+                    self._no_room(arrived)
+                elif not missing:
                     self._complete(self._body)
                 return
             shared = self._shared
@@ -497,7 +499,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _open_body(self, head: RequestHead, rest: memoryview) -> None:
         """Receive the body of ``head``, of which ``rest`` is here."""
-        if not head.chunked and not self._share.take(len(rest)):
+        if not head.chunked and not self._share.cover(len(rest), head.content_length):
             self._refuse(reply.error_reply(self._shared.bounds.bytes.refusal(len(rest))), head, rest)
             return
         self._pieces += 1
