@@ -41,7 +41,7 @@ def check_ports(options: ServerOptions) -> None:
     for index, one in enumerate(found):
         # A range speaks about services before and after; without one, each pair is looked at once.
         for other in found if one.allowed else found[index + 1 :]:
-            if other is one or other.address != one.address:
+            if other is one:
                 continue
             if one.allowed and not one.allowed[0] <= other.port <= one.allowed[1]:
                 first, last = one.allowed
@@ -49,7 +49,7 @@ def check_ports(options: ServerOptions) -> None:
                     f"The server cannot listen to {other.name} requests at port {other.port}, "
                     f"allowed port range is [{first}, {last}]"
                 )
-            if one.port == other.port != 0:
+            if other.address == one.address and one.port == other.port != 0:
                 raise UsageError(
                     f"The server cannot listen to {one.name} requests and {other.name} requests at the same "
                     f"address and port {one.address}:{one.port}"

@@ -39,6 +39,21 @@ def test_a_client_without_calls_is_pinged_only_if_it_may_be() -> None:
     assert keepalive(permit_without_calls=True).look(500.0, calls=0) is Verdict.PING
 
 
+def test_only_so_many_pings_follow_each_other_without_an_answer_of_the_server() -> None:
+    of = keepalive(max_pings_without_data=2)
+    verdicts = []
+    for now in range(110, 160, 10):
+        verdicts.append(of.look(float(now), calls=1))
+        of.heard(float(now))
+    assert verdicts == [Verdict.PING] * 2 + [Verdict.NOTHING] * 3
+    of.answered = True
+    assert of.look(160.0, calls=1) is Verdict.PING
+    without_limit = keepalive(max_pings_without_data=0)
+    for now in range(110, 160, 10):
+        assert without_limit.look(float(now), calls=1) is Verdict.PING
+        without_limit.heard(float(now))
+
+
 def test_an_old_connection_is_shut_down_and_later_aborted() -> None:
     of = keepalive(max_connection_age_ms=5_000, max_connection_age_grace_ms=3_000)
     assert of.look(104.9, calls=1) is Verdict.NOTHING

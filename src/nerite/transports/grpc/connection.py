@@ -390,6 +390,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def answered(self) -> None:
         """Write an answer: at once if no other is due, else with those that follow in this turn of the loop."""
+        self._keepalive.answered = True
         if not self.calls or len(self.http2.outbound) >= _TOGETHER:
             self.flush()
         elif not self._gathering:

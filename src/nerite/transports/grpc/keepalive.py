@@ -40,7 +40,7 @@ class Rules:
 class Keepalive:
     """One connection's record. Told of what arrives, asked now and then."""
 
-    __slots__ = ("_born", "_heard", "_pinged", "_pings", "_rules", "_shut_down")
+    __slots__ = ("_born", "_heard", "_pinged", "_pings", "_rules", "_shut_down", "answered")
 
     def __init__(self, rules: Rules, now: float) -> None:
         self._rules = rules
@@ -49,12 +49,13 @@ class Keepalive:
         self._pinged: float | None = None
         self._pings = 0
         self._shut_down = False
+        self.answered = False
+        """Set by the connection when an answer, or a part of one, leaves."""
 
     def heard(self, now: float) -> None:
         """Note that bytes came."""
         self._heard = now
         self._pinged = None
-        self._pings = 0
 
     def look(self, now: float, calls: int) -> Verdict:
         """Return what to do, given how many calls are under way."""
@@ -65,6 +66,9 @@ class Keepalive:
                 return Verdict.SHUT_DOWN
             if now - self._born >= rules.max_age + rules.grace:
                 return Verdict.ABORT
+        if self.answered:
+            self.answered = False
+            self._pings = 0
         if self._pinged is not None:
             return Verdict.ABORT if now - self._pinged >= rules.timeout else Verdict.NOTHING
         silent = now - self._heard >= rules.time
