@@ -106,6 +106,14 @@ def test_without_stage_histograms(models: Path, tmp_path: Path) -> None:
         assert not [name for name in server.metrics() if "duration_seconds" in name]
 
 
+def test_tags_of_a_model(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "identity", IDENTITY, pbtxt() + 'metric_tags { key: "team" value: "blue" }')
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        server.infer("identity", [1.0])
+        (name,) = [name for name in server.metrics() if name.startswith("nv_inference_request_success{")]
+    assert '_team="blue"' in name
+
+
 def test_who_gave_up_and_how(server: Serving, models: Path) -> None:
     running = post(server, "held", -1)
     eventually(lambda: "executes -1" in server.text)

@@ -65,7 +65,11 @@ def test_version_policies(repository: Path, tmp_path: Path) -> None:
     some = pbtxt() + "version_policy: { specific { versions: [1, 3] } }\n"
     for version in (1, 2, 3):
         python_model(repository, "some", adds(version), some, version=version)
+    latest = pbtxt() + "version_policy: { latest { num_versions: 2 } }\n"
+    for version in (1, 2, 10):
+        python_model(repository, "latest", adds(version), latest, version=version)
     with serving(repository, tmp_path / "log") as server:
+        assert server.json("GET", "/v2/models/latest")["versions"] == ["2", "10"]
         assert server.infer("adder", [0.0]) == [3.0]
         assert server.infer("every/versions/1", [0.0]) == [1.0]
         assert server.infer("every/versions/2", [0.0]) == [2.0]
@@ -73,6 +77,13 @@ def test_version_policies(repository: Path, tmp_path: Path) -> None:
         assert server.json("GET", "/v2/models/some")["versions"] == ["1", "3"]
         with pytest.raises(RuntimeError, match="version 2 is not found"):
             server.infer("some/versions/2", [0.0])
+
+
+def test_fields_without_effect_are_told(repository: Path, tmp_path: Path) -> None:
+    python_model(repository, "adder", adds(1), pbtxt() + "optimization { eager_batching: true graph { level: 1 } }")
+    with serving(repository, tmp_path / "log") as server:
+        assert "'adder': 'optimization.eager_batching' has no effect: " in server.text
+        assert "'adder': 'optimization.graph' has no effect with backend 'python': " in server.text
 
 
 def test_a_failed_reload_leaves_what_was_serving(repository: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from nerite.config.initial_states import FOLDER, read_initial_state
 from nerite.config.json_form import parse_json
 from nerite.config.mistake import Mistake, Source
 from nerite.config.model_config import ModelConfig
+from nerite.config.no_effect import without_effect
 from nerite.config.normalise import normalise, normalise_instances
 from nerite.config.parsed import Parsed
 from nerite.config.signature import read_labels
@@ -174,6 +175,7 @@ def poll_model_directory(
         mistakes += text.source.place([_no_version(directory, name, versions.numbers)])
     remarks = [Remark("warning", line) for line in versions.warnings]
     remarks += [Remark("error", line) for line in selection.errors]
+    remarks += [Remark("note", f"'{name}': {line}") for line in without_effect(text.config, config.backend)]
     return PolledModel(
         name, directory, config, text, provided, versions.numbers, selection.numbers, tuple(mistakes), tuple(remarks)
     )

@@ -128,3 +128,13 @@ def test_the_mistake_has_a_place(tmp_path: Path) -> None:
     assert mistake.line == 6
     assert mistake.remedy == (f"Write the name of a file in {tmp_path}/m/initial_state that holds the data of one row.")
     assert mistake.error is Internal
+
+
+def test_a_state_that_grows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        'backend: "python" sequence_batching { state { input_name: "SI" output_name: "SO" data_type: TYPE_FP32 '
+        "dims: -1 use_growable_memory: true } }"
+    )
+    (mistake,) = load_model_directory(tmp_path / "m").mistakes
+    assert mistake.message == ("sequence batching state 'SI' uses 'use_growable_memory', which is not supported for m")

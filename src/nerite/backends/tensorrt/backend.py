@@ -25,7 +25,6 @@ _log = logging.getLogger("nerite.backends.tensorrt")
 Groups = Sequence[Mapping[str, Any]]
 
 _STRATEGIES: Final = ("STATIC", "ON_PROFILE_CHANGE")
-_WITHOUT_MEANING: Final = ("busy_wait_events", "output_copy_stream")
 
 
 class TensorRtBackend:
@@ -82,9 +81,6 @@ class TensorRtModel:
         self._description = engine.describe(context.name, self._engine(_first_device(config)))
         check_batches(context.name, config, self._description)
         self._face = face.of_graph(context, self._description.graph, as_bytes)
-        given = config.get("optimization", {}).get("cuda", {})
-        if idle := [key for key in _WITHOUT_MEANING if given.get(key)]:
-            _log.info("'%s': optimization.cuda.%s has no effect", context.name, " and ".join(idle))
 
     def instance(self, context: InstanceContext) -> TensorRtInstance:
         """Make an instance, with contexts of its own. Raises ``NeriteError``."""
