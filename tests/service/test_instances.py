@@ -81,6 +81,7 @@ def test_without_the_flag_resources_are_free(tmp_path: Path) -> None:
     folder = slow(models, "one", limited("one"))
     slow(models, "other", limited("other"))
     with serving(models, tmp_path / "log", "--rate-limit-resource=R:0") as server, ThreadPoolExecutor() as callers:
+        assert "'one': 'instance_group.rate_limiter' has no effect: start the server with --rate-limit" in server.text
         held = callers.submit(server.infer, "one", [-1.0])
         eventually(lambda: "begins -1.0" in server.text)
         server.infer("other", [0.0])

@@ -85,6 +85,11 @@ class Launcher:
         rations = None if self._around.limiter is None else Rations(self._around.limiter, context.name)
         if rations is not None:
             maker = RationedMaker(maker, rations)
+        elif any(group.rate_limiter is not None for group in config.instance_group):
+            _log.info(
+                "'%s': 'instance_group.rate_limiter' has no effect: start the server with --rate-limit=execution_count",
+                context.name,
+            )
         config_json = to_json(config)
         try:
             runners = await maker.make(plans, config_json)

@@ -251,3 +251,12 @@ def test_pytest_shows_the_model_and_nothing_of_ours(directory: Path) -> None:
     )
     assert 'raise LookupError("nothing there")' in done.stdout
     assert "nerite/" not in done.stdout
+
+
+def test_shapes_of_callers_and_of_the_model(directory: Path) -> None:
+    config = CONFIG.replace("dims: [ -1 ]", "dims: [ 4 ] reshape { shape: [ 2, 2 ] }")
+    (directory / "config.pbtxt").write_text(config)
+    source = SOURCE.replace("tensor.as_numpy() + 1", "tensor.as_numpy() @ np.ones((2, 2), np.float32)")
+    (directory / "1" / "model.py").write_text(source)
+    with load_model(directory) as model:
+        assert model.infer({"INPUT0": np.arange(4, dtype=np.float32)})["OUTPUT0"].tolist() == [1, 1, 5, 5]
