@@ -52,7 +52,8 @@ class Reader:
             (self._model / "config.pbtxt").write_bytes(text)
         loaded = loading.load_model_directory(self._model, override=override, auto_complete=len(text) % 4 != 0)
         for mistake in loaded.mistakes:
-            str(mistake)
+            if not (str(mistake) and mistake.remedy):
+                raise AssertionError(f"a mistake without a remedy: {mistake}")
         for config in loaded.configs.values():
             told = json_form.to_json(config)
             again = json_form.from_json(told)

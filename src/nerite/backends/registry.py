@@ -9,14 +9,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 from nerite.backends import directory, packages
 from nerite.backends.interface import Backend, Discerning, ModelContext, Preparing
+from nerite.config.backend_choice import fitting
 from nerite.config.model_config import ModelConfig
-from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.config.near import nearest
+from nerite.core.errors import InvalidArgument, NotHere
 
 
 class Entry(NamedTuple):
@@ -65,7 +68,7 @@ def backend_of(context: ModelContext) -> Backend:
         return _written_in_python(name, file)
     if not runtime and (found := _of_a_package(name)) is not None:
         return found
-    raise InvalidArgument(f"{_not_found(context, name, runtime, place)} {_known(name, place)}")
+    raise InvalidArgument(f"{_not_found(context, name, runtime, place)} {_known(context, name, place)}")
 
 
 @cache
@@ -76,7 +79,7 @@ def backend(name: str) -> Backend:
     """
     entry = ENTRIES[name]
     if _lacks_framework(entry):
-        raise Unsupported(
+        raise NotHere(
             f"backend '{name}' needs the Python package '{entry.package}', which is not installed. "
             f"Install it with: pip install 'nerite[{entry.extra}]'"
         )
@@ -92,10 +95,10 @@ def _lacks_framework(entry: Entry) -> bool:
     return bool(entry.package) and importlib.util.find_spec(entry.package) is None
 
 
-def not_in_environment(model: str, package: str) -> Unsupported:
+def not_in_environment(model: str, package: str) -> NotHere:
     """Return what to say in the Python of a model's own environment."""
     package = package.replace("_", "-")
-    return Unsupported(
+    return NotHere(
         f"the environment of model '{model}' (EXECUTION_ENV_PATH) lacks the Python package '{package}'. Add it to the "
         f"list that the environment is made of, or install it there: {sys.executable} -m pip install {package}"
     )
@@ -165,12 +168,23 @@ def _not_found(context: ModelContext, name: str, runtime: str, place: str) -> st
     )
 
 
-def _known(name: str, place: str) -> str:
-    """Return what there is instead, and how more come."""
+def _known(context: ModelContext, name: str, place: str) -> str:
+    """Return what there is instead, which of it may be meant, and how more come."""
     library = directory.library(place, name)
     no_library = "" if library is None else f"'{library}' is no help: Nerite runs no shared libraries. "
     known = sorted({*ENTRIES, *directory.names(place), *packages.names()})
+    hint = f"Did you mean {meant}? " if (meant := _meant(context, name, known)) else ""
     return (
-        f"{no_library}The backends there are: {', '.join(known)}. Install the package that offers it, or put its "
+        f"{no_library}The backends there are: {', '.join(known)}. {hint}Install the package that offers it, or put its "
         f"{directory.RUNTIME} into {Path(place, name)} (see --backend-directory)."
     )
+
+
+def _meant(context: ModelContext, name: str, known: Collection[str]) -> str:
+    """Return the backend that may be meant by an unknown one, as it is written; empty if nothing tells."""
+    near = "" if name in known else nearest(name, known)
+    if near:
+        return f'backend: "{near}"'
+    version = context.version_directory
+    files = {entry.name: entry.is_dir() for entry in version.iterdir()} if version.is_dir() else {}
+    return fitting(files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from nerite.config.model_config import ModelConfig
@@ -66,6 +67,29 @@ def others_with_the_file(config: ModelConfig) -> list[str]:
     """Return the other backends that read the file of a complete configuration, where they are named in it."""
     filename = config.default_model_filename
     return [each.backend for each in FRAMEWORKS if each.filename == filename and each.backend != config.backend]
+
+
+def fitting(files: Mapping[str, bool]) -> str:
+    """Return the fields of a configuration for a version with these ``files``; empty where they do not tell.
+
+    The values say whether each is a directory.
+    """
+    framework, filename = _by_files(ModelConfig(), files, FRAMEWORKS), ""
+    if framework is None:
+        alike = [(each, name) for each in FRAMEWORKS for name in files if _is_alike(each, name, files[name])]
+        if len({name for _, name in alike}) != 1:
+            return ""
+        framework, name = alike[0]
+        filename = f' default_model_filename: "{name}"'
+    written = f'platform: "{framework.platform}"' if framework.platform else f'backend: "{framework.backend}"'
+    return written + filename
+
+
+def _is_alike(framework: Framework, name: str, is_directory: bool) -> bool:
+    """Return whether a file has the suffix of those of a framework, where no other files have that."""
+    suffix = PurePath(name).suffix
+    fits = suffix == PurePath(framework.filename).suffix and framework.is_directory in (None, is_directory)
+    return fits and suffix not in (".txt", ".json", ".py")
 
 
 def choose_backend(config: ModelConfig, name: str, files: Mapping[str, bool] | None) -> ModelConfig:

@@ -51,7 +51,11 @@ def parse_json(text: str, name: str = "") -> Parsed:
         mistake = Mistake(message=str(error), file=name, remedy="Write the configuration as one JSON object.")
         return Parsed(ModelConfig(), Source(name), (mistake,), None)
     except RecursionError:
-        mistake = Mistake(message="Message too deep. Max recursion depth reached.", file=name)
+        mistake = Mistake(
+            message="Message too deep. Max recursion depth reached.",
+            file=name,
+            remedy="Write the configuration with less nesting: none that is right is so deep.",
+        )
         return Parsed(ModelConfig(), Source(name), (mistake,), None)
     return read_json(data, name)
 

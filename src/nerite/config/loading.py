@@ -8,17 +8,18 @@ wrong is gathered, not raised: a load refuses with the first mistake, ``nerite c
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from nerite.config.backend_choice import choose_backend
+from nerite.config.backend_choice import ENSEMBLE, choose_backend, fitting
 from nerite.config.completion import Complete, CompletionUnavailable, apply_completion
 from nerite.config.gpus import NO_GPUS, Gpus
 from nerite.config.initial_states import FOLDER, read_initial_state
 from nerite.config.json_form import parse_json
-from nerite.config.mistake import Mistake, Source
+from nerite.config.mistake import FieldPath, Mistake, Source
 from nerite.config.model_config import ModelConfig
 from nerite.config.no_effect import without_effect
 from nerite.config.normalise import normalise, normalise_instances
@@ -143,9 +144,10 @@ def poll_model_directory(
     name = name or directory.name
     text, provided = _read(directory, config_name, override, required=not auto_complete)
     mistakes = list(text.mistakes)
-    versions, files = Versions(()), None
+    versions, files, entries = Versions(()), None, dict[str, bool]()
     try:
-        versions = find_versions(_entries(directory, directories=True))
+        entries = _entries(directory)
+        versions = find_versions(name for name, is_directory in entries.items() if is_directory)
         if versions.numbers:
             files = _entries(directory / min(map(str, versions.numbers)))
     except OSError as error:
@@ -156,13 +158,13 @@ def poll_model_directory(
     except NeriteError as error:
         config = dataclasses.replace(text.config, name=text.config.name or name)
         if text.trusts(_BACKEND_FIELDS):
-            mistakes += text.source.place([_no_backend(error, config)])
+            mistakes += text.source.place([_no_backend(error, config, files or {})])
             # That is all there is to say about the backend.
             text = dataclasses.replace(text, doubtful=(text.doubtful or frozenset()) | {"backend", "platform"})
     config = normalise(config)
     if renamed:
         config = dataclasses.replace(config, name=name)
-    mistakes += text.source.place(check_config(config, text))
+    mistakes += text.source.place(check_config(config, text, files))
     if override is not None:
         mistakes += text.source.place(list(check_brought(config)))
     if not auto_complete:
@@ -172,7 +174,7 @@ def poll_model_directory(
     assert config.version_policy is not None
     selection = select_versions(config.version_policy, versions.numbers, name)
     if not selection.numbers and text.trusts(("version_policy",)):
-        mistakes += text.source.place([_no_version(directory, name, versions.numbers)])
+        mistakes += text.source.place([_no_version(directory, name, config, versions.numbers, entries)])
     remarks = [Remark("warning", line) for line in versions.warnings]
     remarks += [Remark("error", line) for line in selection.errors]
     remarks += [Remark("note", f"'{name}': {line}") for line in without_effect(text.config, config.backend)]
@@ -206,8 +208,7 @@ def finish_config(
         except CompletionUnavailable as reason:
             remarks.append(Remark("note", str(reason)))
         except NeriteError as error:
-            mistake = Mistake(message=error.message, path=("backend",), error=type(error))
-            mistakes += text.source.place([mistake])
+            mistakes += refused(error, polled, version)
     mistakes += text.source.place(check_tensors(config, text))
     mistakes += text.source.place(_check_labels(config, polled.directory))
     mistakes += text.source.place(check_sequences(config, text))
@@ -215,6 +216,33 @@ def finish_config(
         mistakes += text.source.place(_check_initial_states(config, polled.directory))
     remarks += [Remark("warning", line) for line in (*metric_warnings(config), *repeated_names(config))]
     return FinishedConfig(config, tuple(mistakes), tuple(remarks), certain)
+
+
+def refused(error: NeriteError, polled: PolledModel, version: int) -> list[Mistake]:
+    """Return, as a list of one, what a backend has to say against a version of a model."""
+    file, line, column = error.place or ("", 0, 0)
+    if file:
+        remedy = f"Correct the code there. What can be seen without running it is told by: python -m py_compile {file}"
+    else:
+        where = polled.directory / str(version)
+        remedy = f"Correct the configuration, or put the model that it describes into {where}."
+    path = _subject(error.message, polled)
+    mistake = Mistake(
+        message=error.message, path=path, remedy=remedy, file=file, line=line, column=column, error=type(error)
+    )
+    return polled.text.source.place([mistake])
+
+
+def _subject(message: str, polled: PolledModel) -> FieldPath:
+    """Return the part of the configuration that a backend speaks of: what it names, else the choice of the backend."""
+    config, positions = polled.config, polled.text.source.positions
+    named: dict[FieldPath, str] = {
+        **{("parameters", key): key for key in config.parameters},
+        **{("input", index): tensor.name for index, tensor in enumerate(config.input)},
+        **{("output", index): tensor.name for index, tensor in enumerate(config.output)},
+    }
+    paths = [path for path, name in named.items() if f"'{name}'" in message]
+    return next((path for path in (*paths, *((field,) for field in _BACKEND_FIELDS)) if path in positions), ())
 
 
 def _read(directory: Path, config_name: str, override: str | None, *, required: bool) -> tuple[Parsed, bool]:
@@ -247,14 +275,16 @@ def _unreadable(path: Path, error: OSError, remedy: str) -> Parsed:
     return Parsed(ModelConfig(), mistakes=(mistake,), doubtful=None)
 
 
-def _entries(directory: Path, *, directories: bool = False) -> dict[str, bool]:
-    """Return the names in ``directory`` and whether each is a directory; ``directories``: only those."""
-    found = {entry.name: entry.is_dir() for entry in directory.iterdir()}
-    return {name: True for name, is_directory in found.items() if is_directory} if directories else found
+def _entries(directory: Path) -> dict[str, bool]:
+    """Return the names in ``directory`` and whether each is a directory."""
+    return {entry.name: entry.is_dir() for entry in directory.iterdir()}
 
 
-def _no_backend(error: NeriteError, config: ModelConfig) -> Mistake:
-    written = 'platform: "ensemble"' if config.ensemble_scheduling is not None else 'backend: "python"'
+def _no_backend(error: NeriteError, config: ModelConfig, files: Mapping[str, bool]) -> Mistake:
+    if config.ensemble_scheduling is not None:
+        written = f'platform: "{ENSEMBLE}"'
+    else:
+        written = fitting(files) or 'backend: "python"'
     remedy = f"Say in {CONFIG_FILE} which backend it is, as in: {written}"
     return Mistake(message=error.message, remedy=remedy, error=type(error))
 
@@ -276,13 +306,29 @@ def _wrong_name(written: str, name: str) -> Mistake:
     )
 
 
-def _no_version(directory: Path, name: str, existing: Collection[int]) -> Mistake:
+def _no_version(
+    directory: Path, name: str, config: ModelConfig, existing: Collection[int], entries: Mapping[str, bool]
+) -> Mistake:
+    """``entries`` are what is in the model's directory, and whether each is a directory."""
+    first = directory / "1"
+    meant = {each: number for each, is_directory in entries.items() if is_directory and (number := _meant(each))}
     if existing:
         remedy = f"Let 'version_policy' serve a version that is there: {', '.join(map(str, existing))}."
+    elif meant:
+        moves = " && ".join(f"mv {directory / each} {directory / number}" for each, number in sorted(meant.items()))
+        remedy = f"The name of a version's directory is a number and nothing else: {moves}"
+    elif config.platform == ENSEMBLE:
+        remedy = f"An ensemble needs the directory of a version, too, with nothing in it: mkdir -p {first}"
     else:
-        remedy = f"Put the model's files into {directory / '1'}."
+        remedy = f"Put the model's files into {first}: mkdir -p {first}"
     message = f"at least one version must be available under the version policy of model '{name}'"
     return Mistake(message=message, path=("version_policy",), remedy=remedy)
+
+
+def _meant(name: str) -> str:
+    """Return the number of the version that a directory was meant to be; empty if it looks like none."""
+    found = re.fullmatch(r"(?:v|ver|version)?[-_.]?0*([1-9][0-9]{0,17})", name, re.IGNORECASE | re.ASCII)
+    return found[1] if found is not None else ""
 
 
 def _check_labels(config: ModelConfig, directory: Path) -> Iterator[Mistake]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from nerite.core.errors import InvalidArgument, NeriteError
 
 FieldPath: TypeAlias = tuple[str | int, ...]
 """The way from the configuration to one of its parts: field names, places in lists, keys of maps."""
+
+_MOST_TOLD: Final = 20
+"""Mistakes in one file that people are told."""
 
 
 class Position(NamedTuple):
@@ -26,10 +29,10 @@ class Mistake:
 
     message: str
     """Triton's text, or the text of Triton's parser."""
+    remedy: str
+    """The one edit that cures it. Never empty."""
     path: FieldPath = ()
     """The part that is wrong, as far as it is known."""
-    remedy: str = ""
-    """The one edit that cures it."""
     file: str = ""
     line: int = 0
     column: int = 0
@@ -53,7 +56,20 @@ class Mistake:
 
     def __str__(self) -> str:
         head = f"{self.place}: {self.message}" if self.place else self.message
-        return f"{head}\n    {self.remedy}" if self.remedy else head
+        return f"{head}\n    {self.remedy}"
+
+
+def told(mistakes: Iterable[Mistake]) -> Iterator[str]:
+    """Yield each mistake as people read it; of many in one file the first ones, and how many there are more."""
+    counts: dict[str, int] = {}
+    for mistake in mistakes:
+        counts[mistake.file] = count = counts.get(mistake.file, 0) + 1
+        if count <= _MOST_TOLD:
+            yield str(mistake)
+    for file, count in counts.items():
+        if count > _MOST_TOLD:
+            more = count - _MOST_TOLD
+            yield f"{file}: {more} more mistake{'s' if more > 1 else ''}\n    Correct those above first."
 
 
 def show_path(path: FieldPath) -> str:

@@ -15,6 +15,8 @@ _MOST_LOOKED_AT: Final = 1000
 _MOST_COMPARED: Final = 50
 """Names that are compared in full, of those that have most characters in common with the wrong one."""
 
+LISTED: Final = "Remove it: it is none of the fields that are listed above."
+"""What to do about a name where ``fields_of`` was told already."""
 _ELSEWHERE: Final = {
     "FLOAT": "TYPE_FP32",
     "FLOAT16": "TYPE_FP16",
@@ -72,4 +74,9 @@ def field_remedy(wrong: str, message: MessageSchema, root: MessageSchema) -> tup
         return "", f"'{snake}' is not part of this. It belongs to {' or '.join(places[:3])}."
     if meant := nearest(snake, message.fields):
         return meant, f"Did you mean {meant}?"
-    return "", f"The fields here are: {', '.join(message.fields)}."
+    return "", fields_of(message)
+
+
+def fields_of(message: MessageSchema) -> str:
+    """Return the remedy that lists the fields of ``message``."""
+    return f"The fields here are: {', '.join(message.fields)}."

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from nerite.config.cursor import Cursor
+from nerite.config.cursor import CLOSERS, Astray, Cursor, unfilled
 from nerite.config.field_types import BOUNDS, single
 from nerite.config.mistake import FieldPath
 from nerite.config.near import meant_value
@@ -19,11 +19,16 @@ _LONGEST: Final = 40
 _HUGE: Final = int("9" * _LONGEST)
 _BOOLEANS: Final = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 _MEANT_TRUE: Final = frozenset({"yes", "on", "y", "enable", "enabled", "true"})
+_MEANT_FALSE: Final = frozenset({"no", "off", "n", "disable", "disabled", "none", "false"})
+_CAPITALS: Final = re.compile("[A-Z][A-Z0-9_]+")
 _EXPECTED: Final = {"string": "string", "bool": "identifier", "enum": "integer or identifier"}
 
 
 def read_scalar(cursor: Cursor, declared: FieldSchema, path: FieldPath) -> Scalar | None:
-    """Read one value of the type of ``declared``. Where there is none, report that, step over it, return None."""
+    """Read one value of the type of ``declared``. Where there is none, report that, step over it, return None.
+
+    Raises ``Astray``.
+    """
     token = cursor.ahead if cursor.at("-") else cursor.here
     if token.flawed:
         cursor.report("", token, path, "")
@@ -46,13 +51,23 @@ def expected(declared: FieldSchema, text: str) -> str:
 def _refuse(cursor: Cursor, declared: FieldSchema, path: FieldPath, remedy: str) -> None:
     """Report that the next word is no value of the type of ``declared``, and step over it."""
     token, name = cursor.here, declared.name
-    if cursor.at_field() or token.kind == "end":
-        remedy = f"Write a value after '{name}:'."
+    message = expected(declared, token.text)
+    if cursor.before.text == ":" and (cursor.at_field() or cursor.at(*CLOSERS) or token.kind == "end"):
+        if token.hidden:
+            remedy = unfilled(re.split(r"[\s}\],;]", token.hidden)[0], f"As it stands it is a comment. {remedy}")
+        else:
+            remedy = f"'{name}:' has no value. {remedy}"
+        cursor.report(message, cursor.before, path, remedy)
+        if not CLOSERS.isdisjoint(token.hidden):
+            raise Astray
+        return
+    if token.kind == "identifier" and declared.kind != "enum" and _CAPITALS.fullmatch(token.text):
+        remedy = unfilled(token.text, remedy)
     elif cursor.at("[") and not declared.repeated:
         remedy = f"'{name}' takes one value: remove the brackets."
     elif cursor.at("{", "(", "<") and declared.repeated:
         remedy = f"Write a list in square brackets: {name}: [ … ]."
-    cursor.report(expected(declared, token.text), token, path, remedy)
+    cursor.report(message, token, path, remedy)
     cursor.skip_value()
 
 
@@ -141,9 +156,12 @@ def _read_bool(cursor: Cursor, declared: FieldSchema, path: FieldPath) -> bool |
     if token.kind == "identifier" and not cursor.at_field():
         cursor.take()
         if token.text not in _BOOLEANS:
-            meant = "true" if token.text.lower() in _MEANT_TRUE else "false"
+            word = token.text.lower()
+            remedy = f"Write {declared.name}: {'true' if word in _MEANT_TRUE else 'false'}."
+            if _CAPITALS.fullmatch(token.text) and word not in _MEANT_TRUE | _MEANT_FALSE:
+                remedy = unfilled(token.text, "Write true or false.")
             message = f'Invalid value for boolean field "{declared.name}". Value: "{token.text}".'
-            cursor.report(message, token, path, f"Write {declared.name}: {meant}.")
+            cursor.report(message, token, path, remedy)
         return _BOOLEANS.get(token.text)
     if token.kind == "integer":
         cursor.take()

@@ -2,7 +2,8 @@
 
 The grammar is protobuf's text form as the configuration classes use it. The texts of the mistakes are those of
 protobuf's own parser, so that a search for them finds what others wrote; unlike that parser this one goes on after a
-mistake wherever it can tell how the text goes on, and points at the word that is wrong rather than behind it.
+mistake, and points at the word that is wrong rather than behind it. Where it cannot tell how the text goes on, it goes
+on with the next field of the configuration itself, so that a mistake does not make others.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from nerite.config.cursor import CLOSERS, OPENERS, Cursor
+from nerite.config.cursor import CLOSERS, OPENERS, Astray, Cursor
 from nerite.config.mistake import FieldPath, Source
 from nerite.config.model_config import ModelConfig
-from nerite.config.near import field_remedy
+from nerite.config.near import LISTED, field_remedy, fields_of
 from nerite.config.parsed import Parsed
 from nerite.config.scalars import expected, read_scalar
 from nerite.config.schema import FieldSchema, MessageSchema, schema_of
@@ -21,13 +22,14 @@ from nerite.config.tokens import Token
 from nerite.core.errors import Internal
 
 _ROOT = schema_of(ModelConfig)
-_VALUES = frozenset({"integer", "float", "string"})
+_VALUES = frozenset({"integer", "float", "string", "placeholder"})
+_A_FIELD = "Write a field's name, a colon, and its value."
 
 
 def parse_text(text: str, file: str = "") -> Parsed:
     """Read ``text``, which ``file`` is the name of. Never raises: what is wrong is in the result's ``mistakes``."""
     cursor = Cursor(text)
-    values = _read_message(cursor, _ROOT, (), None)
+    values = _read_configuration(cursor)
     mistakes = sorted(cursor.mistakes, key=lambda mistake: (mistake.line, mistake.column))
     doubtful = None if cursor.doubtful is None else frozenset(cursor.doubtful)
     source = Source(file, cursor.positions)
@@ -48,27 +50,53 @@ def _build(schema: MessageSchema, values: dict[str, Any]) -> Any:
     return schema.type(**arguments)
 
 
-def _read_message(cursor: Cursor, schema: MessageSchema, path: FieldPath, opener: Token | None) -> dict[str, Any]:
-    """Read the fields of a message up to and including the closer of ``opener``, or to the end without one."""
+def _read_configuration(cursor: Cursor) -> dict[str, Any]:
+    """Read the fields of the configuration itself, to the end of the text."""
     values: dict[str, Any] = {}
     seen: dict[str, Token] = {}
-    closer = OPENERS[opener.text] if opener is not None else ""
-    cursor.open.append(closer)
-    while cursor.here.kind != "end" and not (closer and cursor.at(closer)):
-        if cursor.here.kind == "identifier" or (cursor.here.kind == "string" and _quoted_name(cursor)):
-            _read_field(cursor, schema, path, values, seen)
-            _ = cursor.took(",") or cursor.took(";")
-        elif cursor.at(*CLOSERS) and cursor.here.text in cursor.open:
-            break
-        else:
-            _step_over(cursor, schema, path)
-    cursor.open.pop()
-    if opener is not None and not cursor.took(closer) and not cursor.lost:
-        line, column = opener.position
-        remedy = f"Write {closer} before this: what begins in line {line}, column {column} is still open."
-        cursor.report(f"Expected identifier, got: {cursor.here.text}", cursor.here, path, remedy)
-        cursor.lost = cursor.here.kind == "end"
+    cursor.open.append("")
+    while cursor.here.kind != "end":
+        try:
+            _read_part(cursor, _ROOT, (), values, seen)
+        except Astray:
+            cursor.resume(_ROOT.fields)
     return values
+
+
+def _read_message(cursor: Cursor, schema: MessageSchema, path: FieldPath, opener: Token) -> dict[str, Any]:
+    """Read the fields of a message up to and including the closer of ``opener``."""
+    values: dict[str, Any] = {}
+    seen: dict[str, Token] = {}
+    closer = OPENERS[opener.text]
+    cursor.open.append(closer)
+    line, column = opener.position
+    remedy = f"Write {closer} before this: what begins in line {line}, column {column} is still open."
+    while not cursor.took(closer):
+        token = cursor.here
+        if token.text not in schema.fields and cursor.at_outer_field(_ROOT.fields):
+            message = f'Message type "{schema.full_name}" has no field named "{token.text}".'
+        elif token.kind == "end" or (cursor.at(*CLOSERS) and token.text in cursor.open):
+            message = f"Expected identifier, got: {token.text}"
+        else:
+            _read_part(cursor, schema, path, values, seen)
+            continue
+        cursor.report(message, token, path, remedy)
+        raise Astray
+    cursor.open.pop()
+    return values
+
+
+def _read_part(
+    cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, Token]
+) -> None:
+    """Read one field of a message, or step over what is none. Raises ``Astray``."""
+    if cursor.recovering and not cursor.at_field() and cursor.here.kind != "placeholder":
+        raise Astray
+    if cursor.here.kind == "identifier" or (cursor.here.kind == "string" and _quoted_name(cursor)):
+        _read_field(cursor, schema, path, values, seen)
+        _ = cursor.took(",") or cursor.took(";")
+    else:
+        _step_over(cursor, schema, path)
 
 
 def _quoted_name(cursor: Cursor) -> bool:
@@ -94,14 +122,15 @@ def _step_over(cursor: Cursor, schema: MessageSchema, path: FieldPath) -> None:
         cursor.take()
     elif cursor.at("["):
         _step_over_extension(cursor, schema, path)
-    elif cursor.at(*CLOSERS):
-        cursor.report(message, token, path, f"Remove this '{token.text}': it closes nothing.")
-        cursor.take()
     else:
-        cursor.report(message, token, path, "Write a field's name, a colon, and its value.")
+        what = f"Remove this '{token.text}': it closes nothing." if cursor.at(*CLOSERS) else _A_FIELD
+        cursor.report(message, token, path, what)
         cursor.take()
-        while not (cursor.here.kind == "end" or cursor.at_field() or cursor.at(*CLOSERS)):
-            cursor.take()
+        if token.kind != "placeholder":
+            raise Astray
+        # A template may have a field there, or the name of one.
+        if cursor.took(":") or cursor.at(*OPENERS):
+            cursor.skip_value()
 
 
 def _step_over_extension(cursor: Cursor, schema: MessageSchema, path: FieldPath) -> None:
@@ -139,13 +168,18 @@ def _read_field(
 
 
 def _refuse_unknown(cursor: Cursor, schema: MessageSchema, path: FieldPath, token: Token, name: str) -> None:
-    meant, remedy = field_remedy(name, schema, _ROOT)
+    # Finding out what was meant takes time, and the list of fields is long: it is told once.
+    meant, remedy = ("", LISTED) if cursor.has_many else field_remedy(name, schema, _ROOT)
+    if remedy == (listing := fields_of(schema)):
+        remedy = LISTED if listing in cursor.listed else listing
+        cursor.listed.add(listing)
     if not meant and schema.type is dict:
         value = "{ … }" if schema.fields["value"].kind == "message" else "…"
         remedy = f'An entry of {path[-2]} is written: {path[-2]} {{ key: "{name}" value: {value} }}'
     message = f'Message type "{schema.full_name}" has no field named "{name}".'
     cursor.report(message, token, (*path, name), remedy, doubt=None if path else meant)
-    _ = cursor.took(":") or cursor.took("=")
+    if not (cursor.took(":") or cursor.took("=") or cursor.at(*OPENERS)):
+        raise Astray
     cursor.skip_value()
 
 
@@ -221,6 +255,8 @@ def _read_element_of_list(
     if cursor.took("]"):
         return False
     token = cursor.here
+    if cursor.recovering and not cursor.at(","):
+        raise Astray
     if cursor.took(","):
         if not cursor.at("]"):
             return True
@@ -233,11 +269,9 @@ def _read_element_of_list(
         doubt = None if cursor.at("-") else ""
         cursor.report(message, token, where, "Write a comma between the elements of a list.", doubt=doubt)
         return True
-    if not cursor.lost:
-        remedy = f"Write ] where the list that begins in line {opener.position.line} is to end."
-        cursor.report(message, token, where, remedy)
-        cursor.lost = token.kind == "end"
-    return False
+    remedy = f"Write ] where the list that begins in line {opener.position.line} is to end."
+    cursor.report(message, token, where, remedy)
+    raise Astray
 
 
 def _read_element(

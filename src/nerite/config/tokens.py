@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 from nerite.config.mistake import Mistake, Position
 
-TokenKind = Literal["identifier", "integer", "float", "string", "symbol", "end"]
+TokenKind = Literal["identifier", "integer", "float", "string", "placeholder", "symbol", "end"]
 
 
 class Token(NamedTuple):
@@ -24,6 +24,8 @@ class Token(NamedTuple):
     """What a string says, its escapes resolved."""
     flawed: bool = False
     """A mistake was reported for it already."""
+    hidden: str = ""
+    """A comment between the word before and this one that begins like a placeholder: ``#DTYPE } ]``."""
 
 
 _BLANK: Final = re.compile(r"(?:[ \t\r\n\v\f]+|#[^\n]*)*")
@@ -35,6 +37,16 @@ _NUMBER: Final = re.compile(
       | (?P<integer>[0-9]+)""",
     re.VERBOSE,
 )
+_PLACEHOLDER: Final = re.compile(
+    r"""[\w.-]*
+    (?: \$\{[^{}\n]*\} | \$\([^()\n]*\) | \$[A-Za-z_]\w*
+      | \{\{[^{}:\n]*\}\} | \{%[^\n]*?%\} | @[A-Za-z_]\w*@ | %\(\w+\)[a-z] | <[A-Za-z_][\w -]*> )
+    [\w.-]*""",
+    re.VERBOSE | re.ASCII,
+)
+"""What templates leave where nobody fills them in, with the rest of its word. None of it is in a text that is right."""
+_BEFORE_VALUES: Final = frozenset(":[,")
+_HIDDEN: Final = re.compile(r"[ \t]*(#[A-Z][A-Z0-9_]*#?(?=[\s}\],;]|$)[^\n]*)")
 _NUMBER_START: Final = re.compile(r"\.?[0-9]")
 _ESCAPE: Final = re.compile(
     r"\\(?:[abfnrtv\\?'\"]|[0-7]{1,3}|[xX][0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})"
@@ -58,23 +70,26 @@ class Tokenizer:
         self.mistakes: list[Mistake] = []
         self.tokens: list[Token] = []
         while True:
-            self._skip_blank()
+            hidden = self._skip_blank()
             if self._at >= len(text):
                 break
             if (token := self._next()) is not None:
-                self.tokens.append(token)
-        self.tokens.append(Token("end", "", self._position(self._at)))
+                self.tokens.append(token._replace(hidden=hidden) if hidden else token)
+        self.tokens.append(Token("end", "", self._position(self._at), hidden=hidden))
 
     def _position(self, at: int) -> Position:
         return Position(self._line, at - self._line_start + 1)
 
-    def _skip_blank(self) -> None:
+    def _skip_blank(self) -> str:
+        """Step over blanks and comments. Return a comment that looks like a placeholder; empty if there is none."""
         match = _BLANK.match(self._text, self._at)
         assert match is not None
+        hidden = _HIDDEN.match(match[0])
         if lines := match[0].count("\n"):
             self._line += lines
             self._line_start = self._at + match[0].rindex("\n") + 1
         self._at = match.end()
+        return hidden[1] if hidden is not None else ""
 
     def _report(self, message: str, at: int, remedy: str) -> None:
         line, column = self._position(at)
@@ -82,6 +97,11 @@ class Tokenizer:
 
     def _next(self) -> Token | None:
         text, start = self._text, self._at
+        match = _PLACEHOLDER.match(text, start)
+        # Angle brackets are those of a message as well, and those of a web page.
+        if match is not None and ("<" not in match[0] or (self.tokens and self.tokens[-1].text in _BEFORE_VALUES)):
+            self._at = match.end()
+            return Token("placeholder", match[0], self._position(start))
         if (match := _IDENTIFIER.match(text, start)) is not None:
             self._at = match.end()
             return Token("identifier", match[0], self._position(start))

@@ -8,10 +8,11 @@ where the text of a field that it reads was wrong already, because what it would
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
-from nerite.config.backend_choice import ENSEMBLE, PLATFORMS, TENSORRT
+from nerite.config.backend_choice import ENSEMBLE, FRAMEWORKS, PLATFORMS, TENSORRT, fitting
 from nerite.config.gpus import Gpus
 from nerite.config.mistake import FieldPath, Mistake
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
@@ -36,9 +37,13 @@ class Check(NamedTuple):
     find: Callable[[ModelConfig], Iterator[Mistake]]
 
 
-def check_config(config: ModelConfig, text: Parsed) -> list[Mistake]:
-    """Return what is wrong with ``config`` as such; ``text`` is what it was read from."""
-    return _run(_CONFIG_CHECKS, config, text)
+def check_config(config: ModelConfig, text: Parsed, files: Mapping[str, bool] | None = None) -> list[Mistake]:
+    """Return what is wrong with ``config`` as such; ``text`` is what it was read from.
+
+    ``files`` are the entries of a version directory, and whether each is a directory: they may tell what was meant.
+    """
+    backend = Check(_reads("backend", "platform", "default_model_filename"), partial(_check_backend, files or {}))
+    return _run((backend, *_CONFIG_CHECKS), config, text)
 
 
 def check_tensors(config: ModelConfig, text: Parsed) -> list[Mistake]:
@@ -78,17 +83,14 @@ def _run(checks: Collection[Check], config: ModelConfig, text: Parsed) -> list[M
     return [mistake for check in checks if text.trusts(check.reads) for mistake in check.find(config)]
 
 
-def _check_backend(config: ModelConfig) -> Iterator[Mistake]:
+def _check_backend(files: Mapping[str, bool], config: ModelConfig) -> Iterator[Mistake]:
     name, platform, backend = config.name, config.platform, config.backend
     if not backend:
         if platform != ENSEMBLE:
-            meant = nearest(platform, [*PLATFORMS, ENSEMBLE]) if platform else ""
             yield Mistake(
                 message=f"unexpected platform type '{platform}' for {name}",
                 path=("platform",),
-                remedy=f'Did you mean platform: "{meant}"?'
-                if meant
-                else 'Say which backend it is, as in: backend: "python"',
+                remedy=_platform_remedy(platform, files),
             )
     elif platform == ENSEMBLE:
         yield Mistake(
@@ -105,6 +107,19 @@ def _check_backend(config: ModelConfig) -> Iterator[Mistake]:
             if backend == "tensorflow"
             else f"Keep backend: \"{backend}\" and remove 'platform', or the other way round.",
         )
+
+
+def _platform_remedy(platform: str, files: Mapping[str, bool]) -> str:
+    if fits := fitting(files):
+        return f"Write {fits}: that is what its files are for."
+    if platform in {framework.backend for framework in FRAMEWORKS}:
+        return f'It is a backend, and no platform: write backend: "{platform}".'
+    meant = nearest(platform, [*PLATFORMS, ENSEMBLE]) if platform else ""
+    if platform and not meant:
+        meant = next((known for known in PLATFORMS if platform.lower() in known), "")
+    if meant:
+        return f'Did you mean platform: "{meant}"?'
+    return 'Say which backend it is, as in: backend: "python"'
 
 
 def _check_files(config: ModelConfig) -> Iterator[Mistake]:
@@ -223,7 +238,12 @@ def _check_group(config: ModelConfig, index: int, group: ModelInstanceGroup, gpu
                     elsewhere=True,
                 )
     elif group.kind == "KIND_AUTO":
-        yield Mistake(message=f"{head} has unexpected kind KIND_AUTO", path=(*path, "kind"), error=Internal)
+        yield Mistake(
+            message=f"{head} has unexpected kind KIND_AUTO",
+            path=(*path, "kind"),
+            remedy="Write kind: KIND_CPU or kind: KIND_GPU.",
+            error=Internal,
+        )
     if group.profile and config.platform != TENSORRT:
         yield Mistake(
             message=f"{head} and platform {config.platform}specifies profile field which is only supported for "
@@ -238,7 +258,6 @@ def _reads(*fields: str) -> frozenset[str]:
 
 
 _CONFIG_CHECKS: Final = (
-    Check(_reads("backend", "platform", "default_model_filename"), _check_backend),
     Check(_reads("default_model_filename", "cc_model_filenames", "model_operations"), _check_files),
     Check(_reads("max_batch_size"), _check_batch_size),
     Check(_reads("dynamic_batching", "max_batch_size"), check_dynamic_batching),

@@ -23,6 +23,8 @@ class NeriteError(Exception):
 
     plain: ClassVar[bool] = False
     """It keeps its status also where Triton has one status for whatever goes wrong: Triton knows no such refusal."""
+    place: tuple[str, int, int] | None = None
+    """File, line and column of the code that raised it, where that is a model's own."""
     retry_after: int = 0
     """Seconds after which it may be otherwise, where that is so; clients are told. 0: nobody knows."""
 
@@ -44,7 +46,9 @@ class NeriteError(Exception):
 
     def prefixed(self, prefix: str, note: str = "") -> NeriteError:
         """Return the same error with ``prefix`` before its text and ``note`` after it."""
-        return type(self)(prefix + self.message + note, self.retry_after)
+        error = type(self)(prefix + self.message + note, self.retry_after)
+        error.place = self.place
+        return error
 
 
 class Unknown(NeriteError):
@@ -89,6 +93,10 @@ class Unsupported(NeriteError):
     code = "UNSUPPORTED"
     http_status = 501
     grpc_status = 12
+
+
+class NotHere(Unsupported):
+    """A package or a device is missing on this machine; another one may have it."""
 
 
 class Unavailable(NeriteError):

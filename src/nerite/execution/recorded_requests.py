@@ -45,7 +45,8 @@ def mistakes(config: ModelConfig, signature: Signature, directory: Path, read: R
             except NeriteError as error:
                 found.append(Mistake(message=error.message, path=path, remedy=_which(place), error=type(error)))
     except NeriteError as error:
-        found.append(Mistake(message=error.message, path=path, error=type(error)))
+        remedy = f"Write the name of a file in {directory / FOLDER}, with a request in each line."
+        found.append(Mistake(message=error.message, path=path, remedy=remedy, error=type(error)))
     return found
 
 

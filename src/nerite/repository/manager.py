@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from nerite.config.loading import PolledModel
 from nerite.config.options import RepositoryOptions
 from nerite.config.validate_parts import circular
-from nerite.core.errors import Internal, NeriteError
+from nerite.core.errors import NeriteError
 from nerite.core.failure_text import system_error
 from nerite.execution.running_version import RunningVersion
 from nerite.observability.load_times import load_of, stage, tell_loaded
@@ -225,13 +225,10 @@ class ModelManager:
         made = {v: o for v, o in zip(versions, outcomes, strict=True) if isinstance(o, RunningVersion)}
         failures: dict[int, NeriteError] = {}
         for version, outcome in zip(versions, outcomes, strict=True):
-            if isinstance(outcome, NeriteError):
-                failures[version] = outcome.without_frames()
-            elif isinstance(outcome, OSError):
-                failures[version] = Internal(system_error(outcome))
-            elif isinstance(outcome, Exception):  # a mistake of ours, which fails the load like any other reason
-                _log.error("making '%s' version %d failed", record.name, version, exc_info=outcome)
-                failures[version] = Internal(f"{type(outcome).__name__}: {outcome}")
+            if isinstance(outcome, Exception):
+                if not isinstance(outcome, NeriteError | OSError):  # a mistake of ours
+                    _log.error("making '%s' version %d failed", record.name, version, exc_info=outcome)
+                failures[version] = refusals.refusal(outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
         for version, running in kept.items() if not failures else ():

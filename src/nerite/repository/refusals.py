@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from nerite.config.loading import PolledModel
-from nerite.config.mistake import Mistake
+from nerite.config.mistake import Mistake, told
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
+from nerite.core.failure_text import system_error
 from nerite.repository.index import IN_SEVERAL
 from nerite.repository.model_record import ModelRecord, State, VersionState
 
@@ -22,6 +23,13 @@ _KINDS = {
     "CANCELLED": "Cancelled",
 }
 """The kinds of errors as Triton spells them in reasons."""
+
+
+def refusal(error: Exception) -> NeriteError:
+    """Return what keeps a version from being loaded, for whatever was raised."""
+    if isinstance(error, NeriteError):
+        return error.without_frames()
+    return Internal(system_error(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}")
 
 
 def not_polled(name: str, why: str = "") -> NeriteError:
@@ -39,20 +47,20 @@ def in_several(name: str, locations: Sequence[str]) -> NeriteError:
 
 def unreadable(record: ModelRecord, polled: PolledModel) -> NeriteError:
     """Note what is wrong with a model that was not even tried, and return the refusal of its load."""
-    for mistake in polled.mistakes:
-        _log.error("%s", mistake)
+    for line in told(polled.mistakes):
+        _log.error("%s", line)
     first = polled.mistakes[0]
     if not polled.versions and first.message.startswith("at least one version"):
         record.states.setdefault(-1, VersionState(State.UNAVAILABLE, first.message))
-        return InvalidArgument(f"load failed for model '{record.name}': {first.message}\n")
+        return InvalidArgument(f"load failed for model '{record.name}': {first.message}\n    {first.remedy}")
     record.unreadable = str(first)
     return Internal(f"failed to load '{record.name}', failed to poll from model repository\n{first}")
 
 
 def unfit(record: ModelRecord, mistakes: Sequence[Mistake]) -> NeriteError:
     """Note what keeps an ensemble from being put together, and return the refusal of its load."""
-    for mistake in mistakes:
-        _log.error("%s", mistake)
+    for line in told(mistakes):
+        _log.error("%s", line)
     first = mistakes[0]
     if not record.running:
         record.unreadable = first.message

@@ -202,7 +202,87 @@ def test_no_version(model: Path) -> None:
     write(model, 'backend: "python"')
     (mistake,) = load_model_directory(model, complete=unchanged).mistakes
     assert mistake.message == "at least one version must be available under the version policy of model 'm'"
-    assert mistake.remedy == f"Put the model's files into {model}/1."
+    assert mistake.remedy == f"Put the model's files into {model}/1: mkdir -p {model}/1"
+
+
+@pytest.mark.parametrize("name", ["v1", "V01", "version_1", "001", "ver-1"])
+def test_a_version_that_is_called_otherwise(model: Path, name: str) -> None:
+    (model / "1").rename(model / name)
+    write(model, 'backend: "python"')
+    (mistake,) = load_model_directory(model, complete=unchanged).mistakes
+    assert mistake.message == "at least one version must be available under the version policy of model 'm'"
+    moved = f"mv {model}/{name} {model}/1"
+    assert mistake.remedy == f"The name of a version's directory is a number and nothing else: {moved}"
+
+
+def test_an_ensemble_without_a_version(model: Path) -> None:
+    (model / "1" / "model.py").unlink()
+    (model / "1").rmdir()
+    (model / "images").mkdir()
+    maps = 'input_map { key: "A" value: "A" } output_map { key: "B" value: "B" }'
+    step = f'step {{ model_name: "a" model_version: -1 {maps} }}'
+    write(model, f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ {step} }}')
+    (mistake,) = load_model_directory(model, complete=unchanged).mistakes
+    assert mistake.remedy == (
+        f"An ensemble needs the directory of a version, too, with nothing in it: mkdir -p {model}/1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("platform", "file", "remedy"),
+    [
+        ("onnx", "model.onnx", 'Write platform: "onnxruntime_onnx": that is what its files are for.'),
+        ("onnx", "data", 'Did you mean platform: "onnxruntime_onnx"?'),
+        ("onnxruntime_onx", "data", 'Did you mean platform: "onnxruntime_onnx"?'),
+        ("torch", "resnet.pt", 'Write platform: "pytorch_libtorch" default_model_filename: "resnet.pt": that is what '
+         "its files are for."),
+        ("plan", "data", 'Did you mean platform: "tensorrt_plan"?'),
+        ("openvino", "data", 'It is a backend, and no platform: write backend: "openvino".'),
+        ("abacus", "model.py", 'Write backend: "python": that is what its files are for.'),
+        ("abacus", "data", 'Say which backend it is, as in: backend: "python"'),
+    ],
+)  # fmt: skip
+def test_an_unknown_platform(model: Path, platform: str, file: str, remedy: str) -> None:
+    (model / "1" / "model.py").rename(model / "1" / file)
+    write(model, f'platform: "{platform}"')
+    mistake = load_model_directory(model).mistakes[0]
+    assert (mistake.message, mistake.remedy) == (f"unexpected platform type '{platform}' for m", remedy)
+
+
+def test_files_that_tell_the_backend_under_another_name(model: Path) -> None:
+    (model / "1" / "model.py").rename(model / "1" / "resnet.onnx")
+    write(model, TENSORS)
+    mistake = load_model_directory(model).mistakes[0]
+    assert mistake.remedy == (
+        'Say in config.pbtxt which backend it is, as in: platform: "onnxruntime_onnx" default_model_filename: '
+        '"resnet.onnx"'
+    )
+
+
+def test_what_a_backend_says_stands_where_the_thing_is_that_it_names(model: Path) -> None:
+    write(model, f'backend: "python"\n{TENSORS}parameters {{ key: "k" value {{ string_value: "v" }} }}\n')
+
+    def places(message: str) -> list[str]:
+        def refusing(config: ModelConfig, version: int) -> Mapping[str, Any]:
+            raise InvalidArgument(message)
+
+        loaded = load_model_directory(model, complete=refusing)
+        assert all(mistake.remedy for mistake in loaded.mistakes)
+        return [mistake.place.removeprefix(f"{model}/config.pbtxt:") for mistake in loaded.mistakes]
+
+    assert places("wrong") == ["1:10"]
+    assert places("output 'B' is wrong") == ["3:10"]
+    assert places("parameter 'k' is wrong") == ["4:19"]
+
+
+def test_what_is_wrong_in_a_models_code_stands_there(model: Path) -> None:
+    def refusing(config: ModelConfig, version: int) -> Mapping[str, Any]:
+        error = Internal("SyntaxError")
+        error.place = "/code/model.py", 3, 7
+        raise error.prefixed("it is a ")
+
+    (mistake,) = load_model_directory(model, complete=refusing).mistakes
+    assert str(mistake).startswith("/code/model.py:3:7: it is a SyntaxError\n    Correct the code there.")
 
 
 def test_a_name_of_its_own(model: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from nerite.config.json_form import read_json, to_json
-from nerite.config.mistake import Mistake
+from nerite.config.mistake import Mistake, told
 from nerite.config.model_config import ModelConfig, ModelParameter
 from nerite.config.scheduling_choice import ModelDynamicBatching, ModelQueuePolicy
 from nerite.config.tensors import ModelInput
@@ -234,7 +234,14 @@ def test_every_part_has_its_position() -> None:
         ("max_batch_size 8", ['1:16: Expected ":", found "8".\n    Write a colon: max_batch_size: …']),
         (
             "max_batch_size:\nbackend: ''",
-            ["2:1: Expected integer, got: backend\n    Write a value after 'max_batch_size:'."],
+            ["1:15: Expected integer, got: backend\n    'max_batch_size:' has no value. Write a whole number."],
+        ),
+        (
+            "max_batch_size:\ninput [ { dims: 1 } ]\noutput { dims: }",
+            [
+                "1:15: Expected integer, got: input\n    'max_batch_size:' has no value. Write a whole number.",
+                "3:14: Expected integer, got: }\n    'dims:' has no value. Write a whole number.",
+            ],
         ),
         ("// note\nmax_batch_size: 8", ["1:1: Expected identifier, got: /\n    A comment begins with #."]),
         ("/* a\nnote */ max_batch_size: 8", ["1:1: Expected identifier, got: /\n    A comment begins with #."]),
@@ -280,6 +287,91 @@ def test_a_usual_mistake_has_a_place_and_a_remedy(text: str, told: list[str]) ->
     assert mistakes_in(text) == told
 
 
+UNFILLED = "is an unfilled placeholder of a template: fill the template in, or replace it."
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        (
+            "max_batch_size: ${max_batch_size}\ninput [ {\n  data_type: ${dtype}\n  dims: [ -1, ${w} ]\n} ]\n"
+            "model_transaction_policy { decoupled: ${decoupled} }\ninstance_group [ { count: ${n} kind: ${kind} } ]\n",
+            ["1:17", "3:14", "4:15", "6:39", "7:27", "7:38"],
+        ),
+        ("max_batch_size: $(SIZE)\nname: model-$NAME.a\nbackend: %(backend)s", ["1:17", "2:7", "3:10"]),
+        ("max_batch_size: @SIZE@\ninput { name: <NAME> dims: [ <the width> ] }", ["1:17", "2:15", "2:30"]),
+        ("max_batch_size: {{ size }}\ninput [{{ inputs }}]\n{{ more | default(4) }}\n", ["1:17", "2:8", "3:1"]),
+        ("${name}: 4\n@NAME@ { a: 1 }\nmax_batch_size: ${x}\n", ["1:1", "2:1", "3:17"]),
+        ("max_batch_size: #SIZE\ninput [ { data_type: #DTYPE\n dims: 1 } ]\n", ["1:15", "2:20"]),
+        ("instance_group [ { count: #COUNT } ]\nmax_batch_size: ${x}\n", ["1:25", "2:17"]),
+        ("max_batch_size: MAX_BATCH\ninput { dims: [ BATCH, 3 ] }", ["1:17", "2:17"]),
+        ("model_transaction_policy { decoupled: DECOUPLED }", ["1:39"]),
+    ],
+)
+def test_an_unfilled_placeholder_is_one_mistake(text: str, places: list[str]) -> None:
+    told = mistakes_in(text)
+    assert [each.split(": ")[0] for each in told] == places
+    assert all(UNFILLED in each for each in told), told
+
+
+def test_a_statement_of_a_template_is_one_mistake() -> None:
+    told = mistakes_in("{% for x in inputs %}\ninput { name: {{ x }} }\n{% endfor %}\n")
+    assert [each.split(": ")[0] for each in told] == ["1:1", "2:15", "3:1"]
+    assert "{% endfor %} is a statement of a template: render the template." in told[2]
+
+
+def test_a_remedy_says_what_is_to_stand_in_the_place_of_a_placeholder() -> None:
+    assert mistakes_in("max_batch_size: ${max_batch_size}") == [
+        f"1:17: Expected integer, got: ${{max_batch_size}}\n    ${{max_batch_size}} {UNFILLED} Write a whole number."
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'parameters { key: "a" value { string_value: "${a} {{ b }} @c@ <d>" } }',
+        "dims: #NCHW\n[ 1 ]",
+        "max_batch_size: #SIZE\n8",
+        "dynamic_batching < max_queue_delay_microseconds: 1 >",
+    ],
+)
+def test_what_only_looks_like_a_placeholder_is_read(text: str) -> None:
+    read(f"input {{ {text} }}" if text.startswith("dims") else text)
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        # A bracket that is not closed swallows what follows.
+        (
+            'input [ { name: "A" dims: [ 1 ]\noutput [ { name: "B" dims: [ 1 ] } ]\nbackend: python\n',
+            ["2:1", "3:10"],
+        ),
+        ("input [\n  {\n    dims: [ 3, 224\n    data_type: X\n  }\n]\nbackend: python\n", ["4:5", "7:10"]),
+        ("unheard_of { a: 1\nbackend: python\n", ["1:1", "2:10"]),
+        # Words that are no fields.
+        ("Dear reader,\nthis is no configuration - it is a letter:\nyours\nbackend: python\n", ["1:1", "4:10"]),
+        ("<html>\n<body class='x'>\n<p>Not found</p></body></html>\n", ["1:1"]),
+        ("platform: onnxruntime onnx of course\nmax_batch_size: x\n", ["1:11", "2:17"]),
+        ("dynamic_batching: a b c { } ] }\nmax_batch_size: x\n", ["1:19", "2:17"]),
+        ("input [ } ] ] }\nmax_batch_size: x\n", ["1:9", "2:17"]),
+        ("input " * 100, ["1:7"]),
+    ],
+)
+def test_one_mistake_makes_no_others(text: str, places: list[str]) -> None:
+    assert [each.split(": ")[0] for each in mistakes_in(text)] == places
+
+
+def test_of_very_many_mistakes_the_first_are_told_and_how_many_there_are_more() -> None:
+    mistakes = parse_text("".join(f"unheard_of_{number}: 1\n" for number in range(5000)), FILE).mistakes
+    assert len(mistakes) == 5000
+    *first, last = told(mistakes)
+    assert len(first) == 20
+    assert "The fields here are: name, " in first[0]
+    assert all(each.endswith("Remove it: it is none of the fields that are listed above.") for each in first[1:])
+    assert last == f"{FILE}: 4980 more mistakes\n    Correct those above first."
+
+
 def test_every_mistake_of_a_text_is_told_in_order() -> None:
     told = mistakes_in(
         'maxBatchSize: 8\nbackend: python\ninput [ { data_type: FP32 dims: [ "3" ] } ]\n'
@@ -303,8 +395,8 @@ def test_what_was_wrong_is_doubtful_and_nothing_else() -> None:
 
 
 def test_a_mistake_without_a_text_names_the_part() -> None:
-    assert str(Mistake(message="wrong", path=("input", 0, "dims", 2), file="config override")) == (
-        "config override: input[0].dims[2]: wrong"
+    assert str(Mistake(message="wrong", remedy="Write 8.", path=("input", 0, "dims", 2), file="c")) == (
+        "c: input[0].dims[2]: wrong\n    Write 8."
     )
 
 

@@ -7,6 +7,7 @@ client is told. ``triton_configs.json`` holds answers of ``GET /v2/models/M/conf
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import nerite
 from nerite.config.gpus import NO_GPUS
 from nerite.config.json_form import to_json
 from nerite.config.loading import load_model_directory
@@ -86,19 +88,32 @@ def test_the_first_mistake_is_told_in_tritons_words(case: dict[str, Any], tmp_pa
         assert client_is_told == case["error"].replace("{repository}", str(tmp_path))
 
 
+@pytest.mark.parametrize("auto_complete", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_every_mistake_has_a_place_and_a_remedy(case: dict[str, Any], tmp_path: Path) -> None:
+def test_every_mistake_has_a_place_and_a_remedy(case: dict[str, Any], auto_complete: bool, tmp_path: Path) -> None:
     directory = tmp_path / case["name"]
     (directory / "1").mkdir(parents=True)
     (directory / "1" / "model.py").touch()
     if case["config"] is not None:
         (directory / "config.pbtxt").write_text(case["config"])
     lines = (case["config"] or "").splitlines()
-    for mistake in load_model_directory(directory).mistakes:
+    for mistake in load_model_directory(directory, auto_complete=auto_complete).mistakes:
         assert mistake.file == str(directory / "config.pbtxt")
-        assert 1 <= mistake.line <= len(lines) + 1
-        assert 1 <= mistake.column <= len([*lines, ""][mistake.line - 1]) + 1
+        if case["config"] is not None:
+            assert 1 <= mistake.line <= len(lines) + 1
+            assert 1 <= mistake.column <= len([*lines, ""][mistake.line - 1]) + 1
         assert mistake.remedy
+
+
+def test_every_mistake_in_the_code_is_made_with_a_remedy() -> None:
+    made = [
+        (f"{file}:{call.lineno}", {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords})
+        for file in Path(nerite.__path__[0]).rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Mistake"
+    ]
+    assert len(made) > 60
+    assert [place for place, arguments in made if arguments.get("remedy", "''") == "''"] == []
 
 
 @pytest.mark.parametrize("case", CONFIGS, ids=[case["name"] for case in CONFIGS])
