@@ -10,6 +10,9 @@ from nerite.artifacts.artifact import Unusable
 
 _HEAD = 1 << 16
 _ZIP = b"PK\x03\x04"
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_POINTER_SIZE = 1024
+"""Pointers are shorter."""
 _SAYS_NOTHING = ("", "model", "saved_model", "model.savedmodel", "checkpoint", "pytorch_model", "xgboost", "data")
 
 
@@ -60,6 +63,11 @@ class Candidate:
         with self.path.open("rb") as file:
             return file.read(_HEAD)
 
+    @property
+    def is_pointer(self) -> bool:
+        """Whether Git LFS has put it in the place of the file that is meant."""
+        return self.size < _POINTER_SIZE and self.head.startswith(_POINTER)
+
     @cached_property
     def tail(self) -> bytes:
         """The last bytes of the file."""
@@ -103,7 +111,7 @@ class Candidate:
             raise Unusable(path, f"cannot be read: {error.strerror}", "Make it a file that you may read.") from None
         if not head:
             raise Unusable(path, "the file is empty", "Save the model again, or copy the file again.")
-        if head.startswith(b"version https://git-lfs.github.com/spec/"):
+        if self.is_pointer:
             remedy = f"Fetch the file itself, in its repository: git lfs pull --include '{path.name}'"
             raise Unusable(path, "this is Git LFS's pointer to the file, not the file", remedy)
         if head[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):

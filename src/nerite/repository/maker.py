@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nerite.artifacts import damage
 from nerite.backends import registry
 from nerite.backends.directory import SETTING
 from nerite.backends.interface import ModelContext
 from nerite.cache.interface import ResponseCache
 from nerite.config.json_form import to_json
 from nerite.config.loading import FinishedConfig, PolledModel, Remark, finish_config, poll_model_directory
+from nerite.config.mistake import told
 from nerite.config.model_config import ModelConfig
 from nerite.config.options import RepositoryOptions
 from nerite.config.signature import signature_of
@@ -133,12 +135,16 @@ class VersionMaker:
             finished = await loop.run_in_executor(self._loader, self._finish, polled, version, memo)
         _tell(finished.remarks)
         if finished.mistakes:
-            for mistake in finished.mistakes:
-                _log.error("%s", mistake)
+            for line in told(finished.mistakes):
+                _log.error("%s", line)
             raise finished.mistakes[0].as_error()
         context = self._context(polled, finished.config, version, memo)
         signature = signature_of(finished.config, polled.directory)
-        return self._behind_cache(await self._launcher.launch(finished.config, context, signature))
+        try:
+            return self._behind_cache(await self._launcher.launch(finished.config, context, signature))
+        except NeriteError as error:
+            folder, filename = context.version_directory, finished.config.default_model_filename
+            raise await loop.run_in_executor(self._loader, damage.explained, error, folder, filename) from None
 
     def _behind_cache(self, running: RunningVersion) -> RunningVersion:
         """Return a version that is answered for by the cache where it wants that."""
@@ -154,7 +160,8 @@ class VersionMaker:
 
     def _finish(self, polled: PolledModel, version: int, memo: dict[str, Any]) -> FinishedConfig:
         def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
-            return self._launcher.complete(config.backend, self._context(polled, config, version, memo))
+            with damage.looked_at(polled.directory / str(version), config.default_model_filename):
+                return self._launcher.complete(config.backend, self._context(polled, config, version, memo))
 
         place = self._settings_of(polled.config.backend).get(SETTING, "")
         polled = replace(polled, config=registry.filled_in(polled.config, place))
@@ -165,6 +172,7 @@ class VersionMaker:
             gpus=self._placement.gpus(polled.config.backend),
         )
         if not finished.mistakes:
+            damage.refuse_pointers(polled.directory / str(version), finished.config.default_model_filename)
             self._placement.check_room(finished.config)
         return finished
 

@@ -179,7 +179,6 @@ BROKEN: dict[str, tuple[str, str]] = {
     "half of the model": ("", "Is '{folder}/model.xml' complete? Copy it once more, or export it anew"),
     "nothing": ("", "'{folder}/model.xml' is empty: copy it once more"),
     "something else": ("", "'{folder}/model.xml' is no OpenVINO IR: export the model with openvino.save_model"),
-    "a pointer": ("", "'{folder}/model.xml' is a pointer of Git LFS, not the file it stands for: git lfs pull"),
     "an unknown operator": ("FancyOp", "Install a newer OpenVINO, or name a library that has it: CPU_EXTENSION_PATH"),
 }
 
@@ -199,8 +198,6 @@ def test_a_broken_model_is_refused_with_what_to_do(tmp_path: Path, capfd: pytest
             path.write_bytes(b"")
         case "something else":
             path.write_bytes(b"<html><body>404</body></html>")
-        case "a pointer":
-            path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
         case "an unknown operator":
             path.write_bytes(text.replace(b'type="Multiply"', b'type="FancyOp"'))
     error = refusal(tmp_path)

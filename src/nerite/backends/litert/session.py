@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from nerite.backends import stderr
 from nerite.backends.litert.plan import InterpreterPlan
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere, Unsupported
 
 _log = logging.getLogger("nerite.backends.litert")
 
@@ -58,14 +58,12 @@ def _interpreter() -> Any:
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError as error:
-        raise Unsupported(f"unable to import ai_edge_litert ({error}): pip install 'nerite[litert]'") from error
+        raise NotHere(f"unable to import ai_edge_litert ({error}): pip install 'nerite[litert]'") from error
     return Interpreter
 
 
 def _what_it_may_be(path: Path) -> str:
     size = path.stat().st_size
-    if size < 1024 and path.read_bytes().startswith(b"version https://git-lfs"):
-        return "it stands for a file in Git LFS. Fetch that with: git lfs pull"
     return f"it has {size} bytes. Was it copied whole, and made by a TFLiteConverter?"
 
 

@@ -9,7 +9,6 @@ from nerite.backends.openvino import framework
 from nerite.backends.openvino.plan import Source
 from nerite.core.errors import Internal
 
-_POINTER: Final = b"version https://git-lfs"
 _HEAD: Final = 4096
 
 _REMEDIES: Final = (
@@ -47,8 +46,6 @@ def _check_head(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(_HEAD)
     said = "openvino error in reading model : "
-    if head.startswith(_POINTER):
-        raise Internal(f"{said}'{path}' is a pointer of Git LFS, not the file it stands for: git lfs pull")
     if not head:
         raise Internal(f"{said}'{path}' is empty: copy it once more")
     if path.suffix == ".xml" and b"<net" not in head:
