@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, cast
 
 from nerite.backends.interface import INTERFACE, Backend
-from nerite.core.errors import Unsupported
+from nerite.core.errors import NotHere, Unsupported
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -38,7 +38,7 @@ def backend(name: str) -> Backend | None:
     try:
         found = point.load()()
     except Exception as error:  # whatever its module raises is what is wrong with it
-        raise Unsupported(f"{offered} cannot be imported: {type(error).__name__}: {error}") from error
+        raise NotHere(f"{offered} cannot be imported: {type(error).__name__}: {error}") from error
     written_for = getattr(found, "interface", None)
     if written_for != INTERFACE:
         raise Unsupported(

@@ -6,16 +6,16 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from nerite.cli.command import new_parser, show_json, status_of
-from nerite.cli.completing import complete_here, gpus_here
-from nerite.config.loading import LoadedModel, Remark, load_model_directory
-from nerite.config.mistake import Mistake
+from nerite.cli.completing import ModelHere, gpus_here
+from nerite.config.completion import CompletionUnavailable
+from nerite.config.loading import LoadedModel, Remark, load_model_directory, refused
+from nerite.config.mistake import Mistake, told
 from nerite.config.options import ServerOptions
 from nerite.config.signature import signature_of
-from nerite.core.errors import Internal
+from nerite.core.errors import Internal, NeriteError
 from nerite.execution import recorded_requests, warm_up_data
 from nerite.repository import agents
 from nerite.repository.ensemble_survey import Described, EnsembleSurvey
@@ -35,6 +35,8 @@ Examples:
 
 Configurations are completed from the models as a server would do it, which runs the auto_complete_config of
 Python models; --disable-auto-complete-config leaves that out, and the files have to say everything themselves.
+Models are opened as a server would open them where their framework is installed, one at a time. Of Python models
+the code is read, and not initialized; language models are not loaded.
 Ensembles are checked against the models beside them, and those of the other repositories.
 """
 
@@ -120,19 +122,24 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[Finding]:
         yield Finding("", root, (), [Remark("warning", "the repository is empty: there is no model in it")])
     gpus = gpus_here()
     for directory in directories:
+        model = ModelHere(directory, options.backend_directory)
         loaded = load_model_directory(
             directory,
             config_name=options.model_config_name,
             auto_complete=not options.disable_auto_complete_config,
-            complete=partial(complete_here, directory, options.backend_directory),
+            complete=model.complete,
             gpus=gpus,
         )
-        found = (*loaded.mistakes, *agents.mistakes_of(loaded.polled), *_samples(loaded))
+        found = [*loaded.mistakes, *agents.mistakes_of(loaded.polled), *_samples(loaded)]
+        remarks = [*loaded.remarks]
+        if not found:
+            found, more = _opened(model, loaded)
+            remarks += more
         mistakes = sorted(found, key=_place)
         # A repository is often checked on another machine than the one that serves it.
         local = [Remark("warning", f"on this machine: {mistake.message}") for mistake in mistakes if mistake.elsewhere]
         lasting = [mistake for mistake in mistakes if not mistake.elsewhere]
-        yield Finding(directory.name, directory, lasting, [*local, *loaded.remarks], loaded)
+        yield Finding(directory.name, directory, lasting, [*local, *remarks], loaded)
 
 
 def _place(mistake: Mistake) -> tuple[str, int, int]:
@@ -167,6 +174,21 @@ def _samples(loaded: LoadedModel) -> list[Mistake]:
     return polled.text.source.place(list(dict.fromkeys(found)))
 
 
+def _opened(model: ModelHere, loaded: LoadedModel) -> tuple[list[Mistake], list[Remark]]:
+    """Find what a load finds in the files of each version, of a model that is right so far."""
+    mistakes: list[Mistake] = []
+    remarks: list[Remark] = []
+    for version, config in loaded.configs.items():
+        try:
+            if config.backend:
+                model.open(config, version, completed=loaded.certain)
+        except CompletionUnavailable as reason:
+            remarks.append(Remark("note", str(reason)))
+        except NeriteError as error:
+            mistakes += refused(error, loaded.polled, version)
+    return mistakes, remarks
+
+
 def _duplicates(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Find the models that are in more than one repository."""
     seen: dict[str, Path] = {}
@@ -181,8 +203,8 @@ def _duplicates(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 def _print_mistakes(findings: Sequence[Finding]) -> None:
     for finding in findings:
-        for mistake in finding.mistakes:
-            print(mistake)
+        for text in told(finding.mistakes):
+            print(text)
 
 
 def _print_json(findings: Sequence[Finding]) -> None:

@@ -145,7 +145,7 @@ class Cursor:
                 depth += (token.text in OPENERS) - (token.text in CLOSERS)
             if depth == 0:
                 return
-        # It is never closed, and who knows where it should have been.
+        # It is never closed, and where it should be cannot be told.
         self._index = start
         raise Astray
 

@@ -54,7 +54,7 @@ class Launcher:
 
     def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
         """Have a backend complete a configuration. Blocks. Raises ``NeriteError``."""
-        if not _isolated(context):
+        if not is_isolated(context):
             return registry.backend_of(context).complete(context)
         instance = InstanceContext(f"{context.name}_auto_complete")
         arena = Arena()
@@ -171,7 +171,7 @@ class Launcher:
 
     async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> RunnerMaker:
         run = self._around.blocking
-        if await run(_isolated, context):
+        if await run(is_isolated, context):
             # Not on the loop: an environment may have to be made.
             with stage("environment"):
                 interpreter = await run(_interpreter, context)
@@ -225,7 +225,7 @@ def _skipped(name: str) -> None:
     _log.debug("Skipping batch 0 warmup sample '%s'", name)
 
 
-def _isolated(context: ModelContext) -> bool:
+def is_isolated(context: ModelContext) -> bool:
     """Return whether the instances of a model live in worker processes: as it says itself, else as its backend does.
 
     May import the backend, so it blocks. Raises as ``registry.backend_of``, and ``InvalidArgument`` for parameters that

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from nerite.backends.llm import installation, tasks
 from nerite.backends.llm.checkpoint import Content
 from nerite.config.near import nearest
-from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
+from nerite.core.errors import InvalidArgument, NotHere, Unavailable, Unsupported
 
 EXTRA: Final = "nerite[llm]"
 OPENVINO: Final = "openvino_genai"
@@ -65,7 +65,7 @@ def choose(
         if engine in installed:
             return Choice(engine, _why(engine, order, gpu=gpu))
     ways = ", or ".join(remedy(engine) for engine in order[:2])
-    raise Unsupported(f"no engine for language models is installed. Install one with: {ways}")
+    raise NotHere(f"no engine for language models is installed. Install one with: {ways}")
 
 
 def _wanted(content: Content, wanted: str, task: str) -> Choice:

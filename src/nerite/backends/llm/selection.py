@@ -23,7 +23,7 @@ from nerite.backends.llm.engine import Engine
 from nerite.backends.llm.parameters import ENGINE
 from nerite.backends.llm.reranking import Reranker
 from nerite.backends.python import environment_store
-from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
+from nerite.core.errors import InvalidArgument, NotHere, Unavailable, Unsupported
 from nerite.observability.gpus import driver_is_loaded
 
 _log = logging.getLogger("nerite.backends.llm")
@@ -132,4 +132,4 @@ def _may_use_gpus(context: ModelContext) -> bool:
 
 
 def _lacking(engine: str) -> Unsupported:
-    return Unsupported(f"the engine {engine} is not installed. Install it with: {choice.remedy(engine)}")
+    return NotHere(f"the engine {engine} is not installed. Install it with: {choice.remedy(engine)}")

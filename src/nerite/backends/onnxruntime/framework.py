@@ -7,7 +7,7 @@ from functools import cache
 from types import ModuleType
 from typing import Final
 
-from nerite.core.errors import Unsupported
+from nerite.core.errors import NotHere
 
 _SILENCE: Final = "ORT_DISABLE_TELEMETRY"
 
@@ -25,7 +25,7 @@ def onnxruntime() -> ModuleType:
     try:
         import onnxruntime
     except ImportError as error:
-        raise Unsupported(f"unable to import onnxruntime ({error}): pip install 'nerite[onnx]'") from error
+        raise NotHere(f"unable to import onnxruntime ({error}): pip install 'nerite[onnx]'") from error
     finally:
         if unsaid:
             del os.environ[_SILENCE]

@@ -13,7 +13,7 @@ from typing import Any, Final
 from nerite.backends.onnxruntime import providers
 from nerite.backends.onnxruntime.framework import onnxruntime
 from nerite.backends.onnxruntime.plan import SessionPlan, own_entries
-from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.errors import Internal, NeriteError, NotHere
 
 _one_at_a_time = threading.Lock()
 
@@ -104,7 +104,7 @@ def _check_providers(plan: SessionPlan, available: Sequence[str]) -> None:
     for provider in plan.providers:
         if provider.name not in available:
             package = providers.PACKAGES[provider.name]
-            raise InvalidArgument(
+            raise NotHere(
                 f"execution provider {provider.name} is not available, there are: {', '.join(available)}. It needs "
                 f"another build of ONNX Runtime, and the libraries that this asks for: pip install {package}"
             )

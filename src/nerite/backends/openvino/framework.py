@@ -9,7 +9,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final, cast
 
-from nerite.core.errors import Internal, NeriteError, Unsupported
+from nerite.core.errors import Internal, NeriteError, NotHere
 
 _TELEMETRY: Final = "openvino_telemetry"
 _importing = threading.Lock()
@@ -30,7 +30,7 @@ def openvino() -> ModuleType:
         try:
             import openvino
         except ImportError as error:
-            raise Unsupported(f"unable to import openvino ({error}): pip install 'nerite[openvino]'") from error
+            raise NotHere(f"unable to import openvino ({error}): pip install 'nerite[openvino]'") from error
         finally:
             del sys.modules[_TELEMETRY]
             if installed is not None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python.completion import completed
-from nerite.backends.python.failure import CAUSES, describe
+from nerite.backends.python.failure import CAUSES, refusal
 from nerite.backends.python.instance import PythonInstance, model_file
 from nerite.backends.python.module import ModelModule
 from nerite.core.errors import Internal
+
+_CLASS: Final = "TritonPythonModel"
+_BINDING: Final = frozenset({_CLASS, "*", "__getattr__", "globals", "setattr", "exec"})
+"""Names of which one is in any program that has the class."""
 
 
 class PythonBackend:
@@ -44,17 +48,36 @@ class PythonBackend:
             module.close()
             raise
 
-    def _import(self, context: ModelContext) -> ModelModule:
+    def look(self, context: ModelContext) -> None:
+        """Read the model's code without running any of it. Raises ``Internal`` as ``open``, for what can be seen so."""
+        import ast  # models are served without it
+
+        file = self._file(context)
+        try:
+            source = file.read_bytes()
+            compile(source, file, "exec", dont_inherit=True)
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise refusal(error) from None
+        if not any(map(_may_bind, ast.walk(tree))):
+            module = f"{context.version}.{file.stem}" if self._code is None else file.stem
+            raise Internal(f"AttributeError: module '{module}' has no attribute '{_CLASS}'")
+
+    def _file(self, context: ModelContext) -> Path:
         file = self._code or model_file(context)
         if file.suffix != ".py":
             raise Internal(f"Model name must end with '.py'. Model name is \"{file.name}\".")
         if not file.exists():
             raise Internal(f"Python model file not found in '{file}'")
+        return file
+
+    def _import(self, context: ModelContext) -> ModelModule:
+        file = self._file(context)
         serves = None if self._code is None else context.version_directory
         try:
             return ModelModule(context.directory, file, serves)
         except CAUSES as error:
-            raise Internal(describe(error)) from error
+            raise refusal(error) from error
 
 
 class PythonModel:
@@ -78,5 +101,11 @@ def _model_class(module: ModelModule) -> type:
     try:
         model_class: type = module.module.TritonPythonModel
     except AttributeError as error:
-        raise Internal(describe(error)) from error
+        raise refusal(error) from error
     return model_class
+
+
+def _may_bind(node: Any) -> bool:
+    """Return whether a part of a program, as ``ast`` has it, may give the module a class of the name that is needed."""
+    names = {getattr(node, key, None) for key in ("id", "name", "asname")}
+    return not names.isdisjoint(_BINDING)

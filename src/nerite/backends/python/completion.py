@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nerite.backends.python.failure import CAUSES, describe
+from nerite.backends.python.failure import CAUSES, refusal
 from nerite.core.errors import Internal
 from triton_python_backend_utils import ModelConfig
 
@@ -27,7 +27,7 @@ def completed(name: str, config: Mapping[str, Any], model_class: type) -> Mappin
         answer = hook(ModelConfig(json.dumps(config)))
         said = json.loads(json.dumps(answer.as_dict())) if isinstance(answer, ModelConfig) else None
     except CAUSES as error:
-        raise Internal(describe(error)) from error
+        raise refusal(error) from error
     if said is None:
         raise Internal(f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object.")
     changeable = _FREE if _SCHEDULERS & config.keys() else _FREE | _SCHEDULERS

@@ -42,12 +42,7 @@ def find_interpreter(context: ModelContext) -> Path | None:
     """
     if not context.environment:
         return None
-    environment = Path(context.environment.replace(_MODEL_DIRECTORY, str(context.directory)))
-    if not environment.exists():
-        raise InvalidArgument(
-            f"Failed to get the canonical path for {environment}. It is the EXECUTION_ENV_PATH of model "
-            f"'{context.name}', and there is no such file or directory."
-        )
+    environment = located(context)
     place = _place(environment, environment_store.folder(context.settings.get(environment_store.SETTING, "")))
     interpreter = place / "bin" / "python"
     where = f"EXECUTION_ENV_PATH of model '{context.name}' is '{environment}'"
@@ -59,6 +54,17 @@ def find_interpreter(context: ModelContext) -> Path | None:
         )
     _check(interpreter, where)
     return interpreter
+
+
+def located(context: ModelContext) -> Path:
+    """Return where the environment is that a model brings. Raises ``InvalidArgument`` if it is not there."""
+    environment = Path(context.environment.replace(_MODEL_DIRECTORY, str(context.directory)))
+    if not environment.exists():
+        raise InvalidArgument(
+            f"Failed to get the canonical path for {environment}. It is the EXECUTION_ENV_PATH of model "
+            f"'{context.name}', and there is no such file or directory."
+        )
+    return environment
 
 
 def _place(environment: Path, folder: Path) -> Path:

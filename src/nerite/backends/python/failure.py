@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from types import TracebackType
+from traceback import walk_tb
+from types import CodeType, TracebackType
 from typing import Final
 
 import nerite
 import triton_python_backend_utils
+from nerite.core.errors import Internal
 from nerite.core.failure_text import message_of
 
 CAUSES: Final = (Exception, SystemExit, asyncio.CancelledError)
@@ -29,6 +31,20 @@ def describe(error: BaseException) -> str:
     if frames:
         text += "\n\nAt:\n" + "".join(f"  {line}\n" for line in reversed(frames))
     return printable(text)
+
+
+def refusal(error: BaseException) -> Internal:
+    """Return what is told of a model whose code raised ``error``, with the place in that code."""
+    told = Internal(describe(error))
+    told.place = _place(error)
+    return told
+
+
+def _place(error: BaseException) -> tuple[str, int, int] | None:
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return error.filename, error.lineno, max(error.offset or 1, 1)
+    frames = [frame for frame in walk_tb(error.__traceback__) if not _is_our_code(frame[0].f_code)]
+    return (frames[-1][0].f_code.co_filename, frames[-1][1], 1) if frames else None
 
 
 def model_traceback(error: BaseException) -> TracebackType | None:
@@ -55,4 +71,8 @@ def _frames(traceback: TracebackType | None) -> deque[str]:
 
 
 def _is_ours(traceback: TracebackType) -> bool:
-    return traceback.tb_frame.f_code.co_filename.startswith(_OURS)
+    return _is_our_code(traceback.tb_frame.f_code)
+
+
+def _is_our_code(code: CodeType) -> bool:
+    return code.co_filename.startswith(_OURS)

@@ -22,7 +22,7 @@ from nerite.backends.pytorch.plan import Plan
 from nerite.backends.pytorch.program import Program, Slot
 from nerite.backends.sequence_tensors import state_outputs
 from nerite.core import dtype as dtypes
-from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.core.errors import InvalidArgument, NotHere
 
 if TYPE_CHECKING:
     from nerite.backends.pytorch.run import Ends
@@ -88,7 +88,7 @@ class Opener:
 
         name = self._context.name
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise Unsupported(
+            raise NotHere(
                 f"unable to load model '{name}': an instance is to run on '{device}', and PyTorch {torch.__version__} "
                 "sees no GPU. Set kind: KIND_CPU, or install a build of torch for the driver of this machine"
             )

@@ -15,7 +15,7 @@ from nerite.backends.python.module import ModelModule
 from nerite.backends.pytorch.framework import quiet, unloadable
 from nerite.backends.pytorch.plan import Plan
 from nerite.backends.pytorch.program import Call, Program, Slot
-from nerite.core.errors import Internal, Unsupported
+from nerite.core.errors import Internal, NotHere
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
@@ -82,7 +82,7 @@ def _read(weights: Path, device: str) -> Any:
         try:
             from safetensors.torch import load_file
         except ImportError as error:
-            raise Unsupported(f"'{weights}' needs the package 'safetensors': pip install 'nerite[torch]'") from error
+            raise NotHere(f"'{weights}' needs the package 'safetensors': pip install 'nerite[torch]'") from error
         return load_file(weights, device)
     with quiet:
         return torch.load(weights, map_location=device, weights_only=True)

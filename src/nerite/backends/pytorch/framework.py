@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere
 
 _log = logging.getLogger("nerite.backends.pytorch")
 
@@ -29,7 +29,7 @@ def load() -> None:
         try:
             import torch
         except (ImportError, OSError) as error:
-            raise Unsupported(f"unable to import torch ({error}): pip install 'nerite[torch]'") from error
+            raise NotHere(f"unable to import torch ({error}): pip install 'nerite[torch]'") from error
     with quiet:
         # It warns once in a process of memory that it may read only, as a received request is. Who writes gets a copy.
         torch.from_numpy(np.frombuffer(bytes(4), np.float32))

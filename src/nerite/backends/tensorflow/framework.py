@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Final
 
 from nerite.backends import stderr
-from nerite.core.errors import Unsupported
+from nerite.core.errors import NotHere
 
 _log = logging.getLogger("nerite.backends.tensorflow")
 # What TensorFlow says of itself is verbose, and the server decides whether it is written.
@@ -41,7 +41,7 @@ def tensorflow(*, alone: bool) -> ModuleType:
         else:
             import tensorflow
     except ImportError as error:
-        raise Unsupported(f"unable to import tensorflow ({error}): pip install 'nerite[tensorflow]'") from error
+        raise NotHere(f"unable to import tensorflow ({error}): pip install 'nerite[tensorflow]'") from error
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     return tensorflow  # type: ignore[no-any-return]  # The package has no types.
 

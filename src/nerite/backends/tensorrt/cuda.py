@@ -6,7 +6,7 @@ import importlib
 from functools import cache
 from typing import Any, Final
 
-from nerite.core.errors import Internal, Unavailable, Unsupported
+from nerite.core.errors import Internal, NotHere, Unavailable
 
 _NO_MEMORY: Final = "cudaErrorMemoryAllocation"
 _MADE_FOR_ITSELF: Final = 1
@@ -19,7 +19,7 @@ def runtime() -> Any:
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except ImportError as error:
-        raise Unsupported(f"unable to import cuda.bindings ({error}): pip install 'nerite[tensorrt]'") from error
+        raise NotHere(f"unable to import cuda.bindings ({error}): pip install 'nerite[tensorrt]'") from error
 
 
 def checked(result: tuple[Any, ...]) -> Any:
@@ -36,12 +36,12 @@ def require_device(model: str, number: int) -> None:
     error, *found = runtime().cudaGetDeviceCount()
     if int(error) or not found[0]:
         why = f" (CUDA says: {_words(error)})" if int(error) else ""
-        raise Unsupported(
+        raise NotHere(
             f"unable to load model '{model}', TensorRT backend supports only GPU device, and this machine has no GPU "
             f"that could be used{why}"
         )
     if number >= found[0]:
-        raise Unsupported(f"unable to load model '{model}': there is no GPU {number}, but {found[0]} of them")
+        raise NotHere(f"unable to load model '{model}': there is no GPU {number}, but {found[0]} of them")
 
 
 def use(device: int) -> None:

@@ -15,7 +15,7 @@ from nerite.backends.tensorrt import plan_file
 from nerite.backends.tensorrt.description import Description, EngineTensor, Profile, Range
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
-from nerite.core.errors import Internal, InvalidArgument, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NotHere, Unsupported
 
 _log = logging.getLogger("nerite.backends.tensorrt")
 
@@ -41,7 +41,7 @@ def tensorrt() -> Any:
     try:
         return importlib.import_module("tensorrt")
     except Exception as error:  # It looks for its libraries while it is imported, and fails in many ways.
-        raise Unsupported(f"unable to import tensorrt ({error}): pip install 'nerite[tensorrt]'") from error
+        raise NotHere(f"unable to import tensorrt ({error}): pip install 'nerite[tensorrt]'") from error
 
 
 def open_engine(model: str, path: Path, plugins: Sequence[str], *, version_compatible: bool) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from nerite.backends.trees import native
 from nerite.backends.trees.artifact import Artifact
 from nerite.backends.trees.native import Function, Library, NativeError
-from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.core.errors import InvalidArgument, NotHere
 from nerite.core.tensor import Array
 
 _log = logging.getLogger("nerite.backends.trees")
@@ -260,7 +260,7 @@ def treelite() -> Library:
             raise OSError("no library in the package 'treelite'")
         return native.open_library(path, "TreeliteGetLastError")
     except OSError as error:
-        raise Unsupported(f"unable to open treelite ({error}): pip install 'nerite[fil]'") from error
+        raise NotHere(f"unable to open treelite ({error}): pip install 'nerite[fil]'") from error
 
 
 _heard = threading.local()

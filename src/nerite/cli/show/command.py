@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from nerite.cli.command import add_repository, new_parser, repository_of, show, show_json, status_of
-from nerite.cli.completing import complete_here, gpus_here
+from nerite.cli.completing import ModelHere, gpus_here
 from nerite.cli.progress import megabytes
 from nerite.cli.show.snippets import Snippets
 from nerite.config.loading import load_model_directory
@@ -68,7 +67,7 @@ class _Shown:
         """Raise ``NeriteError`` for a model that cannot be served as it is."""
         loaded = load_model_directory(
             directory,
-            complete=partial(complete_here, directory, ServerOptions().backend_directory),
+            complete=ModelHere(directory, ServerOptions().backend_directory).complete,
             gpus=gpus_here(),
         )
         if loaded.mistakes:

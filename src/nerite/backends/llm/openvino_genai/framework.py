@@ -13,7 +13,7 @@ from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.sampling import SamplingParameters
 from nerite.backends.llm.structured import EBNF, JSON_SCHEMA, REGEX, Grammar
 from nerite.backends.openvino.framework import openvino
-from nerite.core.errors import Unsupported
+from nerite.core.errors import NotHere
 
 _VERBATIM: Final = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
 """For prompts that the framework tokenizes: to those to which it applies a template it adds no special tokens."""
@@ -34,7 +34,7 @@ def genai() -> ModuleType:
     try:
         from openvino_genai import py_openvino_genai
     except ImportError as error:
-        raise Unsupported(f"unable to import openvino_genai ({error}): pip install 'nerite[llm]'") from error
+        raise NotHere(f"unable to import openvino_genai ({error}): pip install 'nerite[llm]'") from error
     return py_openvino_genai  # type: ignore[no-any-return]  # The package has no types.
 
 

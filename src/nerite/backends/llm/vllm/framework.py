@@ -12,7 +12,7 @@ from typing import Any, Final
 from nerite.backends.llm.engine import GenerationRequest
 from nerite.backends.llm.vllm.arguments import Arguments
 from nerite.config.near import nearest
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere, Unavailable
 from nerite.core.tensor import Array
 
 _log = logging.getLogger("nerite.backends.llm")
@@ -50,7 +50,7 @@ def begin(arguments: Arguments) -> None:
     try:
         import vllm  # noqa: F401
     except ImportError as error:
-        raise Unsupported(f"unable to import vllm ({error}): nerite engines install vllm") from error
+        raise NotHere(f"unable to import vllm ({error}): nerite engines install vllm") from error
 
 
 def _end_children_with_us() -> None:

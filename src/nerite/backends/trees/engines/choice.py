@@ -11,7 +11,7 @@ from nerite.backends.trees.engines.engine import Engine
 from nerite.backends.trees.engines.gtil import GtilEngine
 from nerite.backends.trees.forest import Description, Forest
 from nerite.backends.trees.native import NativeError
-from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.core.errors import InvalidArgument, NotHere
 
 _log = logging.getLogger("nerite.backends.trees")
 
@@ -74,7 +74,7 @@ def open_engine(name: str, forest: Description, wanted: str, threads: int, read:
             opened = _OPENERS[engine](forest, threads, read)
         except _Missing:
             if wanted != "auto":
-                raise Unsupported(
+                raise NotHere(
                     f"model '{name}' has 'engine': '{wanted}', which is not installed: pip install {wanted}"
                 ) from None
             reasons.append(f"{engine} is not installed")

@@ -12,7 +12,7 @@ import numpy as np
 
 from nerite.backends.trees.forest import Description
 from nerite.backends.trees.parameters import Parameters
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere
 from nerite.core.tensor import Array
 
 _MODEL_TYPES: Final = {"xgboost": "xgboost_legacy"}
@@ -29,7 +29,7 @@ class NvforestEngine:
         try:
             nvforest: Any = importlib.import_module("nvforest")
         except ImportError as error:
-            raise Unsupported(
+            raise NotHere(
                 f"model '{name}' has an instance_group of KIND_GPU, and nvForest is not installed ({error}): "
                 "pip install nvforest-cu12 or nvforest-cu13, or set kind: KIND_CPU"
             ) from error
