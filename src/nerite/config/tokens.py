@@ -38,13 +38,14 @@ _NUMBER: Final = re.compile(
     re.VERBOSE,
 )
 _PLACEHOLDER: Final = re.compile(
-    r"""[\w.-]*
+    r"""[\w.-]{0,99}
     (?: \$\{[^{}\n]*\} | \$\([^()\n]*\) | \$[A-Za-z_]\w*
-      | \{\{[^{}:\n]*\}\} | \{%[^\n]*?%\} | @[A-Za-z_]\w*@ | %\(\w+\)[a-z] | <[A-Za-z_][\w -]*> )
+      | \{\{[^{}:\n]*\}\} | \{%[^\n]{0,199}?%\} | @[A-Za-z_]\w*@ | %\(\w+\)[a-z] | <[A-Za-z_][\w -]*> )
     [\w.-]*""",
     re.VERBOSE | re.ASCII,
 )
-"""What templates leave where nobody fills them in, with the rest of its word. None of it is in a text that is right."""
+"""What is left of a template, with the rest of its word, at a bounded length: it is tried at each word of a text that
+may be long. None of it is in a text that is right."""
 _BEFORE_VALUES: Final = frozenset(":[,")
 _HIDDEN: Final = re.compile(r"[ \t]*(#[A-Z][A-Z0-9_]*#?(?=[\s}\],;]|$)[^\n]*)")
 _NUMBER_START: Final = re.compile(r"\.?[0-9]")

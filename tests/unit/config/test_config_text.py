@@ -453,6 +453,8 @@ def test_a_damaged_text_gives_mistakes_and_never_an_exception(data: st.DataObjec
 @given(st.text(max_size=60))
 @example("{" * 5000)
 @example("input " * 3000)
+@example("a-" * 30_000)
+@example("{%" * 30_000)
 @example("9" * 5000)
 @example("max_batch_size: " + "9" * 5000)
 @example('name: "' + "\\x" * 100)
