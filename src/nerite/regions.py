@@ -3,8 +3,8 @@
 A region is never mapped. A client may shorten its file at any time, by mistake if it is started again with smaller
 tensors, and a process that reads or writes a mapping beyond the end of its file is ended by SIGBUS. So inputs are read
 from the file when a request arrives, which also means that a model sees what was there then, and outputs are written to
-the file; a file that is too short by then is an error of one request. A file stays open, though unregistered, until
-those requests are answered that use it.
+the file; a file that is too short by then is an error of one request. A region that is unregistered while requests use
+it stays, file and all, until the last of them is answered.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +28,7 @@ from nerite.core.errors import (
     Unsupported,
 )
 from nerite.core.failure_text import system_error
-from nerite.core.request import SharedPlace
+from nerite.core.request import PlacedRequest, SharedPlace
 from nerite.core.tensor import Buffer
 
 _FOLDER: Final = Path("/dev/shm")
@@ -61,6 +61,13 @@ class Region(NamedTuple):
     offset: int
     byte_size: int
     file: _File
+    users: weakref.WeakSet[PlacedRequest]
+    """Requests with a tensor in it. One that was answered stays as long as something refers to it."""
+
+    @property
+    def in_use(self) -> bool:
+        """A request with a tensor in it is not answered."""
+        return not all(request.finished for request in self.users)
 
 
 class OutputPlace:
@@ -85,7 +92,7 @@ class OutputPlace:
                 written = os.pwrite(descriptor, rest, at)
                 at, rest = at + written, rest[written:]
         except OSError as error:
-            reason = system_error(error, _FOLDER / region.key.removeprefix("/"))
+            reason = system_error(error, _FOLDER / region.key.lstrip("/"))
             raise Internal(f"unable to write to shared memory region '{region.name}': {reason}") from None
 
 
@@ -96,14 +103,19 @@ class Regions:
         """``allowed``: clients may register regions."""
         self._allowed = allowed
         self._regions: dict[str, Region] = {}
+        self._leaving: set[str] = set()
+        """Those that were unregistered while requests used them."""
         self._copies = _Copies()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Take in a part of the file ``key``. Raises Triton's refusals."""
         self._check_allowed()
+        self._forget_unused()
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
-        if key.removeprefix("/").startswith(_RESERVED):
+        if not key.strip("/"):
+            raise InvalidArgument(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
+        if key.lstrip("/").startswith(_RESERVED):
             raise InvalidArgument(
                 f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved "
                 f"prefix '{_RESERVED}'"
@@ -115,16 +127,23 @@ class Regions:
                 f"failed to register shared memory region '{name}': invalid args\n    The file has {size} bytes; "
                 f"{byte_size} from {offset} on were asked for."
             )
-        self._regions[name] = Region(name, key, offset, byte_size, file)
+        self._regions[name] = Region(name, key, offset, byte_size, file, weakref.WeakSet())
 
     def unregister(self, name: str) -> None:
-        """Forget a region, all of them for an empty name; one that there is not is no mistake."""
+        """Forget a region once no request uses it, all of them for an empty name; an unknown one is no mistake."""
         self._check_allowed()
-        for each in [name] if name else list(self._regions):
-            self._regions.pop(each, None)
+        self._leaving.update(self._regions if not name else self._regions.keys() & {name})
+        self._forget_unused()
+
+    def _forget_unused(self) -> None:
+        """Forget regions that were unregistered, as far as no request uses them any more."""
+        for name in [name for name in self._leaving if not self._regions[name].in_use]:
+            self._leaving.remove(name)
+            del self._regions[name]
 
     def listed(self, name: str) -> list[Region]:
         """Return a region, or all of them for an empty name. Raises ``NotFound``."""
+        self._forget_unused()
         if not name:
             return [self._regions[each] for each in sorted(self._regions)]
         if name not in self._regions:
@@ -144,9 +163,14 @@ class Regions:
                     raise _too_short(region)
                 at, rest = at + count, rest[count:]
         except OSError as error:
-            reason = system_error(error, _FOLDER / region.key.removeprefix("/"))
+            reason = system_error(error, _FOLDER / region.key.lstrip("/"))
             raise Internal(f"unable to read shared memory region '{region.name}': {reason}") from None
         return memory
+
+    def use(self, request: PlacedRequest, places: Iterable[SharedPlace]) -> None:
+        """Keep the regions of ``places``, which were found in them, until ``request`` is answered."""
+        for place in places:
+            self._regions[place.region].users.add(request)
 
     def output(self, place: SharedPlace) -> OutputPlace:
         """Return where an output is to be written. Raises Triton's refusals."""
@@ -154,6 +178,8 @@ class Regions:
 
     def _found(self, place: SharedPlace) -> Region:
         """Return the region of a place that lies within it. Raises Triton's refusals."""
+        if self._leaving:
+            self._forget_unused()
         region = self._regions.get(place.region)
         if region is None:
             raise NotFound(f"Unable to find shared memory region: '{place.region}'")
@@ -176,6 +202,7 @@ class Regions:
 
     def check_cuda(self, name: str) -> None:
         """Raise ``NotFound`` for any name; an empty one stands for all regions, of which there are none."""
+        self._forget_unused()
         if name in self._regions:
             raise NotFound(f"The region named '{name}' is registered as system shared memory, not CUDA shared memory")
         if name:
@@ -214,7 +241,7 @@ class _Copies:
 
 def _opened(key: str) -> _File:
     """Return a shared memory file."""
-    file = key.removeprefix("/")
+    file = key.lstrip("/")
     if not file or "/" in file or file in (".", ".."):
         raise Internal(f"Unable to open shared memory region: '{key}'")
     try:

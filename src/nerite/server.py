@@ -168,7 +168,9 @@ class InferenceServer:
         regions = self.regions
         inputs = [regions.read(each, room) if isinstance(each, SharedPlace) else each for each in data]
         request = PlacedRequest(header, inputs, sink, arrived_ns, request_id)
-        request.places = {output.name: regions.output(output.place) for output in header.outputs if output.place}
+        places = {output.name: output.place for output in header.outputs if output.place}
+        request.places = {name: regions.output(place) for name, place in places.items()}
+        regions.use(request, [each for each in (*data, *places.values()) if isinstance(each, SharedPlace)])
         return request
 
     def version_of(self, request: InferenceRequest) -> RunningVersion:

@@ -16,19 +16,10 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from regions import region
-from serving import IN_PROCESS, Serving, eventually, pbtxt, python_model, serving
+from serving import HELD, IN_PROCESS, Serving, eventually, let_go, pbtxt, python_model, serving
 
 DOUBLE = """
 def execute(self, requests):
-    return [
-        pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy() * 2)])
-        for request in requests
-    ]
-"""
-SLOW = """
-def execute(self, requests):
-    print("executing", flush=True)
-    time.sleep(1)
     return [
         pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy() * 2)])
         for request in requests
@@ -43,7 +34,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
     models = tmp_path / "models"
     python_model(models, "double", DOUBLE)
     python_model(models, "inside", DOUBLE, pbtxt(parameters=IN_PROCESS))
-    python_model(models, "slow", SLOW)
+    python_model(models, "held", HELD)
     with serving(models, tmp_path / "log", "--allow-client-shm=true") as running:
         yield running
 
@@ -126,19 +117,24 @@ def test_a_stream(server: Serving) -> None:
     client.close()
 
 
-def test_a_region_that_is_unregistered_in_use_is_written_all_the_same(server: Serving) -> None:
+def test_a_region_that_is_unregistered_in_use_stays_until_the_answer(server: Serving, tmp_path: Path) -> None:
     _, client = of(server, "http")
     _, other = of(server, "grpc")
     with region(client, "in", 16) as there, region(client, "out", 16) as back:
-        shm.set_shared_memory_region(there, [np.arange(4, dtype=np.float32)])
+        shm.set_shared_memory_region(there, [np.arange(-1, 3, dtype=np.float32)])
         tensor, wanted = four_there_and_back()
         done = threading.Event()
-        other.async_infer("slow", [tensor], lambda result, error: done.set(), outputs=[wanted])
-        eventually(lambda: "executing" in server.text)
+        other.async_infer("held", [tensor], lambda result, error: done.set(), outputs=[wanted])
+        eventually(lambda: "executes" in server.text)
+        client.unregister_system_shared_memory("in")
         client.unregister_system_shared_memory()
-        assert client.get_system_shared_memory_status() == []
+        assert [each["name"] for each in client.get_system_shared_memory_status()] == ["in", "out"]
+        with pytest.raises(InferenceServerException, match="shared memory region 'in' already in manager"):
+            client.register_system_shared_memory("in", "/nobody", 16)
+        let_go(tmp_path / "models" / "held")
         assert done.wait(20)
-        assert shm.get_contents_as_numpy(back, np.float32, [4]).tolist() == [0, 2, 4, 6]
+        assert client.get_system_shared_memory_status() == []
+        assert shm.get_contents_as_numpy(back, np.float32, [4]).tolist() == [-1, 0, 1, 2]
         with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'in'"):
             other.infer("double", [tensor])
     client.close()

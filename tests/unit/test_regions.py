@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
-from nerite.core.request import SharedPlace
+from nerite.core.request import NOBODY, PlacedRequest, RequestHeader, SharedPlace
+from nerite.core.response import EMPTY
 from nerite.regions import Regions
 
 KEY = f"nerite_test_{os.getpid()}"
@@ -65,10 +66,10 @@ def test_outputs_are_written(regions: Regions, file: Path) -> None:
 
 @pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 5000])
 def test_any_offset(regions: Regions, file: Path, offset: int) -> None:
-    regions.register("r", "/" + KEY, offset, 10240 - offset)
+    regions.register("r", "//" + KEY, offset, 10240 - offset)
     assert bytes(read(regions, 0, 1)) == bytes([offset % 256])
     (region,) = regions.listed("r")
-    assert region[:4] == ("r", "/" + KEY, offset, 10240 - offset)
+    assert region[:4] == ("r", "//" + KEY, offset, 10240 - offset)
 
 
 def test_who_writes_to_a_region_keeps_it(regions: Regions, file: Path) -> None:
@@ -85,6 +86,27 @@ def test_who_writes_to_a_region_keeps_it(regions: Regions, file: Path) -> None:
 def descriptors() -> int:
     links = Path("/proc/self/fd").iterdir()
     return sum(os.path.basename(os.readlink(link)) == KEY for link in links if link.is_symlink())
+
+
+def test_a_region_stays_until_requests_that_use_it_are_answered(regions: Regions, file: Path) -> None:
+    for name in "ab":
+        regions.register(name, KEY, 0, 100)
+    place = SharedPlace("a", 0, 100)
+    answered, lost = (PlacedRequest(RequestHeader("m", "", ()), (), NOBODY, 0) for _ in range(2))
+    for request in (answered, lost):
+        regions.use(request, [place, place])
+    regions.unregister("")
+    assert [region.name for region in regions.listed("")] == ["a"]
+    with pytest.raises(AlreadyExists):
+        regions.register("a", KEY, 0, 100)
+    assert len(read(regions, 0, 100, "a")) == 100
+    answered.respond(EMPTY)
+    assert [region.name for region in regions.listed("a")] == ["a"]
+    del request, lost
+    with pytest.raises(NotFound):
+        read(regions, 0, 100, "a")
+    regions.register("a", KEY, 0, 50)
+    assert [region.byte_size for region in regions.listed("")] == [50]
 
 
 def test_what_nobody_uses_is_given_back(regions: Regions, file: Path) -> None:
@@ -161,13 +183,19 @@ MISTAKES: dict[str, tuple[Callable[[Regions], object], type[NeriteError], str]] 
     "another folder": (lambda of: of.register("r", "../etc/passwd", 0, 1), Internal, "Unable to open shared memory"),
     "a folder": (lambda of: of.register("r", "..", 0, 1), Internal, "Unable to open shared memory region: '..'"),
     "no character": (lambda of: of.register("r", "a\0b", 0, 1), Internal, "Unable to open shared memory region: 'a"),
-    "nothing": (lambda of: of.register("r", "", 0, 1), Internal, "Unable to open shared memory region: ''"),
+    "nothing": (lambda of: of.register("r", "", 0, 1), InvalidArgument, "cannot register shared memory region 'r' - "),
+    "slashes": (
+        lambda of: of.register("r", "//", 0, 1),
+        InvalidArgument,
+        "cannot register shared memory region 'r' - ",
+    ),
+    "a folder behind slashes": (lambda of: of.register("r", "//..", 0, 1), Internal, "Unable to open shared memory"),
     "too much": (lambda of: of.register("r", KEY, 10_000, 241), InvalidArgument, "failed to register shared memory"),
     "no bytes": (lambda of: of.register("r", KEY, 0, 0), InvalidArgument, "failed to register shared memory region"),
     "reserved": (
-        lambda of: of.register("r", "/triton_python_backend_shm_region_7", 0, 1),
+        lambda of: of.register("r", "//triton_python_backend_shm_region_7", 0, 1),
         InvalidArgument,
-        "cannot register shared memory region 'r' with key '/triton_python_backend_shm_region_7' as the key contains",
+        "cannot register shared memory region 'r' with key '//triton_python_backend_shm_region_7' as the key contains",
     ),
     "listed": (lambda of: of.listed("r"), NotFound, "Unable to find system shared memory region: 'r'"),
     "offset": (lambda of: read(of, 100, 1, "known"), InvalidArgument, "Invalid offset for shared memory"),

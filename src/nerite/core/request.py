@@ -356,7 +356,7 @@ class OutputPlace(Protocol):
 class PlacedRequest(InferenceRequest):
     """A request some of whose outputs are to be written to shared memory."""
 
-    __slots__ = ("places",)
+    __slots__ = ("__weakref__", "places")
 
     places: dict[str, OutputPlace]
     """Where outputs are to be written, by name."""

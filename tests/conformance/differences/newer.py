@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from conformance.differences.difference import Difference
 
+_RESERVED = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+_OTHER_KIND = "sequence batching control 'CORRID' data-type is"
+
 DIFFERENCES = (
     Difference(
         "How much an ensemble may have under way",
@@ -39,14 +42,26 @@ DIFFERENCES = (
     ),
     Difference(
         "Memory that belongs to the Python backend, and permission to register any",
-        "A newer Triton refuses keys that its Python backend uses, and registers nothing unless it is started with "
-        "`--allow-client-shm=true`.",
+        "A newer Triton refuses keys that its Python backend uses, and those that are none, and registers nothing "
+        "unless it is started with `--allow-client-shm=true`.",
         {
             "shared_memory/a reserved key#2": (
                 "500 Unable to open shared memory region: 'triton_python_backend_shm_region_1'",
                 "400 cannot register shared memory region 'r' with key 'triton_python_backend_shm_region_1'",
-            )
+            ),
+            "shared_memory/nothing but slashes#2": (
+                "500 Unable to open shared memory region: '//'",
+                "400 cannot register shared memory region 'r' - invalid shm key '//'",
+            ),
+            "shared_memory/an empty key#2": (
+                "500 Unable to open shared memory region: ''",
+                "400 cannot register shared memory region 'r' - invalid shm key ''",
+            ),
         },
+    ),
+    Difference(
+        "Regions that are unregistered while a request uses them",
+        "In newer versions of Triton they stay, and are told by their status, until the request is answered.",
     ),
     Difference(
         "What is told of a name or a value that cannot be",
