@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nerite.core.dtype import DataType
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.core.request import InferenceRequest, RequestHeader, labelled
+from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader, labelled
 from nerite.core.tensor import Buffer, Miscounted, TensorSpec
 
 _BATCH_NOTE = (
@@ -67,6 +67,16 @@ def quoted(names: Iterable[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
+def _repeated(entries: Iterable[TensorSpec | RequestedOutput]) -> str | None:
+    """Return the first name that more than one of the entries has."""
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.name in seen:
+            return entry.name
+        seen.add(entry.name)
+    return None
+
+
 class Signature:
     """Inputs and outputs of one model version, and whether dimension 0 of each is the batch."""
 
@@ -90,6 +100,9 @@ class Signature:
 
         Raises ``InvalidArgument`` with Triton's text for the first mistake, in Triton's order.
         """
+        for what, entries in (("input", header.inputs), ("output", header.outputs)):
+            if (twice := _repeated(entries)) is not None:
+                raise labelled(InvalidArgument(f"{what} '{twice}' already exists in request"), request_id)
         for output in header.outputs:
             if output.name not in self.outputs:
                 raise InvalidArgument(f"unexpected inference output '{output.name}' for model '{self.model_name}'")
@@ -103,10 +116,6 @@ class Signature:
 
     def _check_inputs(self, header: RequestHeader) -> None:
         seen = {spec.name: spec for spec in header.inputs}
-        if len(seen) != len(header.inputs):
-            names = [spec.name for spec in header.inputs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InvalidArgument(f"input '{twice}' already exists in request")
         if not self.required <= seen.keys():
             raise self._missing(seen)
         header.batch_size = self._batch_size(header) if self.max_batch_size > 0 else 1

@@ -9,6 +9,21 @@ _OTHER_KIND = "sequence batching control 'CORRID' data-type is"
 
 DIFFERENCES = (
     Difference(
+        "An output that is named twice",
+        "Newer versions of Triton refuse it, as they do an input.",
+        {
+            "infer_json/output twice": ("200", "400 [request id: <id_unknown>] output 'SUM' already exists in request"),
+            "infer_json/output twice and input missing": (
+                "400 [request id: me] expected 2 inputs but got 1 inputs",
+                "400 [request id: me] output 'SUM' already exists in request",
+            ),
+            "grpc_infer/output twice": (
+                "OK",
+                "INVALID_ARGUMENT [request id: <id_unknown>] output 'OUT' already exists in request",
+            ),
+        },
+    ),
+    Difference(
         "How much an ensemble may have under way",
         "Newer versions of Triton have `max_inflight_requests`, and so has the configuration of an ensemble.",
         {

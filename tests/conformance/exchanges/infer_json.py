@@ -181,6 +181,9 @@ EXCHANGES = {
     "too many inputs beside optional ones": infer(
         "options", *(tensor(name, "INT32", [1], [1]) for name in ("NEEDED", "ALSO_NEEDED", "MAYBE", "OTHER"))
     ),
+    "input twice and output twice": infer("pair", A, A, outputs=[wanted("SUM"), wanted("SUM")]),
+    "output twice and input missing": infer("pair", A, outputs=[wanted("SUM"), wanted("SUM")], id="me"),
+    "input twice and unexpected": infer("pair", {**A, "name": "C"}, {**A, "name": "C"}),
     "output unexpected": infer("pair", A, B, outputs=[wanted("PRODUCT")]),
     "output twice": infer("pair", A, B, outputs=[wanted("SUM"), wanted("SUM")]),
     "datatype of another kind": infer("pair", {**A, "datatype": "INT64"}, B),

@@ -157,6 +157,13 @@ def test_a_size_below_zero_in_a_shape_that_is_wrong_anyway() -> None:
     assert told == f"{LABEL}unexpected shape for input 'A' for model 'M'. Expected [4], got [-4]. "
 
 
+def test_an_output_that_is_named_twice() -> None:
+    header = RequestHeader("M", "", [A], [RequestedOutput("X"), RequestedOutput("Y"), RequestedOutput("X")])
+    with pytest.raises(InvalidArgument) as refused:
+        PAIR.bind(header, "seven")
+    assert refused.value.message == "[request id: seven] output 'X' already exists in request"
+
+
 def test_a_batch_of_none() -> None:
     told = refusal(BATCHED, spec("A", (0, 16)), spec("B", (0, 2)), id="7")
     assert told.startswith("[request id: 7] input byte size mismatch for input 'B' for model 'M'. Expected 8, got 0 ")
