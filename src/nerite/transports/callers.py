@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nerite.core.caller import Caller
@@ -24,6 +24,10 @@ TIMEOUTS: Final = ("x-nerite-timeout-ms", "x-envoy-expected-rq-timeout-ms")
 KEYS: Final = ("authorization", "x-api-key")
 RETRIES: Final = {"x-stainless-retry-count": 0, "grpc-previous-rpc-attempts": 0, "x-envoy-attempt-count": 1}
 """Each with the number that the first attempt has."""
+_RESERVED: Final = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+)
+"""Names under which nothing is forwarded, beside those that begin with ``triton_``: Triton's list."""
 _BEARER: Final = re.compile(r"bearer +", re.IGNORECASE)
 _FEW: Final = 2
 """Digits of a time limit that count. What is worked out from headers is kept, and limits differ by microseconds."""
@@ -48,6 +52,22 @@ def header_text(name: str, value: str) -> str:
     """
     checked(name, "the name of a header")
     return checked(value, f"header '{name}'", MAX_VALUE)
+
+
+def forwarded(fields: Iterable[tuple[str, str]], pattern: re.Pattern[str] | None) -> dict[str, Parameter]:
+    """Return the headers that ``pattern`` finds, which are passed on to the model as parameters.
+
+    Raises ``InvalidArgument`` for a reserved name, and as ``header_text``.
+    """
+    if pattern is None:
+        return {}
+    found: dict[str, Parameter] = {}
+    for name, value in fields:
+        if pattern.search(name):
+            if name in _RESERVED or name.startswith("triton_"):
+                raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+            found[name] = header_text(name, value)
+    return found
 
 
 def texts(get: Get) -> Get:

@@ -576,17 +576,6 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Metadata that would be forwarded under a reserved name",
-        "Names that begin with triton_ are reserved. Triton refuses them in HTTP headers only, Nerite in gRPC metadata "
-        "too.",
-        {
-            "parameters/gRPC: reserved metadata": (
-                'OK {"model_name": "request"',
-                "INVALID_ARGUMENT Header 'triton_thing' is reserved for Triton usage and cannot be forwarded.",
-            )
-        },
-    ),
-    Difference(
         "A forwarded header without a value",
         "Triton's HTTP parser makes a blank of it.",
         {

@@ -24,6 +24,22 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Headers and metadata that would be forwarded under a reserved name",
+        "Newer versions of Triton refuse names that begin with `triton_`, and those of a request's own parameters.",
+        {
+            "parameters/reserved header": ("200", "400 Header 'triton_thing' is reserved"),
+            "parameters/gRPC: reserved metadata": ("OK", "INVALID_ARGUMENT Header 'triton_thing' is reserved"),
+            **{
+                f"parameters/{what}: {name}": (fine, f"{refused} Header '{name}' is reserved for Triton usage")
+                for what, fine, refused in (
+                    ("reserved header", "200", "400"),
+                    ("gRPC: reserved metadata", "OK", "INVALID_ARGUMENT"),
+                )
+                for name in _RESERVED
+            },
+        },
+    ),
+    Difference(
         "How much an ensemble may have under way",
         "Newer versions of Triton have `max_inflight_requests`, and so has the configuration of an ensemble.",
         {

@@ -16,6 +16,10 @@ def with_parameters(**parameters: Any) -> Http:
     return asked(parameters=parameters)
 
 
+def sent_with(header: str, value: str) -> Http:
+    return Http("POST", "/v2/models/request/infer", asked().body, ((header, value),))
+
+
 def called(metadata: Any = (), **top: Any) -> Any:
     return grpc_infer("request", grpc_tensor("IN", "INT32", [1], {"int_contents": [1]}), metadata=metadata, **top)
 
@@ -23,6 +27,8 @@ def called(metadata: Any = (), **top: Any) -> Any:
 def called_with(**parameters: Any) -> Any:
     return called(parameters=parameters)
 
+
+RESERVED = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 
 EXCHANGES = {
     # ---- HTTP ----
@@ -46,6 +52,10 @@ EXCHANGES = {
     "sequence text just short enough": with_parameters(sequence_id="x" * 128),
     "sequence negative": with_parameters(sequence_id=-1),
     "sequence with a fraction": with_parameters(sequence_id=1.5),
+    **{
+        f"sequence that is {name}": with_parameters(sequence_id=value)
+        for name, value in {"true": True, "null": None, "a list": [1], "an object": {}, "an exponent": 1e300}.items()
+    },
     "sequence of 64 bits": with_parameters(sequence_id=18446744073709551615),
     "sequence beyond 64 bits": with_parameters(sequence_id=2**64),
     "sequence text beyond ASCII": with_parameters(sequence_id="\u00e9" * 128),
@@ -94,7 +104,10 @@ EXCHANGES = {
     "pattern inside of a header name": asked({"My-X-Forward": "ann"}),
     "header that is not forwarded": asked({"X-Other": "ann"}),
     "header and parameter of one name": asked({"x-forward-a": "header"}, parameters={"x-forward-a": "parameter"}),
-    "reserved header": asked({"triton_thing": "x"}),
+    "reserved header": sent_with("triton_thing", "x"),
+    **{f"reserved header: {name}": sent_with(name, "1") for name in RESERVED},
+    "reserved header in capitals": sent_with("PRIORITY", "1"),
+    "reserved prefix of a header in capitals": sent_with("TRITON_thing", "x"),
     "empty header": asked({"X-Forward-User": ""}),
     "header given twice": Http(
         "POST", "/v2/models/request/infer", asked().body, (("x-forward-a", "1"), ("x-forward-a", "2"))
@@ -138,6 +151,7 @@ EXCHANGES = {
     "gRPC: forwarded metadata": called((("x-forward-user", "ann"),)),
     "gRPC: metadata that is not forwarded": called((("x-other", "ann"),)),
     "gRPC: reserved metadata": called((("triton_thing", "x"),)),
+    **{f"gRPC: reserved metadata: {name}": called(((name, "1"),)) for name in RESERVED},
     "gRPC: metadata given twice": called((("x-forward-a", "1"), ("x-forward-a", "2"))),
     "gRPC: metadata and parameter of one name": called((("x-forward-a", "metadata"),), parameters={"x-forward-a": "p"}),
 }

@@ -3,14 +3,16 @@
 from conformance.exchange import Scene
 from conformance.servers import REPOSITORIES
 
+FORWARDED = "x-forward|^triton_|^sequence_|^(priority|timeout|headers|binary_data_output)$"
 GOOD = Scene(
     "good",
     # All that have a complete configuration.
     models=tuple(sorted({path.parent.name for path in (REPOSITORIES / "good").glob("*/config.pbtxt")})),
     flags=(
         "--disable-auto-complete-config",
-        "--http-header-forward-pattern=x-forward.*|triton_.*",
-        "--grpc-header-forward-pattern=x-forward.*|triton_.*",
+        f"--http-header-forward-pattern={FORWARDED}",
+        # What is gRPC's own is forwarded by no pattern.
+        f"--grpc-header-forward-pattern={FORWARDED}|^te$|^content-|^grpc-",
     ),
 )
 SMALL = Scene(

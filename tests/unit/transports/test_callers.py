@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from nerite.core.caller import Caller
 from nerite.core.errors import InvalidArgument
 from nerite.scheduling.tokens.policy_file import parse
-from nerite.transports.callers import Callers, header_text, texts
+from nerite.transports.callers import Callers, forwarded, header_text, texts
 
 POLICY = parse(
     """
@@ -83,3 +85,29 @@ def test_headers_that_are_used_are_text() -> None:
         get("x-tenant")
     with pytest.raises(InvalidArgument, match="the name of a header is 2000 characters long"):
         header_text("n" * 2_000, "")
+
+
+def test_headers_that_are_forwarded() -> None:
+    fields = [("X-User", "ann"), ("Other", "x"), ("x-user", "bob"), ("X-User", "eve")]
+    assert forwarded(fields, None) == {}
+    assert forwarded(fields, re.compile("(?i)x-")) == {"X-User": "eve", "x-user": "bob"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "priority",
+        "timeout",
+        "headers",
+        "binary_data_output",
+        "triton_x",
+    ],
+)
+def test_headers_under_a_reserved_name(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^Header '{name}' is reserved for Triton usage and cannot be forwarded"):
+        forwarded([("a", "b"), (name, "c")], re.compile(""))
+    assert forwarded([(name, "c")], re.compile("other")) == {}
+    assert forwarded([(name.upper(), "c")], re.compile("")) == {name.upper(): "c"}

@@ -17,16 +17,16 @@ from google.protobuf.message import DecodeError, Message
 from nerite.config.options import CompressionLevel
 from nerite.core import footprint
 from nerite.core.byte_budget import GRPC_PLANS
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Restricted
+from nerite.core.errors import Internal, NeriteError, Restricted
 from nerite.core.internal_errors import report
-from nerite.core.request import InferenceRequest, Parameter
+from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.core.trace_context import TraceContext, parse
 from nerite.http2 import Headers
 from nerite.transports import refusals
 from nerite.transports.bounds import Bounds, Share
-from nerite.transports.callers import Callers, Sender, header_text, key_of, texts
+from nerite.transports.callers import Callers, Sender, forwarded, key_of, texts
 from nerite.transports.grpc import infer_response, infer_wire, message_text, status
 from nerite.transports.grpc.connection import Call
 from nerite.transports.grpc.infer_request import InferReader, Read, broken
@@ -46,6 +46,18 @@ _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 _NOT_IN_ONE = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 _LARGE = 64 * 1024
+_OF_GRPC = frozenset(
+    (
+        b"content-type",
+        b"grpc-accept-encoding",
+        b"grpc-encoding",
+        b"grpc-tags-bin",
+        b"grpc-timeout",
+        b"grpc-trace-bin",
+        b"te",
+    )
+)
+"""Headers that are gRPC's own, which are no metadata of the call: nothing forwards them."""
 _READER = 1024
 """Bytes that a reader takes in memory, beside the metadata that it passes on."""
 _PREFIX = 5
@@ -147,20 +159,12 @@ class GrpcService:
         if self._callers is not None:
             timeout = headers.get(b"grpc-timeout")
             caller = self._callers.of(get, None if timeout is None else status.timeout_seconds(timeout))
-        return Sender(self._forwarded(headers), caller, key_of(get))
-
-    def _forwarded(self, headers: Headers) -> dict[str, Parameter]:
-        """Return the metadata that is passed on to the model as parameters."""
-        forwarded: dict[str, Parameter] = {}
-        if self._forward is None:
-            return forwarded
-        for raw_name, raw_value in headers.fields:
-            name = raw_name.decode("latin-1")
-            if self._forward.search(name):
-                if name.startswith("triton_"):
-                    raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-                forwarded[name] = header_text(name, raw_value.decode(errors="surrogateescape"))
-        return forwarded
+        fields = (
+            (name.decode("latin-1"), value.decode(errors="surrogateescape"))
+            for name, value in headers.fields
+            if name not in _OF_GRPC
+        )
+        return Sender(forwarded(fields, self._forward), caller, key_of(get))
 
     def _reply_encoding(self, headers: Headers) -> str:
         if not self._level:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nerite.core.client_text import checked
-from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.core.request import InferenceRequest, Parameter
-from nerite.transports.callers import Callers, Sender, header_text, key_of, texts
+from nerite.core.errors import InvalidArgument, NeriteError, NotFound
+from nerite.core.request import InferenceRequest
+from nerite.transports.callers import Callers, Sender, forwarded, key_of, texts
 from nerite.transports.http import access, compression, json_calls, load_report, outside, reply, routes, uploads
 from nerite.transports.http.administration import Administration
 from nerite.transports.http.connection import HttpConnection
@@ -202,19 +202,7 @@ class Router:
         """Return what a head says of who sent it. Raises ``InvalidArgument``."""
         get = texts(head.headers.get)
         caller = None if self._callers is None else self._callers.of(get)
-        return Sender(self._forwarded(head), caller, key_of(get))
-
-    def _forwarded(self, head: RequestHead) -> dict[str, Parameter]:
-        """Return the headers that are passed on to the model as parameters."""
-        if self._forward is None:
-            return {}
-        forwarded: dict[str, Parameter] = {}
-        for name, value in head.fields:
-            if self._forward.search(name):
-                if name.lower().startswith("triton_"):
-                    raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-                forwarded[name] = header_text(name, value)
-        return forwarded
+        return Sender(forwarded(head.fields, self._forward), caller, key_of(get))
 
 
 def _is_upload(head: RequestHead) -> bool:
