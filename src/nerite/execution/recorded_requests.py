@@ -66,7 +66,7 @@ def _sample(place: str, line: bytes, config: ModelConfig, signature: Signature, 
     signature.bind(header)
     if config.sequence_batching is not None:
         # One without a correlation id is a sequence by itself.
-        refusal = SequenceTerms(config).refusal(header, header.sequence_id or 1)
+        refusal = SequenceTerms(config).refusal(header, header.sequence_id or 1, "")
         if refusal is not None:
             raise refusal
     return checked(Sample(place, 1, 1, header, data), signature)

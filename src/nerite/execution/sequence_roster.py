@@ -79,7 +79,7 @@ class SequenceRoster:
         assert isinstance(request, SequenceRequest)
         if self._iterative:
             self._make_iterative(request)
-        refusal = self._terms.refusal(request.header, request.sequence_id)
+        refusal = self._terms.refusal(request.header, request.sequence_id, request.id)
         if refusal is not None:
             return refusal
         sequence_id = request.sequence_id

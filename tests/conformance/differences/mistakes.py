@@ -755,17 +755,6 @@ DIFFERENCES = (
         "does not start. So it is with SAGEMAKER_TRITON_INFERENCE_TYPE, which Triton looks at in its start script.",
     ),
     Difference(
-        "A correlation id that is a text, for a control input that is a number",
-        "Triton hands the model whatever stands in memory. Nerite refuses the request. (A number for a control input "
-        "that is TYPE_STRING, which Triton refuses as well as a text, arrives as its digits.)",
-        {
-            "sequences/a text for a control that is a number": (
-                '200 {"model_name": "direct"',
-                "400 sequence batching control 'CORRID' data-type is 'TYPE_UINT64', but model 'direct' expects",
-            )
-        },
-    ),
-    Difference(
         "A sequence whose request runs longer than a sequence may be idle",
         "Triton counts from when the last request came, and ends the sequence while the model works for it. In Nerite "
         "a sequence is idle while nothing of it waits or runs.",

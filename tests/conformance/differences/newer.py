@@ -40,6 +40,51 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "A correlation id of another type than the control input that tells it",
+        "Newer versions of Triton refuse a text for a number, where older ones hand the model whatever stands in "
+        "memory, and a number for a text. The version that takes the exam refuses what is right for a text, too.",
+        {
+            **{
+                f"sequences/a text for a control that is a number#{number}": (
+                    theirs,
+                    f"400 [request id: <id_unknown>] {_OTHER_KIND} 'BYTES', but model 'direct' expects 'UINT64'",
+                )
+                for number, theirs in enumerate(
+                    (
+                        '200 {"model_name": "direct"',
+                        "400 inference request to model 'direct' must specify a non-zero or non-empty correlation ID",
+                        "400 inference request to model 'direct' must specify batch-size 1",
+                    ),
+                    1,
+                )
+            },
+            "sequences/a text for a control that is a number#4": (
+                "OK",
+                f"INVALID_ARGUMENT [request id: <id_unknown>] {_OTHER_KIND} 'BYTES', but model 'direct' expects",
+            ),
+            "sequences/a number for a control that is a text#1": (
+                "400 unexpected number of string elements 2 for inference input 'CORRID', expecting 1",
+                f"400 [request id: <id_unknown>] {_OTHER_KIND} 'UINT64', but model 'texts' expects 'BYTES'",
+            ),
+            "sequences/a number for a control that is a text#2": (
+                "400 inference request to model 'texts' must specify a non-zero or non-empty correlation ID",
+                f"400 [request id: <id_unknown>] {_OTHER_KIND} 'UINT64', but model 'texts' expects 'BYTES'",
+            ),
+            "sequences/a number for a control that is a text#3": (
+                "INVALID_ARGUMENT unexpected number of string elements 2 for inference input 'CORRID', expecting 1",
+                f"INVALID_ARGUMENT [request id: <id_unknown>] {_OTHER_KIND} 'UINT64', but model 'texts' expects",
+            ),
+            "sequences/a text for a control that is a text#1": (
+                "400 unexpected number of string elements 2 for inference input 'CORRID', expecting 1",
+                '200 {"model_name": "texts"',
+            ),
+            "sequences/an id that is 0 or empty#2": (
+                "400 inference request to model 'direct' must specify a non-zero or non-empty correlation ID",
+                f"400 [request id: <id_unknown>] {_OTHER_KIND} 'BYTES', but model 'direct' expects 'UINT64'",
+            ),
+        },
+    ),
+    Difference(
         "How much an ensemble may have under way",
         "Newer versions of Triton have `max_inflight_requests`, and so has the configuration of an ensemble.",
         {

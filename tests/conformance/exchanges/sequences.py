@@ -20,7 +20,7 @@ from conformance.exchange import (
 from conformance.exchanges.scenes import SEQUENCES
 
 SCENE = SEQUENCES
-FLAT = ("named", "plain", "brief")
+FLAT = ("named", "plain", "brief", "texts")
 START = {"sequence_start": True}
 END = {"sequence_end": True}
 BOTH = {"sequence_start": True, "sequence_end": True}
@@ -160,7 +160,18 @@ EXCHANGES = {
     ),
     "goes on in time": [http("brief", 81, **START), http("brief", 81)],
     "counted": [counted("direct", 28), counted("oldest", 25)],
-    "a text for a control that is a number": [http("direct", "abc", **BOTH)],
+    "a text for a control that is a number": [
+        http("direct", "abc", **BOTH),
+        http("direct", "", **BOTH),
+        http("direct", "abc", rows=2, **BOTH),
+        called("direct", "abc", **BOTH),
+    ],
+    "a number for a control that is a text": [
+        http("texts", 7, **BOTH),
+        http("texts", None, **BOTH),
+        called("texts", 7, **BOTH),
+    ],
+    "a text for a control that is a text": [http("texts", "abc", **BOTH), http("texts", "", **BOTH)],
     "gathered while the model works": [
         Together(
             (

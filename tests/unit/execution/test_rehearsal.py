@@ -145,7 +145,7 @@ def test_recorded_requests_of_one_sequence_go_on() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "sequence_id", "words"),
-    [(2, 9, "must specify batch-size 1"), (1, "nine", "but model 'm' expects 'TYPE_STRING' for the correlation ID")],
+    [(2, 9, "must specify batch-size 1"), (1, "nine", "data-type is 'BYTES', but model 'm' expects 'INT32'")],
 )
 def test_recorded_requests_that_no_sequence_takes(rows: int, sequence_id: Any, words: str, tmp_path: Path) -> None:
     parameter = 'parameters { key: "WARMUP_REQUESTS" value: { string_value: "lines" } }'

@@ -138,8 +138,11 @@ def test_slots_without_a_request_are_rows_and_nothing_else(bench: Bench) -> None
     [
         ({"sequence_id": 1}, "must specify the START flag on the first request"),
         ({"sequence_id": 0, "start": True}, "must specify a non-zero or non-empty correlation ID"),
-        ({"sequence_id": "", "start": True}, "must specify a non-zero or non-empty correlation ID"),
-        ({"sequence_id": "a", "start": True}, "control 'CORRID' data-type is 'TYPE_UINT64', but model 'model' expects"),
+        (
+            {"sequence_id": "", "start": True},
+            "control 'CORRID' data-type is 'BYTES', but model 'model' expects 'UINT64'",
+        ),
+        ({"sequence_id": "a", "start": True}, "] sequence batching control 'CORRID' data-type is 'BYTES', but model"),
         ({"sequence_id": 1, "start": True, "rows": 2}, "must specify batch-size 1 due to requirements of sequence"),
     ],
 )

@@ -1,0 +1,1 @@
+../../brief/1/model.py
