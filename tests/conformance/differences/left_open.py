@@ -30,7 +30,11 @@ DIFFERENCES = (
             "infer_json/keys twice": (
                 '200 {"id": "a"',
                 '200 {"id": "b"',
-            )
+            ),
+            "generate/a parameter twice": (
+                '200 {"count"',
+                '200 {"count"',
+            ),
         },
     ),
     Difference(

@@ -381,6 +381,21 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "No inputs for a model that needs none, and makes batches",
+        "Triton's Python backend looks for the size of the batch in the first input, and fails where there is none. In "
+        "Nerite such a request is a batch of one, as one without a batch dimension is a request.",
+        {
+            "infer_json/no inputs where none is needed for a batch": (
+                "400 [request id: <id_unknown>] out of bounds index 0: request has 0 inputs",
+                '200 {"model_name": "free"',
+            ),
+            "grpc_infer/no inputs where none is needed for a batch": (
+                "INVALID_ARGUMENT [request id: <id_unknown>] out of bounds index 0: request has 0 inputs",
+                'OK {"model_name": "free"',
+            ),
+        },
+    ),
+    Difference(
         "Some outputs of an ensemble",
         "Triton fails where an output that is wanted also leads to one that is not. Nerite runs what is needed.",
         {

@@ -40,6 +40,14 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Data in JSON that is nested a hundred deep",
+        "Newer versions of Triton refuse it.",
+        dict.fromkeys(
+            ("infer_json/data nested too deep", "infer_json/texts nested too deep", "generate/nested too deep"),
+            ("200", "400 JSON nesting depth exceeds maximum allowed limit (100)"),
+        ),
+    ),
+    Difference(
         "A correlation id of another type than the control input that tells it",
         "Newer versions of Triton refuse a text for a number, where older ones hand the model whatever stands in "
         "memory, and a number for a text. The version that takes the exam refuses what is right for a text, too.",

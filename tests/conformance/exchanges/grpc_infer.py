@@ -62,6 +62,7 @@ EXCHANGES = {
     "FP16 raw": grpc_infer("types", grpc_tensor("IN_FP16", "FP16", [2]), raw=[b"\x00\x3e\x00\xc0"]),
     "FP16 typed": typed("FP16", "fp32_contents", [0.5]),
     "no inputs where none is needed": grpc_infer("types"),
+    "no inputs where none is needed for a batch": grpc_infer("free"),
     "zero elements raw": grpc_infer("grid", row((0, 3), "FP32"), raw=[b""]),
     "zero elements typed": grpc_infer("grid", row((0, 3), "FP32", contents={"fp32_contents": []})),
     "zero elements without anything": grpc_infer("grid", row((0, 3), "FP32")),

@@ -115,6 +115,31 @@ def test_text_that_is_none_is_refused(body: bytes, told: str) -> None:
     assert refused.value.message.startswith(told)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"id":"me","IN":1,"IN":2}',
+        b'{"IN":1,"id":"me","stop":"x","IN":1}',
+        b'{"IN":1,"id":"me","parameters":{"IN":1}}',
+        b'{"IN":1,"id":"me","IN":NaN}',
+    ],
+)
+def test_an_input_that_is_there_twice(body: bytes) -> None:
+    made = Form(Signature("m", 0, [Input("IN", dtypes.FP32, (1,)), Input("OTHER", dtypes.FP32, (1,))], []), Sender({}))
+    with pytest.raises(InvalidArgument) as refused:
+        made.read(body)
+    assert refused.value.message.endswith("[request id: me] input 'IN' already exists in request")
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"IN":1,"stop":"IN","x":1,"x":2}', b'{"IN":1,"stop":"\\"IN\\":"}', b'{"IN":1e5,"stop":"IN"}']
+)
+def test_an_input_whose_name_is_a_text_too(body: bytes) -> None:
+    made = Form(Signature("m", 0, [Input("IN", dtypes.FP32, (1,))], []), Sender({}))
+    made.read(body)
+    assert len(made.data) == 1
+
+
 @pytest.mark.parametrize("body", [b'{"IN":"a\xff"}', b'{"parameters":{"IN":"a\xff"}}'])
 def test_inputs_may_be_any_bytes(body: bytes) -> None:
     made = Form(Signature("m", 0, [Input("IN", dtypes.BYTES, (1,))], []), Sender({}))

@@ -473,7 +473,8 @@ MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
     (
         body({**IN, "data": [1, 2, 3]}),
         Internal,
-        "Unable to parse 'data': Shape does not match true shape of 'data' field",
+        "Unable to parse 'data': Shape does not match true shape of 'data' field (input 'IN' has 3 values, and its "
+        "shape [1,2] needs 2)",
     ),
 ]
 

@@ -77,7 +77,9 @@ def test_elements_are_in_row_major_order_whatever_the_nesting(value: list[Any]) 
 @given(NESTED, st.integers(0, 20))
 def test_elements_are_as_many_as_the_shape_says_whatever_the_nesting(value: list[Any], wanted: int) -> None:
     elements = leaves(value)
-    if len(elements) == wanted:
+    if not wanted:  # nothing is read
+        assert json_tensors.read(spec(dtypes.UINT8, 0), value) == b""
+    elif len(elements) == wanted:
         assert bytes(json_tensors.read(spec(dtypes.UINT8, wanted), value)) == bytes(elements)
     else:
         with pytest.raises(Internal, match="Shape does not match true shape of 'data' field"):
@@ -87,7 +89,7 @@ def test_elements_are_as_many_as_the_shape_says_whatever_the_nesting(value: list
 @pytest.mark.parametrize("beside", [[], [2]])
 def test_nesting_has_a_limit(beside: list[int]) -> None:
     value: list[Any] = [1]
-    for _ in range(98):
+    for _ in range(97):
         value = [value]
     assert json_tensors.flat([value, *beside]) == [1, *beside]
     with pytest.raises(InvalidArgument, match="JSON nesting depth exceeds maximum allowed limit"):
@@ -125,7 +127,8 @@ BOOLEAN = "Unable to parse 'data': attempt to access JSON non-boolean as boolean
 DOUBLE = "Unable to parse 'data': attempt to access JSON non-number as double"
 STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
 ARRAY = "Unable to parse 'data': attempt to access JSON non-array as array"
-SHAPE = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+SHAPE = "Unable to parse 'data': Shape does not match true shape of 'data' field (input '{}' has {} values, and its "
+SHAPE += "shape [1] needs 1)"
 
 
 @pytest.mark.parametrize(
@@ -139,14 +142,22 @@ SHAPE = "Unable to parse 'data': Shape does not match true shape of 'data' field
         *((dtypes.FP64, [wrong], DOUBLE) for wrong in ("1.5", None, {}, True)),
         *((dtypes.BYTES, [wrong], STRING) for wrong in (1, None, True)),
         *((dtypes.INT32, wrong, ARRAY) for wrong in (1, "1", None, {})),
-        (dtypes.INT32, [1, 2], SHAPE),
-        (dtypes.INT32, [], SHAPE),
+        *((dtypes.INT32, wrong, SHAPE.format("IN", len(wrong))) for wrong in ([1, 2], [])),
+        (dtypes.INT32, [[1, [2, 3]], 4, 5], SHAPE.format("IN", 5)),
     ],
 )
 def test_mistakes(datatype: DataType, value: object, message: str) -> None:
     with pytest.raises(Internal) as caught:
         json_tensors.read(spec(datatype, 1), value)
     assert caught.value.message == message
+
+
+@pytest.mark.parametrize("data", [[], [1, 2], ["a"], 5, None])
+def test_data_without_a_dimension_or_without_elements_is_not_read(data: object) -> None:
+    for datatype in dtypes.ALL:
+        scalar, empty = spec(datatype), spec(datatype, 3, 0)
+        assert len(json_tensors.read(scalar, data)) == (scalar.byte_size if datatype.size else 4)
+        assert json_tensors.read(empty, data) == b""
 
 
 def test_how_many_texts_there_are_is_checked_with_the_signature() -> None:

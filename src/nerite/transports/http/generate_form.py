@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -52,6 +53,7 @@ class Form:
         if _NESTED in value and _NESTED in self._inputs:
             raise InvalidArgument(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
         infer_document.check_count("the body", value, self._most)
+        self._check_twice(body, value)
         for key, item in value.items():
             if key != _NESTED:
                 self._take(key, item)
@@ -62,6 +64,15 @@ class Form:
             else:
                 infer_document.check_count(f"'{key}'", item, self._most)
                 self._take_all(key, item)
+
+    def _check_twice(self, body: bytes, value: Mapping[str, Any]) -> None:
+        """Refuse a body in which the key of an input stands twice. Any other counts the last time it stands there."""
+        for key in self._inputs.keys() & value.keys():
+            if body.count(orjson.dumps(key)) > 1 and _keys(body).count(key) > 1:
+                raise self._exists(key)
+
+    def _exists(self, key: str) -> InvalidArgument:
+        return InvalidArgument(f"[request id: {self.id or '<id_unknown>'}] input '{key}' already exists in request")
 
     def said(self) -> tuple[str, bool, dict[str, Parameter]]:
         """Return what a body says beside the inputs: ``fill`` takes it."""
@@ -123,11 +134,20 @@ class Form:
             self._parameters[key] = infer_document.read_parameter(key, item)
             return
         if key in self._specs:
-            raise InvalidArgument(f"[request id: {self.id or '<id_unknown>'}] input '{key}' already exists in request")
+            raise self._exists(key)
         elements = item if isinstance(item, list) else [item]
         spec = TensorSpec(key, declared.datatype, json_tensors.shape_of(declared, self._batched, len(elements)))
         self.data.append(json_tensors.read(spec, elements, self._half))
         self._specs[key] = spec
+
+
+def _keys(body: bytes) -> list[str]:
+    """Return the keys of the object that ``body`` is, each as often as it stands there; none if that takes too much."""
+    try:
+        pairs = json.loads(body.decode(errors="surrogateescape"), object_pairs_hook=list)
+    except (ValueError, RecursionError):  # what only Triton takes for JSON, or is nested a thousand levels deep
+        return []
+    return [key for key, _ in pairs]
 
 
 def write(request: InferenceRequest, response: InferenceResponse, half: bool = False) -> bytes:

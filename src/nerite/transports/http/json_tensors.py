@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import chain
 from math import prod
 from typing import Any
@@ -11,14 +10,18 @@ import numpy as np
 import orjson
 
 from nerite.core import dtype as dtypes
-from nerite.core.errors import Internal, InvalidArgument
-from nerite.core.signature import Input
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.signature import Input, show
 from nerite.core.tensor import Array, Buffer, TensorSpec
 from nerite.transports.http import half_precision, json_strings
 from nerite.transports.http.json_error import MAX_DEPTH, TooDeep
 
 HALVES = (dtypes.FP16, dtypes.BF16)
 """Types that JSON has nothing for, as far as Triton is concerned."""
+_EMPTY_TEXT = 4
+"""Bytes of an element of BYTES that is empty: its length."""
+_DEEPEST = MAX_DEPTH - 1
+"""Lists that an element may be in, the data itself among them. Triton counts the element, too."""
 _REMEDY = "or start the server with --http-json-half-precision=true"
 _INTEGERS = frozenset(
     (
@@ -58,7 +61,9 @@ def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
     ``half``: FP16 and BF16 are taken.
     """
     datatype = spec.datatype
-    if value == [] and not spec.elements:
+    if not spec.shape:  # as in Triton nothing is read: no model takes a tensor without dimensions
+        return bytes(datatype.size or _EMPTY_TEXT)
+    if not spec.elements:  # nor here
         return b""
     if datatype in HALVES and not half:
         raise InvalidArgument(
@@ -67,14 +72,14 @@ def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
         )
     if not isinstance(value, list):
         raise Internal("Unable to parse 'data': attempt to access JSON non-array as array")
-    elements, kinds = _flat(value, spec.elements)
+    elements, kinds = _flat(value)
     if datatype is dtypes.BYTES:
         return json_strings.read(spec, elements, kinds)
     if len(elements) > spec.elements:
-        raise Internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
+        raise _miscounted(spec, elements)
     _check_kinds(datatype, elements, kinds)
     if len(elements) < spec.elements:
-        raise Internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
+        raise _miscounted(spec, elements)
     if datatype is dtypes.BOOL:
         array: Array = np.array(elements, dtype=np.bool_)
     elif datatype in _INTEGERS:
@@ -88,13 +93,20 @@ def read(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
     return array.data.cast("B") if array.size else b""
 
 
+def _miscounted(spec: TensorSpec, elements: list[Any]) -> NeriteError:
+    return Internal(
+        "Unable to parse 'data': Shape does not match true shape of 'data' field "
+        f"(input '{spec.name}' has {len(elements)} values, and its shape {show(spec.shape)} needs {spec.elements})"
+    )
+
+
 def flat(value: list[Any]) -> list[Any]:
     """Return the elements of a nested list in row-major order. Raises ``TooDeep``."""
-    return _flat(value, sys.maxsize)[0]
+    return _flat(value)[0]
 
 
-def _flat(value: list[Any], wanted: int) -> tuple[list[Any], set[type]]:
-    """Return the elements, of more than ``wanted`` some that are more, and of which types they are.
+def _flat(value: list[Any]) -> tuple[list[Any], set[type]]:
+    """Return the elements, and of which types they are.
 
     Takes time for each element and each list once, whatever their depth.
     """
@@ -102,8 +114,8 @@ def _flat(value: list[Any], wanted: int) -> tuple[list[Any], set[type]]:
     depth = 1
     while list in kinds:
         if len(kinds) > 1:
-            value = _flat_unevenly(value, wanted)
-        elif depth == MAX_DEPTH:
+            value = _flat_unevenly(value, depth)
+        elif depth == _DEEPEST:
             raise TooDeep
         else:
             depth += 1
@@ -112,14 +124,14 @@ def _flat(value: list[Any], wanted: int) -> tuple[list[Any], set[type]]:
     return value, kinds
 
 
-def _flat_unevenly(value: list[Any], wanted: int) -> list[Any]:
-    """Do as ``_flat`` where lists stand beside other elements."""
+def _flat_unevenly(value: list[Any], depth: int) -> list[Any]:
+    """Do as ``_flat`` where lists stand beside other elements. ``depth`` is that of ``value``."""
     elements: list[Any] = []
     under_way = [iter(value)]
-    while under_way and len(elements) <= wanted:
+    while under_way:
         for item in under_way[-1]:
             if type(item) is list:
-                if len(under_way) == MAX_DEPTH:
+                if depth + len(under_way) > _DEEPEST:
                     raise TooDeep
                 under_way.append(iter(item))
                 break
