@@ -44,12 +44,6 @@ DIFFERENCES = (
         "[Plain HTTP](http.md#limits).",
     ),
     Difference(
-        "Methods that HTTP does not know",
-        "Triton finds that the path does not take them. Nerite does not read further than the method, says so, and "
-        "closes the connection.",
-        {"http_routes/method of no meaning": ("405 Method Not Allowed", "400 Bad Request: Invalid method")},
-    ),
-    Difference(
         "The content type of errors that are found early",
         "Triton finds a string that is cut off when the model is to run, and calls the error text/plain as all errors "
         "of models. Nerite finds it before, as all other sizes that are wrong, and calls it JSON, which it is. So it "

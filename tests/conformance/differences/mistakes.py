@@ -350,6 +350,7 @@ DIFFERENCES = (
         {
             "http_routes/no HTTP at all": ("no answer", "400"),
             "http_routes/header without a colon": ("no answer", "400"),
+            "http_routes/method in small letters": ("no answer", "400"),
             "infer_json/wrong content length": ("no answer", "400"),
         },
     ),

@@ -133,7 +133,8 @@ def test_heads_that_are_wrong(lines: list[str]) -> None:
         b"GET  HTTP/1.1\r\n\r\n",
         b"GET /v2 HTTP/3.7\r\n\r\n",
         b"GET /v2 FTP/1.1\r\n\r\n",
-        b"FROB /v2 HTTP/1.1\r\n\r\n",
+        b"frob /v2 HTTP/1.1\r\n\r\n",
+        b"FROB  HTTP/1.1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\n",
@@ -143,6 +144,12 @@ def test_heads_that_are_wrong(lines: list[str]) -> None:
 def test_bytes_that_are_no_head(raw: bytes) -> None:
     with pytest.raises(BadHead):
         parse(raw)
+
+
+@pytest.mark.parametrize("method", ["FROB", "GETX", "PROPFIND", "A_B"])
+def test_a_method_of_any_name(method: str) -> None:
+    head = parse(f"{method} /v2?x HTTP/1.1\r\nContent-Length: 3\r\n\r\n".encode())
+    assert (head.method, head.path, head.content_length, head.keep_alive) == (method, "/v2", 3, True)
 
 
 @given(st.binary(max_size=200))

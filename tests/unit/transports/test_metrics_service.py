@@ -53,7 +53,7 @@ class Busy:
             asyncio.get_running_loop().call_soon(self.work)
 
 
-async def scraped(server: Any, head: bytes) -> tuple[bytes, bytes]:
+async def scraped(server: Any, head: bytes, path: bytes = b"/metrics") -> tuple[bytes, bytes]:
     """Return head and body of the answer."""
     bounds = Bounds()
     service = MetricsService(
@@ -62,7 +62,7 @@ async def scraped(server: Any, head: bytes) -> tuple[bytes, bytes]:
     connection = HttpConnection(Shared(service, 0, bounds))
     transport = FakeTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is needed
-    raw = b"GET /metrics HTTP/1.1\r\n" + head + b"\r\n"
+    raw = b"GET " + path + b" HTTP/1.1\r\n" + head + b"\r\n"
     connection.get_buffer(-1)[: len(raw)] = raw
     connection.buffer_updated(len(raw))
     (task,) = asyncio.all_tasks() - {asyncio.current_task()}
@@ -99,7 +99,7 @@ def lines(page: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize(("wanted", "bits"), [(b"gzip", 31), (b"deflate;q=0.5", 15)])
 def test_who_wants_it_compressed(wanted: bytes, bits: int) -> None:
-    _, plain = asyncio.run(scraped(Busy(), b""))
+    _, plain = asyncio.run(scraped(Busy(), b"", b"/metrics/"))
     first, packed = asyncio.run(scraped(Busy(), b"Accept-Encoding: " + wanted + b"\r\n"))
     assert b"Content-Encoding: " + wanted.partition(b";")[0] in first.split(b"\r\n")
     assert b"Content-Length: %d" % len(packed) in first.split(b"\r\n")

@@ -6,6 +6,7 @@ parse. What is cached is an immutable description; everything derived from the h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,9 @@ MAX_HEAD = 64 * 1024
 _HEAD = 3 * 1024
 _FIELD = 448
 """Bytes that a head takes in memory, with what it leads to, and each field of it, beside the text."""
+
+_METHOD = re.compile(rb"[A-Z_]{1,64}(?= )")
+"""What Triton's parser takes for a method, of a bounded length: the access log has it."""
 
 
 class BadHead(Exception):
@@ -106,6 +110,20 @@ def bytes_of(text: str) -> bytes:
 
 def parse(raw: bytes) -> RequestHead:
     """Parse a head, given up to and including its empty line. Raises ``BadHead``."""
+    try:
+        return _parsed(raw)
+    except httptools.HttpParserInvalidMethodError as error:
+        # A method that the parser does not know is one that no path takes, and is told so.
+        method = _METHOD.match(raw)
+        if method is None:
+            raise BadHead(str(error)) from None
+    head = _parsed(b"POST" + raw[method.end() :])
+    head.method = method[0].decode()
+    return head
+
+
+def _parsed(raw: bytes) -> RequestHead:
+    """Do as ``parse``, for a method that the parser knows. Raises its error for any other."""
     collected = _Parser()
     parser = collected.parser
     try:
@@ -113,6 +131,8 @@ def parse(raw: bytes) -> RequestHead:
     except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
         # Behind the head it is an upgrade, which nobody need grant, or a coding, which is looked at below.
         if not collected.complete:
+            if isinstance(error, httptools.HttpParserInvalidMethodError):
+                raise
             raise BadHead(str(error)) from None
     finally:
         del collected.parser  # which has it, too

@@ -70,7 +70,7 @@ class MetricsService:
 
     def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
         """Answer, the page as soon as it is made."""
-        if head.path == "/metrics" and head.method == "GET":
+        if head.path in ("/metrics", "/metrics/") and head.method == "GET":
             self.send_page(connection, head, _TYPE, openly=_OPEN in head.headers.get("accept", ""))
         else:
             answer = Reply(200, b"", _TYPE) if head.method == "GET" else reply.NOT_ALLOWED
