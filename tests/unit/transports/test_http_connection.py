@@ -288,6 +288,21 @@ def test_a_sized_body_beyond_the_limit() -> None:
     assert peer.answers()[0][0] == 400
 
 
+@pytest.mark.parametrize(
+    ("json_size", "told"),
+    [
+        (0, b"Raw input has a byte_size (1001 bytes) that exceeds the maximum allowed value of 1000 bytes."),
+        (1, b"request size of 1001 bytes, tensors included, exceeds the maximum allowed input size of 1000 bytes."),
+    ],
+)
+def test_a_body_with_tensors_beyond_the_limit(json_size: int, told: bytes) -> None:
+    peer = Peer(max_body=1000)
+    peer.send(request("/a", b"x" * 1001, f"Inference-Header-Content-Length: {json_size}"))
+    ((status, headers, body),) = replies(peer.transport.taken())
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert body == b'{"error":"' + told + b' Use --http-max-input-size to increase the limit."}'
+
+
 def test_too_many_chunks(peer: Peer) -> None:
     peer.send(request("/a", b"", "Transfer-Encoding: chunked") + b"1\r\nx\r\n" * 65537)
     ((status, headers, body),) = replies(peer.transport.taken())

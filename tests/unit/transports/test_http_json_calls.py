@@ -267,5 +267,5 @@ def test_a_response_to_generate(base64: bool) -> None:
 def test_a_body_that_was_compressed() -> None:
     (plain,) = called(compression.decompress, gzip.compress(b"x" * 1000), 1000)
     assert bytes(plain) == b"x" * 1000
-    with pytest.raises(InvalidArgument, match="exceeds the maximum allowed input size of 999 bytes"):
+    with pytest.raises(InvalidArgument, match="exceeds the maximum allowed value of 999 bytes"):
         called(compression.decompress, gzip.compress(b"x" * 1000), 999)

@@ -180,7 +180,7 @@ def test_a_body_that_unpacks_to_a_large_one(bench: Bench) -> None:
     bench.ask(gzip.compress(bytes(MOST + 1)), "Content-Encoding: gzip")
     bench.aside.do()
     ((status, body),) = bench.answers()
-    assert (status, f"exceeds the maximum allowed input size of {MOST} bytes" in body["error"]) == (400, True)
+    assert (status, f"exceeds the maximum allowed value of {MOST} bytes" in body["error"]) == (400, True)
 
 
 def test_a_large_answer_is_written_by_a_helper(bench: Bench) -> None:

@@ -250,7 +250,7 @@ def test_a_body_that_unpacks_beyond_the_limit() -> None:
     bench.aside.do()
     ((status, body),) = bench.answers()
     assert status == 400
-    assert body["error"].startswith("decompressed request body exceeds the maximum allowed input size of 500000 bytes")
+    assert body["error"].startswith("Decompressed data size exceeds the maximum allowed value of 500000 bytes")
     assert bench.bounds.bytes.used == 0
 
 

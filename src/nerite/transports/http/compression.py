@@ -52,7 +52,7 @@ def decompress_small(body: memoryview, limit: int) -> memoryview | None:
 def _refusal(error: Exception, limit: int) -> NeriteError:
     if isinstance(error, unpacking.TooLarge):
         return InvalidArgument(
-            f"decompressed request body exceeds the maximum allowed input size of {limit} bytes. "
+            f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
             "Use --http-max-input-size to increase the limit."
         )
     return InvalidArgument(f"failed to decompress request body: {error}")

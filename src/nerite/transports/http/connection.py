@@ -469,7 +469,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             stop = end + head.content_length
             refusal = self._shared.handler.begin(head)
             if refusal is None and head.content_length > self._shared.max_body:
-                refusal = reply.error_reply(reply.too_large(head.content_length, self._shared.max_body), reply.PLAIN)
+                refusal = reply.too_large(head, head.content_length, self._shared.max_body)
             if refusal is None and head.content_length >= COUNTED:
                 taken = self._shared.bounds.bytes
                 # What arrives in pieces is counted as it arrives: an announcement takes nothing from others.
@@ -539,7 +539,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._stash = rest
             if len(body) > self._shared.max_body:
                 self._state = _BUSY
-                self.send([reply.error_reply(reply.too_large(len(body), self._shared.max_body)).encode()])
+                self.send([reply.too_large(self._head, len(body), self._shared.max_body).encode()])
             else:
                 self._complete(memoryview(body))
 

@@ -131,12 +131,18 @@ def error_reply(error: NeriteError, content_type: str = "application/json") -> R
 PLAIN: Final = "text/plain"
 
 
-def too_large(size: int, limit: int) -> NeriteError:
+def too_large(head: RequestHead, size: int, limit: int) -> Reply:
     """Return the refusal of a body that is larger than the server takes."""
-    return InvalidArgument(
-        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. "
-        "Use --http-max-input-size to increase the limit."
-    )
+    json_size = head.headers.get("inference-header-content-length")
+    if json_size is None:
+        what = f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes."
+    elif json_size == "0":
+        what = f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of {limit} bytes."
+    else:  # Triton takes tensors behind the JSON of any size
+        what = (
+            f"request size of {size} bytes, tensors included, exceeds the maximum allowed input size of {limit} bytes."
+        )
+    return error_reply(InvalidArgument(f"{what} Use --http-max-input-size to increase the limit."))
 
 
 EMPTY: Final = Reply(200, b"", PLAIN)

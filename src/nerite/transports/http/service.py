@@ -210,11 +210,7 @@ class HttpService:
             if json_size > size:
                 raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {json_size}")
             return json_size
-        if json_size == 0 or not size:
-            return 0
-        if size > self._max_input_size:
-            raise reply.too_large(size, self._max_input_size)
-        return size
+        return size if json_size else 0
 
     def _wrong_size(self, reader: Reader, plan: Plan, given: int) -> NeriteError:
         """Return what is wrong with the bytes behind the JSON part."""
