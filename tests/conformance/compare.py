@@ -56,6 +56,12 @@ def without_remedy(theirs: Answer, ours: Answer) -> dict[str, Any]:
     match theirs.get("json"), ours.get("json"):
         case {"error": str(expected)}, {"error": str(text), **rest} if not rest:
             cut["json"] = {"error": beginning(expected, text)}
+    responses = zip(theirs.get("responses", ()), ours.get("responses", ()), strict=False)
+    for number, (expected, response) in enumerate(responses):
+        if expected.get("error_message") and response.get("error_message"):
+            message = beginning(expected["error_message"], response["error_message"])
+            cut["responses"] = [*cut["responses"]]
+            cut["responses"][number] = {**response, "error_message": message}
     return cut
 
 

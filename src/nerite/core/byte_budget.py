@@ -86,7 +86,7 @@ GRPC_METADATA: Final = ByteBudget("grpc_metadata", 12 * _MB)
 GRPC_PLANS: Final = ByteBudget("grpc_plans", 12 * _MB)
 """Parsed infer requests over gRPC, and the request headers in them."""
 REFUSALS: Final = ByteBudget("refusals", 1 * _MB, largest=8 * 1024)
-"""Encoded refusals."""
+"""Encoded refusals, and what was meant by the names in them."""
 ACCESS_LOG: Final = ByteBudget("access_log", 1 * _MB, largest=8 * 1024)
 """What the access log says of a path or of a status."""
 CACHE_KEYS: Final = ByteBudget("cache_keys", 4 * _MB)

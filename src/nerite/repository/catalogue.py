@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from sys import getsizeof
 
+from nerite.config.near import nearest
+from nerite.core.byte_budget import REFUSALS
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound
 from nerite.execution.running_version import RunningVersion
 from nerite.repository.model_record import ModelRecord
@@ -15,6 +18,8 @@ class Catalogue:
     def __init__(self, *, namespacing: bool = False) -> None:
         self._namespacing = namespacing
         self._named: dict[str, dict[str, ModelRecord]] = {}
+        self._near: dict[str, str] = {}
+        """What was meant by unknown names, empty for nothing: finding it takes a while, and clients ask again."""
 
     def __iter__(self) -> Iterator[ModelRecord]:
         """Give every model, by namespace and name."""
@@ -25,6 +30,7 @@ class Catalogue:
         """Return what is known of a model, from now on if it was not known."""
         named = self._named.setdefault(name, {})
         if namespace not in named:
+            self._near.clear()
             named[namespace] = ModelRecord(name, namespace)
         return named[namespace]
 
@@ -34,6 +40,7 @@ class Catalogue:
 
     def forget(self, record: ModelRecord) -> None:
         """Know nothing of a model any more."""
+        self._near.clear()
         self._named[record.name].pop(record.namespace, None)
 
     def all_named(self, name: str) -> list[ModelRecord]:
@@ -84,5 +91,10 @@ class Catalogue:
         return record.find(version)
 
     def _unknown(self, name: str) -> NeriteError:
-        unknown = f"Request for unknown model: '{name}' is not found"
+        near = self._near.get(name)
+        if near is None:
+            others = (other for other, named in self._named.items() if any(record.known for record in named.values()))
+            near = nearest(name, (other for other in others if other != name))
+            REFUSALS.put(self._near, name, near, getsizeof(name) + getsizeof(near))
+        unknown = f"Request for unknown model: '{name}' is not found" + (f" (did you mean '{near}'?)" if near else "")
         return InvalidArgument(unknown) if self._namespacing else NotFound(unknown)

@@ -87,7 +87,10 @@ class ModelRecord:
             return running
         if number in self.states:
             raise Unavailable(f"Request for unknown model: '{self.name}' version {number} is not at ready state")
-        raise NotFound(f"Request for unknown model: '{self.name}' version {number} is not found")
+        ready = ", ".join(map(str, sorted(self.running))) or "none"
+        raise NotFound(
+            f"Request for unknown model: '{self.name}' version {number} is not found (versions that are ready: {ready})"
+        )
 
     def unchanged(self, loading: Loaded) -> dict[int, RunningVersion]:
         """Return the running versions that need no reload: same files, and the same configuration.

@@ -5,6 +5,7 @@ from typing import Any
 
 from conformance.exchange import Grpc, grpc_infer, grpc_tensor, grpc_wanted
 from conformance.exchanges.scenes import GOOD
+from nerite.wire import grpc_service as pb
 
 SCENE = GOOD
 
@@ -72,6 +73,12 @@ EXCHANGES = {
     # ---- Model and version ----
     "unknown model": grpc_infer("none", row(), raw=[ROW]),
     "no model": grpc_infer("", row(), raw=[ROW]),
+    **{f"a model called '{name}'": grpc_infer(name, row(), raw=[ROW]) for name in (".", "..", " ", "/", "../echo")},
+    **{
+        f"is a model called '{name}' ready": Grpc("ModelReady", pb.ModelReadyRequest(name=name))
+        for name in (".", "..", " ", "ech", "echo ")
+    },
+    "what is a model called '.'": Grpc("ModelMetadata", pb.ModelMetadataRequest(name=".")),
     "unknown version": grpc_infer("versions", row((1, 1)), raw=[ROW[:4]], model_version="2"),
     "version that is no number": grpc_infer("versions", row((1, 1)), raw=[ROW[:4]], model_version="x"),
     "version zero": grpc_infer("versions", row((1, 1)), raw=[ROW[:4]], model_version="0"),

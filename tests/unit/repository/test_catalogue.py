@@ -64,6 +64,21 @@ def test_unknown(namespacing: bool, kind: type[NeriteError]) -> None:
             of.meant(name)
 
 
+def test_a_name_that_is_nearly_one_that_is_known() -> None:
+    of = catalogue(("", "resnet_50", True), ("", "bert", False), namespacing=False)
+    of.open("", "resnet_51")  # never tried
+    for _ in range(2):
+        with pytest.raises(NotFound, match=r"unknown model: 'resnet' is not found \(did you mean 'resnet_50'\?\)$"):
+            of.meant("resnet")
+    record = of.open("", "resnets")
+    record.states[1] = VersionState(State.READY)
+    with pytest.raises(NotFound, match=r"\(did you mean 'resnets'\?\)$"):
+        of.meant("resnet")
+    of.forget(record)
+    with pytest.raises(NotFound, match=r"\(did you mean 'resnet_50'\?\)$"):
+        of.meant("resnet")
+
+
 def test_without_namespaces_what_does_not_run_is_still_known() -> None:
     of = catalogue(("", "m", False), namespacing=False)
     assert of.meant("m").name == "m"

@@ -45,9 +45,12 @@ def test_a_version_that_is_not_ready(state: State) -> None:
 
 
 def test_a_version_that_is_not_there() -> None:
-    with pytest.raises(NotFound) as caught:
-        record(v1=State.READY).find("2")
-    assert caught.value.message == "Request for unknown model: 'M' version 2 is not found"
+    for known, ready in ((record(v1=State.READY, v3=State.READY), "1, 3"), (record(v1=State.LOADING), "none")):
+        with pytest.raises(NotFound) as caught:
+            known.find("2")
+        assert caught.value.message == (
+            f"Request for unknown model: 'M' version 2 is not found (versions that are ready: {ready})"
+        )
 
 
 def test_a_model_is_known_once_a_version_has_a_state() -> None:

@@ -58,6 +58,5 @@ def test_with_one_more_header() -> None:
 
 def test_answers_that_are_always_the_same() -> None:
     assert (reply.EMPTY.status, reply.EMPTY.body) == (200, b"")
-    assert (reply.NOT_FOUND.status, reply.NOT_FOUND.body) == (404, b'{"error":"Not Found"}')
     assert (reply.NOT_ALLOWED.status, reply.NOT_ALLOWED.body) == (405, b'{"error":"Method Not Allowed"}')
     assert reply.CONTINUE == b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.config.options import RESTRICTED_CATEGORIES
-from nerite.transports.http.routes import ENDPOINTS, find
+from nerite.transports.http.routes import ENDPOINTS, find, remedy
 
 MODEL = {"model": "m", "version": ""}
 VERSION = {"model": "m", "version": "3"}
@@ -132,3 +132,43 @@ def test_paths_of_an_endpoint(name: str, paths: tuple[str, ...]) -> None:
 def test_an_endpoint_is_in_the_table_once() -> None:
     names = [endpoint.name for endpoint in ENDPOINTS]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/", "/v2"),
+        ("/v2/", "/v2"),
+        ("/V2/Health/live", "/v2/health/live"),
+        ("/v2/health/live/", "/v2/health/live"),
+        ("/v2/model/x", "/v2/models/x"),
+        ("/v2//models/echo", "/v2/models/echo"),
+        ("/models/echo/infer", "/v2/models/echo/infer"),
+        ("/v2/models/echo/version/1/infer", "/v2/models/echo/versions/1/infer"),
+        ("/v2/models/echo/generate-stream", "/v2/models/echo/generate_stream"),
+        ("/v2/repository/models/echo/laod", "/v2/repository/models/echo/load"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+    ],
+)
+def test_a_path_that_there_is_not_and_what_was_meant(path: str, meant: str) -> None:
+    assert find(path) is None
+    assert find(meant) is not None
+    assert remedy(path) == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/metrics", "--metrics-port"),
+        ("/health", "/v2/health/ready"),
+        ("/v2/health", "/v2/health/ready"),
+        ("/ping", "/v2/health/ready"),
+        ("/v2/models", "/v2/repository/index"),
+        ("/favicon.ico", "/v2/docs"),
+        ("/v2/models/echo/versions/x/infer", "/v2/docs"),
+        ("/v2/models/../x", "/v2/docs"),
+    ],
+)
+def test_a_path_that_there_is_not_and_what_there_is(path: str, told: str) -> None:
+    assert find(path) is None
+    assert told in remedy(path)

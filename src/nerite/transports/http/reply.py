@@ -148,7 +148,6 @@ def too_large(head: RequestHead, size: int, limit: int) -> Reply:
 EMPTY: Final = Reply(200, b"", PLAIN)
 BAD_REQUEST: Final = Reply(400, b"", PLAIN)
 """What the ports of clouds say of a path that they do not have."""
-NOT_FOUND: Final = Reply(404, b'{"error":"Not Found"}', PLAIN)
 _NOT_ALLOWED: Final = b'{"error":"Method Not Allowed"}'
 NOT_ALLOWED: Final = Reply(405, _NOT_ALLOWED, PLAIN)
 NOT_ALLOWED_JSON: Final = Reply(405, _NOT_ALLOWED)

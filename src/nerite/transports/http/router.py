@@ -73,7 +73,7 @@ class Router:
         """Return what a head would ask for on the HTTP port with this path."""
         route = routes.find(path)
         if route is None:
-            return Target(reply.NOT_FOUND)
+            return Target(reply.error_reply(NotFound(f"Not Found ({routes.remedy(path)})"), reply.PLAIN))
         endpoint = route.endpoint
         if self.locked(endpoint.category, head) is None and head.method not in endpoint.methods:
             # Triton looks at the method early for these, and calls its error text.
@@ -126,6 +126,9 @@ class Router:
         json_size = -1
         try:
             sender = self._sender(head)
+        except NeriteError as error:
+            refusal = refusal or dialect.refusal(error, "application/json")
+        try:
             json_size = dialect.json_size(head)
             compression.check(encoding)
         except NeriteError as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from nerite.config.near import nearest
 
 
 class Endpoint(NamedTuple):
@@ -86,6 +89,15 @@ ENDPOINTS: Final = (
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
     _endpoint("rerank", "POST", "inference", "/v1/rerank"),
 )
+_USUAL: Final = {
+    ("v2", "models"): "models are listed by POST /v2/repository/index",
+    ("metrics",): "the metrics are on a port of their own: --metrics-port, 8002 unless it is set",
+    **dict.fromkeys(
+        (("health",), ("healthz",), ("live",), ("livez",), ("ping",), ("ready",), ("readyz",), ("v2", "health")),
+        "health is told under /v2/health/ready and /v2/health/live",
+    ),
+}
+"""What there is instead of paths that are usual elsewhere."""
 _FIRST: Final = {"/v2/models/stats": "all_statistics"}
 
 
@@ -99,3 +111,26 @@ def find(path: str) -> Route | None:
         if match is not None:
             return Route(endpoint, {key: value or "" for key, value in match.groupdict().items()})
     return None
+
+
+def remedy(path: str) -> str:
+    """Return what to say to a client that asks for a path that there is not."""
+    parts = tuple(part for part in path.split("/") if part)
+    if parts in _USUAL:
+        return _USUAL[parts]
+    for given in (parts, ("v2", *parts)):
+        known = (path.split("/")[1:] for endpoint in ENDPOINTS for path in endpoint.paths)
+        meant = [path for each in known if (path := _meant(given, each))]
+        if meant:
+            return f"did you mean {nearest('/'.join(('', *given)), meant, 0.0) or meant[0]}?"
+    return "what there is begins with /v2, and is described under /v2/docs"
+
+
+def _meant(given: Sequence[str], known: Sequence[str]) -> str:
+    """Return a known path with the arguments that were given, if one like it was given; else an empty string."""
+    if len(given) != len(known):
+        return ""
+    filled = [there if _ARGUMENT.fullmatch(part) else part for there, part in zip(given, known, strict=True)]
+    like = all(there == part or nearest(there.lower(), [part]) for there, part in zip(given, filled, strict=True))
+    meant = "/" + "/".join(filled)
+    return meant if like and find(meant) is not None else ""
