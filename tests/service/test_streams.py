@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from grpc_streams import Stream
 from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
@@ -88,6 +89,35 @@ def test_any_number_of_responses(server: Serving) -> None:
     assert [stream.next() for _ in range(2)] == [("c", 0, False), ("c", None, True)]
     stream.close()
     assert stream.came.empty()
+
+
+def test_delays_that_the_environment_asks_for(tmp_path: Path) -> None:
+    models, day = tmp_path / "models", str(86_400_000)
+    python_model(models, "counter", COUNTER, pbtxt(batch=1, more=DECOUPLED))
+    python_model(models, "echo", IDENTITY, pbtxt())
+    environment = {
+        "TRITONSERVER_SERVER_DELAY_GRPC_RESPONSE_SEC": "86400",
+        "TRITONSERVER_DELAY_GRPC_PROCESS": day,
+        "TRITONSERVER_DELAY_GRPC_COMPLETE": "50",
+        "TRITONSERVER_DELAY_GRPC_RESPONSE": "50",
+    }
+    with serving(models, tmp_path / "log", environment=environment) as server:
+        assert server.text.count("gRPC is delayed, as the environment asks for tests of clients: ") == 1
+        client = grpcclient.InferenceServerClient(server.grpc)
+        tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
+        for call in (
+            lambda: client.infer("echo", [tensor], client_timeout=0.5),
+            lambda: client.is_server_live(client_timeout=0.5),
+        ):
+            with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+                call()
+        stream = Stream(server)
+        stream.ask("counter", 3, "a", enable_empty_final_response=True)
+        assert [stream.next() for _ in range(4)] == [("a", n, False) for n in range(3)] + [("a", None, True)]
+        stream.close()
+        client.close()
+        assert server.infer("echo", [1.0]) == [1.0], "over HTTP nothing waits"
+        assert server.json("GET", "/v2/models/echo/stats")["model_stats"][0]["execution_count"] == 1
 
 
 def test_responses_from_threads_interleave(server: Serving) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import resource
 import time
@@ -172,6 +173,7 @@ class Ports:
 
     async def _open_grpc(self) -> None:
         # Here, because a server without gRPC need not load protobuf.
+        from nerite.transports.grpc.delays import Delays
         from nerite.transports.grpc.listener import GrpcListener
         from nerite.transports.grpc.service import GrpcService
 
@@ -184,6 +186,7 @@ class Ports:
             forward_pattern=options.header_forward_pattern,
             compression=options.response_compression,
             callers=self._callers,
+            delays=Delays(os.environ),
         )
         listener = GrpcListener(
             service, options.keepalive, self._bounds, options.upload_seconds, access_log=self._options.log.access

@@ -64,6 +64,14 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Delays of gRPC for tests of clients",
+        "The environment variables `TRITONSERVER_SERVER_DELAY_GRPC_RESPONSE_SEC`, `TRITONSERVER_DELAY_GRPC_PROCESS`, "
+        "`…_PROCESS_ENTRY`, `…_COMPLETE`, `…_RESPONSE` and `TRITONSERVER_DELAY_RESPONSE_COMPLETION` and "
+        "`…_COMPLETE_EXEC` delay a call as in Triton, where a thread sleeps, and what that thread would do next "
+        "waits, too; here no other call waits. `…_NOTIFICATION` and `…_ENQUEUE` are about threads that meet, and "
+        "have no effect. The log has a line of those that are set.",
+    ),
+    Difference(
         "A request on a stream that does not fit its sequence",
         "The error has the name of the model, and that it is the last response, as all that come from a model's queue.",
         {"sequences/on another stream": ("OK [end, inference", "OK [end, inference")},

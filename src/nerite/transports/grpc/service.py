@@ -28,7 +28,8 @@ from nerite.transports import refusals
 from nerite.transports.bounds import Bounds, Share
 from nerite.transports.callers import Callers, Sender, forwarded, key_of, texts
 from nerite.transports.grpc import infer_response, infer_wire, message_text, status
-from nerite.transports.grpc.connection import Call
+from nerite.transports.grpc.connection import Call, Target
+from nerite.transports.grpc.delays import Delays
 from nerite.transports.grpc.infer_request import InferReader, Read, broken
 from nerite.transports.grpc.message import MAX_QUESTION, WINDOWS, Messages, Opened
 from nerite.transports.grpc.methods import METHODS, Administration, Handler
@@ -77,6 +78,7 @@ class GrpcService:
         forward_pattern: re.Pattern[str] | None = None,
         compression: CompressionLevel = "none",
         callers: Callers | None = None,
+        delays: Delays | None = None,
     ) -> None:
         """Without ``callers`` nobody wants to know who asks."""
         self._server = server
@@ -86,11 +88,12 @@ class GrpcService:
         self._forward = forward_pattern
         self._level = _LEVELS.get(compression, 0)
         self._callers = callers
+        self._delays = delays or Delays({})
         self._readers: dict[tuple[object, ...], InferReader] = {}
         self._administration = Administration(server)
         self._methods = methods()
 
-    def target(self, headers: Headers) -> _Target:
+    def target(self, headers: Headers) -> Target:
         """Return the target of a call, and leave it on the headers, which repeat."""
         target = headers.memo = self._find(headers)
         timeout = headers.get(b"grpc-timeout")
@@ -98,7 +101,7 @@ class GrpcService:
             target.timeout = status.timeout_seconds(timeout)
         return target
 
-    def _find(self, headers: Headers) -> _Target:
+    def _find(self, headers: Headers) -> Target:
         path = headers.path.decode("latin-1")
         content_type = headers.get(b"content-type") or b""
         if headers.method != b"POST" or not content_type.startswith(b"application/grpc"):
@@ -125,13 +128,14 @@ class GrpcService:
             inference = _Inference(self._server, reader, messages, self._reply_encoding(headers), self._level)
             outer_span = inference.outer_span = _outer_span(headers)
             if path == _STREAM:
-                inference.stream = StreamInference(
-                    self._server, inference, headers.get(b"triton_grpc_error") == b"true", outer_span
-                )
-            return inference
+                errors_end_it = headers.get(b"triton_grpc_error") == b"true"
+                stream = StreamInference(self._server, inference, errors_end_it, outer_span)
+                inference.stream = self._delays.stream(stream)
+            return self._delays.target(inference)
         method = self._methods[path]
         messages = Messages(encoding, self._max_message if path == _LOAD else MAX_QUESTION, self._bounds)
-        return _Administrative(method.request, self._administration.handler(path), messages)
+        handler = self._delays.handler(self._administration.handler(path))
+        return _Administrative(method.request, handler, messages)
 
     def _reader(self, path: str, sender: Sender) -> InferReader:
         """Return what reads the messages of calls like this one."""
@@ -432,9 +436,6 @@ class _Administrative:
 
     def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
         raise AssertionError("only inferences are answered this way")
-
-
-_Target = _Refused | _Inference | _Administrative
 
 
 def _room(size: int) -> memoryview:
