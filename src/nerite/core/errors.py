@@ -28,6 +28,9 @@ class NeriteError(Exception):
     retry_after: int = 0
     """Seconds after which it may be otherwise, where that is so; clients are told. 0: nobody knows."""
 
+    begun: bool = False
+    """The request was under way: this is its answer, however soon it came, and no refusal."""
+
     def __init__(self, message: str, retry_after: int = 0) -> None:
         """``message`` is cut to a bounded length, and so is each long name in it: it may quote what a client wrote."""
         message = bounded(message)

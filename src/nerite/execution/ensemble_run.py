@@ -168,6 +168,7 @@ class EnsembleRun(Witness):
         """Answer with ``error``, and give up what runs."""
         self._stop()
         self._ensemble.failed(self, outcome)
+        error.begun = True
         self.request.respond(InferenceResponse.failed(error))
         self._ensemble.over(self)
 

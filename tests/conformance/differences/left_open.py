@@ -46,13 +46,8 @@ DIFFERENCES = (
     Difference(
         "The content type of errors that are found early",
         "Triton finds a string that is cut off when the model is to run, and calls the error text/plain as all errors "
-        "of models. Nerite finds it before, as all other sizes that are wrong, and calls it JSON, which it is. So it "
-        "is with what the first model of an ensemble refuses.",
+        "of models. Nerite finds it before, as all other sizes that are wrong, and calls it JSON, which it is.",
         {
-            "ensembles/too many rows for a step": (
-                "400 in ensemble 'rows', [request id: <id_unknown>] inference request batch-size must be <= 8 for",
-                "400 in ensemble 'rows', [request id: <id_unknown>] inference request batch-size must be <= 8 for",
-            ),
             "infer_binary/BYTES: half a text": (
                 "400 incomplete string data for inference input 'IN'",
                 "400 incomplete string data for inference input 'IN'",

@@ -134,6 +134,10 @@ EXCHANGES = {
         infer("expanded", rows(3)),
         infer("flat_rows", rows(1)),
     ],
+    "a step that takes one row as its shape, and gets three": [
+        infer("flat_rows", rows(3)),
+        grpc_infer("flat_rows", grpc_tensor("IN", "INT32", [3, 2], {"int_contents": [1, 2, 3, 4, 5, 6]})),
+    ],
     "a batch dimension inside": [
         infer("batched_end", tensor("IN", "INT32", [2], [1, 2])),
         infer("rows", tensor("IN", "INT32", [1, 2], [1, 2])),

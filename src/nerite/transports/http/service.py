@@ -226,7 +226,7 @@ class HttpService:
         """Send the answer of an inference."""
         target: Target = connection.head.route
         if response.error is not None:
-            if self._accepting:
+            if self._accepting and not response.error.begun:
                 self._refuse(connection, target, response.error)
             else:
                 refusals.note(request.id, response.error)
