@@ -316,8 +316,16 @@ ONE_SOURCE = (
 NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 NOT_BOOLEAN = "attempt to access JSON non-boolean as boolean"
 MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
-    (b"[]", Internal, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
-    (b"{}", Internal, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+    *(
+        (
+            wrong,
+            Internal,
+            "Unable to parse 'inputs': attempt to access non-existing object member 'inputs' (the body of an "
+            'inference is an object such as {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], '
+            '"data": [1.5, 2.5]}]})',
+        )
+        for wrong in (b"[]", b"{}")
+    ),
     (b'{"inputs":{}}', Internal, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
     (b'{"inputs":null}', Internal, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
     (body(IN, id=5), Internal, "Unable to parse 'id': attempt to access JSON non-string as string"),

@@ -22,6 +22,10 @@ MOST = 1024
 """Inputs, outputs and parameters that a request may have, unless the model has more inputs or outputs."""
 _MOST_DIMENSIONS = 64
 """Of a shape: numpy has no more."""
+_NO_INPUTS = (
+    "attempt to access non-existing object member 'inputs' (the body of an inference is an object such as "
+    '{"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.5]}]})'
+)
 _MAX_INT64 = (1 << 63) - 1
 
 
@@ -40,7 +44,7 @@ def read(text: bytes, max_size: int, half: bool, most: Callable[[], int] = lambd
     """
     document = parse(text, text_of)
     if not isinstance(document, dict):
-        raise Internal("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
+        raise Internal(f"Unable to parse 'inputs': {_NO_INPUTS}")
     request_id = read_id(document)
     fields, custom = read_parameters(document.get("parameters", {}))
     specs, places, size = _read_inputs(document, max_size, half, most)
@@ -86,11 +90,7 @@ def _read_inputs(
     at = 0
     listed = document.get("inputs")
     if not isinstance(listed, list):
-        what = (
-            "attempt to access JSON non-array as array"
-            if "inputs" in document
-            else "attempt to access non-existing object member 'inputs'"
-        )
+        what = "attempt to access JSON non-array as array" if "inputs" in document else _NO_INPUTS
         raise Internal(f"Unable to parse 'inputs': {what}")
     if len(listed) > MOST:
         check_count("'inputs'", listed, most)
