@@ -38,10 +38,18 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Connections when the server stops",
+        "From SIGINT or SIGTERM on, Triton leaves connections over HTTP open until their clients close them, or the "
+        "exit timeout is over, and refuses what comes on a gRPC stream that is open. Nerite answers for a moment what "
+        "comes on connections and streams that are open, tells clients to go elsewhere (`Connection: close`, GOAWAY), "
+        "and then closes each connection as soon as nothing is under way on it.",
+    ),
+    Difference(
         "Limits of requests over HTTP",
-        "A request has at most 1,024 inputs, outputs and parameters, unless the model has more, and shapes have 64 "
-        "dimensions; bodies of settings are 128 KiB. Triton has no limits, and takes the time. See "
-        "[Plain HTTP](http.md#limits).",
+        "A body has at most as many bytes as `--http-max-input-size` says, whatever is in it; Triton counts JSON, and "
+        "a body that is one tensor, and not tensors behind the JSON. A request has at most 1,024 inputs, outputs and "
+        "parameters, unless the model has more, and shapes have 64 dimensions; bodies of settings are 128 KiB. "
+        "Triton has no limits, and takes the time. See [Plain HTTP](http.md#limits).",
     ),
     Difference(
         "The content type of errors that are found early",
@@ -78,6 +86,10 @@ DIFFERENCES = (
     Difference(
         "Metrics of models on GPUs",
         "They count all instances of a model together, without the label `gpu_uuid`; Triton counts for each GPU.",
+    ),
+    Difference(
+        "Sums of histograms",
+        "`nv_inference_first_response_histogram_ms_sum` has fractions; Triton adds up whole milliseconds.",
     ),
     Difference(
         "Metrics of GPUs",

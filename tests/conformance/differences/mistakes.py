@@ -355,6 +355,21 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Content-Length together with Transfer-Encoding, and other codings than chunked",
+        "Triton reads a body of one of the two lengths, where a proxy in front may have seen the other, and what is "
+        "left over as another request (request smuggling). Nerite refuses it, and closes the connection.",
+        {
+            "http_routes/Content-Length and Transfer-Encoding": (
+                "400 unexpected size for request JSON",
+                "400 Bad Request: Transfer-Encoding can't be present with Content-Length",
+            ),
+            "http_routes/a transfer coding beside chunked": (
+                "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input'",
+                "400 Bad Request: a transfer coding that is not taken",
+            ),
+        },
+    ),
+    Difference(
         "Chunk extensions and trailers",
         "Both are part of HTTP/1.1, and ignored. Triton closes the connection.",
         {"http_routes/chunked body with a trailer": ("no answer", '200 {"model_name": "echo"')},

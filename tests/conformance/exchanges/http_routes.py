@@ -7,6 +7,7 @@ SCENE = GOOD
 
 ECHO = infer("echo", tensor("IN", "INT32", [1, 2], [1, 2]))
 BODY = ECHO.body
+CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
 
 EXCHANGES = {
     "live": get("/v2/health/live"),
@@ -98,6 +99,13 @@ EXCHANGES = {
         b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:10], BODY[10:11], BODY[11:]))
         + b"0\r\n\r\n"
+    ),
+    "Content-Length and Transfer-Encoding": Raw(
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % (len(CHUNKED)) + CHUNKED
+    ),
+    "a transfer coding beside chunked": Raw(
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKED
     ),
     "chunked body with a trailer": Raw(
         b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
