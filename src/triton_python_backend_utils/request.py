@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, SupportsIndex
 
+from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest as CoreRequest
 from nerite.core.request import Parameter, RequestHeader
 from nerite.core.response import InferenceResponse as CoreResponse
@@ -280,8 +281,14 @@ class ServedRequest(InferenceRequest):
         return set(self.core.header.wanted or self._answering.declared)
 
     def is_cancelled(self) -> bool:
-        """Return True if nobody waits for the response any more. Then the work may be left."""
-        return self.core.is_cancelled()
+        """Return True if nobody waits for the response any more. Then the work may be left.
+
+        Raises ``TritonModelException`` in a process that the model has forked.
+        """
+        try:
+            return self.core.is_cancelled()
+        except NeriteError as error:
+            raise TritonModelException(error.message) from None
 
     def set_release_flags(self, flags: SupportsIndex) -> None:
         """Say what becomes of the request when ``execute`` returns.

@@ -148,8 +148,14 @@ class InferenceResponseSender:
         return _SECOND if self._sent else ""
 
     def is_cancelled(self) -> bool:
-        """Return True if nobody waits for the responses any more. Then the work may be left."""
-        return self._request.is_cancelled()
+        """Return True if nobody waits for the responses any more. Then the work may be left.
+
+        Raises ``TritonModelException`` in a process that the model has forked.
+        """
+        try:
+            return self._request.is_cancelled()
+        except NeriteError as error:
+            raise TritonModelException(error.message) from None
 
 
 def _wrong(tensors: object, error: object, mismatch: Mismatch) -> Exception:

@@ -339,12 +339,13 @@ for response in kept:
     tell(response)
 """
     lines = said(server, program, model)
-    assert [line.partition(FORKED)[0] for line in lines[:6]] == [
+    assert [line.partition(FORKED)[0] for line in lines[:7]] == [
         "TritonModelException ",
         "TritonModelException ",
         "TritonModelException Failed to ask after model: ",
         "TritonModelException Failed to load model: ",
-        "Unsupported ",
+        "TritonModelException ",
+        "TritonModelException ",
         "TritonModelException ",
     ]
     assert lines[6:] == ["None", "[[1.0, 2.0]]", "[[0.0]]", "[[1.0]]", "[[2.0]]", "nothing"]
@@ -359,6 +360,49 @@ say(line)
 """
     (line,) = said(server, program)
     assert line.startswith(f"TritonModelException {FORKED}")
+    assert said(server, "tell(ask().exec())") == ["[[1.0, 2.0]]"]
+
+
+def test_what_a_forked_process_says_is_in_the_log(server: Serving) -> None:
+    """It writes to its standard error: on the channel it would write into the middle of the parent's messages."""
+    program = f"""
+import logging
+{FORKING}
+def lines():
+    print("printed in the fork", flush=True)
+    logging.getLogger("child").warning("logged in the fork")
+    pb_utils.Logger.log_error("an error in the fork")
+
+inside, told_all = threading.Event(), threading.Event()
+def hold(channel):
+    with channel:  # as if this thread sent something large
+        inside.set()
+        told_all.wait()
+
+worker = host.current.outbox
+holding = threading.Thread(target=hold, args=(worker._sending,))
+holding.start()
+inside.wait()
+answers = told(lines)
+told_all.set()
+holding.join()
+say(*answers)
+"""
+    program = f"import threading\nfrom nerite.core import host\n{program}"
+    assert said(server, program, id="forking") == ["None"]
+    for line in ("printed in the fork", "logged in the fork", "an error in the fork"):
+        eventually(lambda line=line: line in server.text)
+    assert said(server, "tell(ask().exec())") == ["[[1.0, 2.0]]"]
+
+
+def test_a_fork_that_returns_from_execute_ends(server: Serving) -> None:
+    program = """
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    say(os.waitstatus_to_exitcode(status))
+"""
+    assert said(server, program) == ["70"]
     assert said(server, "tell(ask().exec())") == ["[[1.0, 2.0]]"]
 
 

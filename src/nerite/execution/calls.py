@@ -172,7 +172,7 @@ class Calls:
 
     def give_up(self, call: ModelCall) -> None:
         """Tell the server that nobody waits for the answers to a call, and end it here. On any thread."""
-        if self.inbox.is_forked:
+        if self.inbox.forked:
             return  # the call is the parent's, which may wait
         if self._open.pop(call.number, None) is not None:
             self.outbox.send(messages.request_frame(messages.GIVE_UP, call.number, 0))

@@ -41,7 +41,8 @@ class Inbox:
         ``on_failure`` ends the process: a message could not be handled, and what follows may refer to it.
         """
         self.on_failure = on_failure
-        self._process = os.getpid()
+        self.forked = False
+        """Whether this is the copy that a process has which the model has forked."""
         self._channel = channel
         self._coming = select.poll()
         self._coming.register(channel, select.POLLIN)
@@ -90,14 +91,9 @@ class Inbox:
         """Whether no job waits."""
         return not self._jobs
 
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is the copy that a process has which the model has forked."""
-        return os.getpid() != self._process
-
     def check_process(self) -> None:
         """Raise ``Unsupported`` in a process that the model has forked: what it reads and sends is its parent's."""
-        if self.is_forked:
+        if self.forked:
             raise Unsupported(
                 "A process that a model has forked cannot ask the server, or send responses: the server's channel is "
                 "that of the process which runs execute. Do it there, in a thread if need be, and pass the results on."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -41,6 +42,20 @@ class Outbox:
         self._gatherers: set[int] = set()
         """Threads whose messages wait until they have said everything."""
         self._gathered: list[bytes] = []
+        self.changes = 0
+        """How often what models count has changed after a report."""
+        self._announced = 0
+        """Of these, those that the server knows of."""
+
+    def forked(self) -> None:
+        """Let go of the channel, which is the parent's, in a process that a model has forked.
+
+        And of the lock: the thread that has it may not be here.
+        """
+        self._channel.close()
+        self._descriptors.close()
+        self._sending = threading.RLock()
+        self._gatherers.clear()
 
     def send(self, message: bytes) -> None:
         """Send a message that is ready."""
@@ -143,9 +158,12 @@ class Outbox:
 
     def log(self, level: str, text: str, file: str, line: int) -> None:
         """Send a log line to the server, which writes it with the instance's name and the ids of the requests."""
-        # The server may be gone already; then there is nobody left to tell.
-        with contextlib.suppress(OSError):
-            self.send(messages.json_frame(messages.LOG, [level, shown(text, MAX_RECORD), file, line, ids_at_hand()]))
+        text = shown(text, MAX_RECORD)
+        try:
+            self.send(messages.json_frame(messages.LOG, [level, text, file, line, ids_at_hand()]))
+        except OSError:  # the server is gone, or this is a process that the model has forked
+            with contextlib.suppress(OSError):
+                os.write(2, f"{text}\n".encode(errors="backslashreplace"))
 
     def _announce(self, segment: Segment) -> None:
         # Whoever allocates holds ``_sending``. In this order, because the server's loop must not wait for a descriptor

@@ -90,6 +90,11 @@ class Worker:
             self.outbox.log("ERROR", f"the worker cannot go on: {traceback_of(error)}", "worker.py", 0)
         os._exit(_FAILED)
 
+    def forked(self) -> None:
+        """Leave the channel to the parent, in a process that a model has forked: two cannot read and write one."""
+        self._inbox.forked = True
+        self.outbox.forked()
+
     def run(self) -> None:
         """Serve until the server says CLOSE or goes away. Raises ``ConnectionError`` if that shows while it sends."""
         inbox = self._inbox
@@ -288,6 +293,7 @@ def main(channel: int, descriptors: int) -> None:
     sys.argv = [""]  # as with Triton: a model that reads its arguments finds none, and not those of this process
     worker = Worker(socket.socket(fileno=channel), socket.socket(fileno=descriptors))
     host.current = worker.calls
+    os.register_at_fork(after_in_child=worker.forked)
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):
         getattr(sys, stream).flush()
         setattr(sys, stream, PrintedLines(descriptor, stream, worker.outbox.log))
