@@ -34,7 +34,8 @@ _headers: dict[tuple[Any, ...], RequestHeader] = {}
 class ResponseIterator:
     """The responses of another model to one request, in the order in which it sends them; ``async for`` works too.
 
-    The called model waits while more than a few are not read. One that is dropped before its end cancels the request.
+    The called model waits while more than a few are not read. An iterator that is dropped before its end cancels the
+    request.
     """
 
     __slots__ = ("_call", "_over")
@@ -65,14 +66,22 @@ class ResponseIterator:
         return next(self)
 
     def cancel(self) -> None:
-        """Say that no more responses are wanted: the iteration is over."""
-        self._over = True
-        if not self._call.final:
+        """Cancel the request, if it has not ended.
+
+        The iteration goes on with what the called model still sends: mostly a response with the error ``CANCELLED``.
+        Raises ``TritonModelException`` in a process that the model has forked.
+        """
+        if self._over:
+            return
+        try:
             self._call.cancel()
+        except NeriteError as error:
+            raise TritonModelException(error.message) from None
 
     def __del__(self) -> None:
         if not self._over:
-            self.cancel()
+            self._over = True
+            self._call.give_up()
 
 
 def ask(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
@@ -99,7 +108,7 @@ def ask_async(
 
     def ended(future: asyncio.Future[Any]) -> None:
         if future.cancelled():
-            call.cancel()
+            call.give_up()
 
     future.add_done_callback(ended)
     call.when_next(loop, here)
@@ -130,6 +139,9 @@ class _Refused:
         loop.call_soon(call)
 
     def cancel(self) -> None:
+        pass
+
+    def give_up(self) -> None:
         pass
 
 

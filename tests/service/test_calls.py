@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from laboratory import laboratory, said, waiting_for
+from laboratory import COUNTER, laboratory, said, waiting_for
 from nerite.execution.calls import WINDOW
 from serving import IDENTITY, Serving, ensemble, eventually, pbtxt, python_model, serving, step
 
@@ -54,6 +54,15 @@ def execute(self, requests):
 """
 
 
+STOPPING = COUNTER.replace(
+    "break",
+    "sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError('stopped', "
+    "pb_utils.TritonError.CANCELLED)), flags=1)\n                return",
+)
+UNMOVED = COUNTER.replace("sender.is_cancelled()", "False")
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("calls")
@@ -64,6 +73,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     python_model(models, "inside", INSIDE, pbtxt(parameters=in_process))
     python_model(models, "early", EARLY)
     python_model(models, "many", MANY)
+    python_model(models, "stopping", STOPPING, pbtxt(batch=1, more=DECOUPLED))
+    python_model(models, "unmoved", UNMOVED, pbtxt(batch=1, more=DECOUPLED))
     with serving(models, folder / "log") as running:
         yield running
 
@@ -191,6 +202,45 @@ tell(ask().exec())
 """
     assert said(server, program) == ["[[0.0]]", "[[1.0, 2.0]]"]
     eventually(lambda: server.text.count("cancelled") > before)
+
+
+CANCELLED = """
+responses = {call}
+tell(next(responses))
+responses.cancel()
+responses.cancel()
+for response in responses:
+    last = response
+tell(last)
+say(list(responses))
+responses.cancel()
+tell({after})
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "call", "after"),
+    [
+        ("lab", "ask({}).exec(decoupled=True)", "ask().exec()"),
+        ("alab", "await ask({}).async_exec(decoupled=True)", "await ask().async_exec()"),
+    ],
+)
+def test_the_called_model_says_how_a_cancelled_call_ends(server: Serving, model: str, call: str, after: str) -> None:
+    program = CANCELLED.format(call=call.format("'stopping', [100000.0]"), after=after)
+    assert said(server, program, model) == ["[[0.0]]", "CANCELLED stopped", "[]", "[[1.0, 2.0]]"]
+    program = CANCELLED.format(call=call.format("'unmoved', [20.0]"), after=after)
+    assert said(server, program, model) == ["[[0.0]]", "nothing", "[]", "[[1.0, 2.0]]"]
+
+
+def test_a_cancelled_call_that_waits_does_not_run(server: Serving) -> None:
+    program = """
+first, second = (ask("patient", [1.0]).exec(decoupled=True) for _ in range(2))
+second.cancel()
+tell(next(second))
+first.cancel()
+tell(next(first))
+"""
+    assert said(server, program) == ["CANCELLED ", "nothing"]
 
 
 def test_a_call_that_is_given_up(server: Serving) -> None:
@@ -331,6 +381,7 @@ for line in told(
     lambda: pb_utils.load_model("echo"),
     request.is_cancelled,
     lambda: next(kept),
+    kept.cancel,
     lambda: kept.__del__(),
 ):
     say(line)
@@ -348,7 +399,7 @@ for response in kept:
         "TritonModelException ",
         "TritonModelException ",
     ]
-    assert lines[6:] == ["None", "[[1.0, 2.0]]", "[[0.0]]", "[[1.0]]", "[[2.0]]", "nothing"]
+    assert lines[7:] == ["None", "[[1.0, 2.0]]", "[[0.0]]", "[[1.0]]", "[[2.0]]", "nothing"]
 
 
 def test_a_forked_process_cannot_send_responses(server: Serving) -> None:

@@ -29,7 +29,10 @@ class Call(Protocol):
         """Have ``call`` called on ``loop``, from which this is called, once ``next`` need not wait."""
 
     def cancel(self) -> None:
-        """Say that no more answers are wanted."""
+        """Have the request cancelled. The called model decides how it ends: there are answers until the last."""
+
+    def give_up(self) -> None:
+        """Have the request cancelled, and take no more answers."""
 
 
 class Host(Protocol):

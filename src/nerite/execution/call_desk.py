@@ -136,6 +136,12 @@ class CallDesk:
             )
         return error.prefixed(prefix)
 
+    def cancel(self, number: int) -> None:
+        """Cancel a call of which the model still waits for the answers."""
+        ticket = self._tickets.get(number)
+        if ticket is not None:
+            ticket.cancel()
+
     def give_up(self, number: int) -> None:
         """Take note that the model does not wait for the answers to a call any more."""
         ticket = self._tickets.pop(number, None)

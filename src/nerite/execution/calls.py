@@ -75,7 +75,12 @@ class ModelCall:
             self._wake()
 
     def cancel(self) -> None:
-        """Say that no more answers are wanted. The last one that comes may say that it was so."""
+        """Have the request cancelled. The called model decides how it ends: there are answers until the last."""
+        self._calls.inbox.check_process()
+        self._calls.outbox.send(messages.request_frame(messages.CANCEL_CALL, self.number, 0))
+
+    def give_up(self) -> None:
+        """Have the request cancelled, and take no more answers: this end makes the last."""
         self._calls.give_up(self)
 
     def hear(self, response: InferenceResponse, final: bool) -> None:

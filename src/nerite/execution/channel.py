@@ -50,6 +50,9 @@ class Desk(Protocol):
     ) -> None:
         """Answer a call, which is made for one request of a batch or, with the index ``ALL``, for all."""
 
+    def cancel(self, number: int) -> None:
+        """Cancel a call of which the model still waits for the answers."""
+
     def give_up(self, number: int) -> None:
         """Take note that the model does not wait for the answers to a call any more."""
 
@@ -268,6 +271,8 @@ class Channel:
             self.on_metrics(messages.read_json(body))
         elif kind == messages.CALL:
             self._call(body)
+        elif kind == messages.CANCEL_CALL and self._desk is not None:
+            self._desk.cancel(messages.read_batch(body)[0])
         elif kind == messages.GIVE_UP and self._desk is not None:
             self._desk.give_up(messages.read_batch(body)[0])
         elif kind == messages.TAKEN and self._desk is not None:

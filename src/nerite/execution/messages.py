@@ -64,7 +64,9 @@ TAKEN: Final = 24  # so many answers to a call have found a reader
 ASK: Final = 25  # JSON: something that a model wants done, or to know, of other models
 RESULT_ON: Final = 26
 REPORT: Final = 27  # the count is the seat of the engine
-METRICS: Final = 28  # JSON: what the models here have counted themselves
+METRICS: Final = 28  # JSON: a number of changes, and what the models here have counted themselves, with all of these
+METRICS_DUE: Final = 30  # JSON: the number of changes before the next response; METRICS with them is to come
+CANCEL_CALL: Final = 29  # a call is to be cancelled; its answers are still waited for
 # Either way.
 SEGMENT: Final = 33  # JSON: memory to map; its descriptor comes by the second socket
 RETURN: Final = 34  # tokens of borrowed views that are done with
@@ -197,7 +199,7 @@ def batch_message(
 
 
 def request_frame(kind: int, batch: int, index: int) -> bytes:
-    """Return a CANCEL, PAUSE or RESUME message; with the number of a call and of answers, GIVE_UP or TAKEN."""
+    """Return a CANCEL, PAUSE or RESUME message; with the number of a call, CANCEL_CALL, GIVE_UP or TAKEN."""
     return frame(kind, _BATCH.pack(batch, 0), index)
 
 

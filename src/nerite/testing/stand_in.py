@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from numpy.typing import ArrayLike
 
-from nerite.core.errors import Internal, NeriteError, NotFound, Unsupported
+from nerite.core.errors import Cancelled, Internal, NeriteError, NotFound, Unsupported
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
@@ -83,6 +83,9 @@ class _AnsweredCall:
         loop.call_soon(call)
 
     def cancel(self) -> None:
+        self._answers = deque([InferenceResponse.failed(Cancelled("the call was cancelled"))])
+
+    def give_up(self) -> None:
         self._answers.clear()
 
 
