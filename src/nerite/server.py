@@ -298,9 +298,9 @@ class InferenceServer:
         """Yield each instance of the versions that run now, when its turn comes: where it is and how it does."""
         return self._descriptions.instances()
 
-    def custom_metrics(self) -> list[Reading]:
+    async def custom_metrics(self) -> list[Reading]:
         """Return what models count themselves, as each process that runs some has it."""
-        return self._descriptions.custom_metrics()
+        return await self._descriptions.custom_metrics()
 
     def engine_reports(self, model: str) -> list[EngineReport]:
         """Return how the engines of a model are, or of all models if ``model`` is empty: none where there are none."""

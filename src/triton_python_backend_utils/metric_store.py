@@ -11,10 +11,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from nerite.core.text import MAX_VALUE, mistake_in
+from triton_python_backend_utils.arguments import BindingEnum
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -22,7 +22,7 @@ _FAMILY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-class MetricKind(IntEnum):
+class MetricKind(BindingEnum):
     """What a metric counts, with Triton's numbers."""
 
     COUNTER = 0
@@ -50,13 +50,26 @@ class Sample:
 class Family:
     """All metrics of one name."""
 
-    __slots__ = ("description", "kind", "name", "samples")
+    __slots__ = ("description", "holders", "kind", "name", "samples")
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         self.name = name
         self.description = description
         self.kind = kind
         self.samples: dict[Labels, Sample] = {}
+        self.holders = 0
+
+
+class Holding:
+    """What one object of a model's has of a family: the metrics that it made, until they are released."""
+
+    __slots__ = ("family", "released", "samples", "store")
+
+    def __init__(self, store: MetricStore, family: Family) -> None:
+        self.store = store
+        self.family = family
+        self.samples: dict[Labels, Sample] = {}
+        self.released = False
 
 
 class Reading(NamedTuple):
@@ -83,23 +96,22 @@ class MetricStore:
         """Called at the first change after ``collect``, by whichever thread makes it."""
         self._told = False
 
-    def family(self, name: str, description: str, kind: MetricKind) -> Family:
-        """Return the family called ``name``; make it if there is none."""
+    def family(self, name: str, description: str, kind: MetricKind) -> Holding:
+        """Return a holding of the family called ``name``; make that if there is none.
+
+        A family, and each metric, stays until each of its holders has released it.
+        """
         if _FAMILY_NAME.fullmatch(name) is None:
             raise ValueError("Invalid metric name")
         with self._lock:
             family = self._families.setdefault(name, Family(name, description, kind))
-        if family.kind != kind:
-            raise ValueError("Family name already exists with different type")
-        return family
+            if family.kind != kind:
+                raise ValueError("Family name already exists with different type")
+            family.holders += 1
+        return Holding(self, family)
 
-    def hold(
-        self, family: Family, labels: Mapping[str, str], bounds: Sequence[float], held: dict[Labels, Sample]
-    ) -> Sample:
-        """Return the metric of ``family`` with these labels, and note it in ``held``, the metrics that one holder has.
-
-        A metric stays until each of its holders has released it.
-        """
+    def metric(self, holding: Holding, labels: Mapping[str, str], bounds: Sequence[float]) -> Sample:
+        """Return the metric of a family with these labels; make it if there is none."""
         for name, value in labels.items():
             if not isinstance(value, str):
                 raise ValueError("attempt to access JSON non-string as string")
@@ -109,24 +121,30 @@ class MetricStore:
                 raise ValueError(f"the value of label '{name}' {mistake}")
         key = tuple(sorted(labels.items()))
         with self._lock:
-            sample = held.get(key)
+            sample = holding.samples.get(key)
             if sample is None:
-                sample = held[key] = family.samples.setdefault(key, Sample(key, bounds))
+                sample = holding.samples[key] = holding.family.samples.setdefault(key, Sample(key, bounds))
                 sample.holders += 1
                 self._tell()
         return sample
 
-    def release(self, family: Family, held: Mapping[Labels, Sample]) -> None:
-        """Give metrics up; the last holder of one to do so removes it."""
+    def release(self, holding: Holding) -> None:
+        """Give a holding up: its metrics can be used no more, and those that have no other holder are removed."""
+        family = holding.family
         with self._lock:
-            for sample in held.values():
+            holding.released = True
+            for sample in holding.samples.values():
                 sample.holders -= 1
                 if not sample.holders:
                     del family.samples[sample.labels]
                     self._tell()
+            family.holders -= 1
+            if not family.holders:
+                del self._families[family.name]
 
-    def increment(self, family: Family, sample: Sample, value: float) -> None:
+    def increment(self, holding: Holding, sample: Sample, value: float) -> None:
         """Add to a counter or a gauge."""
+        family = _of(holding)
         if family.kind == MetricKind.HISTOGRAM:
             raise _cannot(family, "Increment")
         if family.kind == MetricKind.COUNTER and value < 0:
@@ -137,8 +155,9 @@ class MetricStore:
             sample.value += value
             self._tell()
 
-    def set(self, family: Family, sample: Sample, value: float) -> None:
+    def set(self, holding: Holding, sample: Sample, value: float) -> None:
         """Set a gauge."""
+        family = _of(holding)
         if family.kind != MetricKind.GAUGE:
             raise _cannot(family, "Set")
         with self._lock:
@@ -146,8 +165,9 @@ class MetricStore:
             sample.set_ns = time.monotonic_ns()
             self._tell()
 
-    def observe(self, family: Family, sample: Sample, value: float) -> None:
+    def observe(self, holding: Holding, sample: Sample, value: float) -> None:
         """Count an observation in a histogram."""
+        family = _of(holding)
         if family.kind != MetricKind.HISTOGRAM:
             raise _cannot(family, "Observe")
         with self._lock:
@@ -155,8 +175,9 @@ class MetricStore:
             sample.counts[bisect.bisect_left(sample.bounds, value)] += 1
             self._tell()
 
-    def value(self, family: Family, sample: Sample) -> float:
+    def value(self, holding: Holding, sample: Sample) -> float:
         """Return the value of a counter or a gauge."""
+        family = _of(holding)
         if family.kind == MetricKind.HISTOGRAM:
             raise _cannot(family, "Value")
         return sample.value
@@ -182,6 +203,16 @@ class MetricStore:
         if not self._told:
             self._told = True
             self.on_change()
+
+
+def _of(holding: Holding) -> Family:
+    if holding.released:
+        raise ValueError(
+            "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object "
+            "should be deleted AFTER its corresponding 'Metric' objects have been deleted. Keep it as long as its "
+            "metrics: self.family = MetricFamily(...)."
+        )
+    return holding.family
 
 
 def _cannot(family: Family, operation: str) -> ValueError:

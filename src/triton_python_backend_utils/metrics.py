@@ -10,43 +10,43 @@ from typing import ClassVar, SupportsFloat
 from triton_python_backend_utils import arguments
 from triton_python_backend_utils.arguments import Mismatch, Text
 from triton_python_backend_utils.errors import TritonModelException, incompatible, incompatible_call
-from triton_python_backend_utils.metric_store import STORE, Labels, MetricKind, Sample
+from triton_python_backend_utils.metric_store import STORE, Holding, MetricKind, Sample
 
 
 class Metric:
-    """One metric: made by ``MetricFamily.Metric``."""
+    """One metric: made by ``MetricFamily.Metric``, and gone with that object."""
 
-    __slots__ = ("_owner", "_sample")
+    __slots__ = ("_holding", "_sample")
 
-    def __init__(self, owner: MetricFamily, sample: Sample) -> None:
-        self._owner = owner
+    def __init__(self, holding: Holding, sample: Sample) -> None:
+        self._holding = holding
         self._sample = sample
 
     def increment(self, value: SupportsFloat) -> None:
         """Add to a counter or a gauge. Raises ``TritonModelException`` if that cannot be."""
         try:
-            STORE.increment(self._owner._family, self._sample, self._number("increment", value))
+            STORE.increment(self._holding, self._sample, self._number("increment", value))
         except ValueError as error:
             raise _refused("Failed to increment metric value", error) from None
 
     def set(self, value: SupportsFloat) -> None:
         """Set a gauge. Raises ``TritonModelException`` for the other kinds."""
         try:
-            STORE.set(self._owner._family, self._sample, self._number("set", value))
+            STORE.set(self._holding, self._sample, self._number("set", value))
         except ValueError as error:
             raise _refused("Failed to set metric value", error) from None
 
     def observe(self, value: SupportsFloat) -> None:
         """Count an observation in a histogram. Raises ``TritonModelException`` for the other kinds."""
         try:
-            STORE.observe(self._owner._family, self._sample, self._number("observe", value))
+            STORE.observe(self._holding, self._sample, self._number("observe", value))
         except ValueError as error:
             raise _refused("Failed to observe metric value", error) from None
 
     def value(self) -> float:
         """Return what this process has counted. Raises ``TritonModelException`` for a histogram."""
         try:
-            return STORE.value(self._owner._family, self._sample)
+            return STORE.value(self._holding, self._sample)
         except ValueError as error:
             raise _refused("Failed to get metric value", error) from None
 
@@ -59,7 +59,7 @@ class Metric:
 
 
 class MetricFamily:
-    """All metrics of one name. They stay among the server's metrics as long as this object, or one of theirs, lives.
+    """All metrics of one name. They stay among the server's metrics as long as this object lives.
 
     Two objects of one name and kind are two doors to the same metrics.
     """
@@ -68,10 +68,10 @@ class MetricFamily:
     GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
     HISTOGRAM: ClassVar[MetricKind] = MetricKind.HISTOGRAM
 
-    __slots__ = ("_family", "_held")
+    __slots__ = ("_holding",)
 
     def __init__(self, name: Text, description: Text, kind: MetricKind) -> None:
-        self._held: dict[Labels, Sample] = {}
+        self._holding: Holding | None = None
         try:
             plain = arguments.text("name", name), arguments.text("description", description)
             arguments.instance(kind, MetricKind)
@@ -84,7 +84,7 @@ class MetricFamily:
                 kind=kind,
             ) from None
         try:
-            self._family = STORE.family(*plain, kind)
+            self._holding = STORE.family(*plain, kind)
         except ValueError as error:
             raise _refused("Error when creating MetricFamily", error) from None
 
@@ -93,7 +93,9 @@ class MetricFamily:
 
         Raises ``TypeError`` for labels that JSON does not have, ``TritonModelException`` for others that cannot be.
         """
-        is_histogram = self._family.kind is MetricKind.HISTOGRAM
+        holding = self._holding
+        assert holding is not None
+        is_histogram = holding.family.kind is MetricKind.HISTOGRAM
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         if buckets is not None and not isinstance(buckets, list):
@@ -106,13 +108,13 @@ class MetricFamily:
             labels = json.loads(json.dumps(labels))  # labels are JSON in Triton, where each name is a text
         try:
             bounds = _bounds(buckets or ())
-            return Metric(self, STORE.hold(self._family, labels or {}, bounds, self._held))
+            return Metric(holding, STORE.metric(holding, labels or {}, bounds))
         except ValueError as error:
             raise _refused("Error when creating Metric", error) from None
 
     def __del__(self) -> None:
-        if self._held:
-            STORE.release(self._family, self._held)
+        if self._holding is not None:
+            self._holding.store.release(self._holding)
 
 
 def _bounds(buckets: Sequence[SupportsFloat]) -> list[float]:

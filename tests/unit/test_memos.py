@@ -98,12 +98,10 @@ WITH_REQUESTS: Final = {
     "transports/grpc/connection.py:_arriving": "open streams, whose number HTTP/2 limits",
     "transports/http/shared.py:connections": "open connections",
     "transports/openai/joint_work.py:_places": "of one request",
-    "triton_python_backend_utils/metrics.py:_held": "metrics that a model's own code counts",
     "triton_python_backend_utils/request.py:_requested": "of one request",
     "transports/http/generate_form.py:_parameters": "of one request",
     "transports/http/generate_form.py:_specs": "of one request",
     "transports/http/head.py:headers": "of one head",
-    "triton_python_backend_utils/metric_store.py:_families": "metrics that a model's own code counts",
 }
 """Of what they belong to, with which they end."""
 ALLOWED: Final = BY_THE_PROGRAM | BY_THE_OPERATOR | SMALL.keys() | WITH_REQUESTS.keys()

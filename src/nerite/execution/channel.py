@@ -28,6 +28,7 @@ from nerite.execution.arena import TRIM_EVERY, Arena, Borrower, Loans, Segment
 from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.messages import Along
 from nerite.execution.nursery import WorkerProcess
+from nerite.observability.custom_metrics import ReportedMetrics
 
 Log = Callable[[str, str, str, str, int, str], None]
 """Called with worker name, level, text, the file and line that it was said in, and the ids of requests it is about."""
@@ -92,8 +93,8 @@ class Channel:
         self._on_result: OnResult | None = None
         self._on_part: Callable[[int, int, InferenceResponse, bool, Marks], None] | None = None
         self._on_report: Callable[[int, memoryview], None] = _ignored
-        self.on_metrics: Callable[[Sequence[Sequence[Any]]], None] = _unread
-        """Called with what the models in the worker have counted themselves."""
+        self.metrics = ReportedMetrics()
+        """What the models in the worker count themselves."""
         self._on_end: Callable[[], None] | None = None
         self._desk: Desk | None = None
         self._tells_contexts = False
@@ -268,7 +269,9 @@ class Channel:
         elif kind == messages.REPORT:
             self._on_report(count, body)
         elif kind == messages.METRICS:
-            self.on_metrics(messages.read_json(body))
+            self.metrics.reported(*messages.read_json(body))
+        elif kind == messages.METRICS_DUE:
+            self.metrics.due(messages.read_json(body))
         elif kind == messages.CALL:
             self._call(body)
         elif kind == messages.CANCEL_CALL and self._desk is not None:
@@ -413,10 +416,6 @@ class Channel:
 
 def _contexts_frame(batch: int, requests: Sequence[InferenceRequest]) -> bytes:
     return messages.contexts_frame(batch, [context_of(request) for request in requests])
-
-
-def _unread(_readings: Sequence[Sequence[Any]]) -> None:
-    """Take no note of what is counted before the worker belongs to anybody."""
 
 
 def _ignored(_seat: int, _body: memoryview) -> None:

@@ -277,7 +277,7 @@ class Household:
         desk = CallDesk(self._around.door, channel, self._batch_of, tenants=self._around.reception.in_force)
         self._process, self._channel, self._desk = process, channel, desk
         self._ways = Ways(self._around.door, channel, self._seat_of)
-        channel.on_metrics = self.metrics.reported
+        channel.metrics = self.metrics
         channel.attach(self._loop, self._result, self._response, self._reported, self._ended, desk)
         if not self._members:  # all who waited for it have left
             self._end()

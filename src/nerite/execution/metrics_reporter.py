@@ -11,12 +11,19 @@ from nerite.execution import messages
 from nerite.execution.outbox import Outbox
 from nerite.observability import custom_metrics
 
-EVERY: Final = 0.1
+OFTEN: Final = 0.02
 """Seconds between two reports, at the least."""
+SELDOM: Final = 0.1
+"""The same, where there is so much to report that it takes long."""
+_PART: Final = 0.02
+"""Of its time, what a worker spends on reports; until they are seldom."""
 
 
 class MetricsReporter:
-    """Sends what was counted soon after it has changed, from a thread that is there as soon as there is something."""
+    """Sends what was counted soon after it has changed, from a thread that is there as soon as there is something.
+
+    A response may leave before that, and then the outbox says that a report is to come.
+    """
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -33,14 +40,20 @@ class MetricsReporter:
 
     def _begin(self) -> None:
         """Have a thread report from now on. Called by whichever thread counts first."""
-        self._store.on_change = self._changed.set
-        self._changed.set()
+        self._store.on_change = self._change
+        self._change()
         threading.Thread(target=self._report, name="metrics", daemon=True).start()
+
+    def _change(self) -> None:
+        self._outbox.changes += 1
+        self._changed.set()
 
     def _report(self) -> None:
         # The server may be gone already; then there is nobody left to tell.
         with contextlib.suppress(OSError):
             while self._changed.wait():
                 self._changed.clear()
-                self._outbox.send(messages.json_frame(messages.METRICS, self._store.collect()))
-                time.sleep(EVERY)
+                began = time.monotonic()
+                changes = self._outbox.changes  # before they are collected: more may be in the report than it says
+                self._outbox.send(messages.json_frame(messages.METRICS, [changes, self._store.collect()]))
+                time.sleep(min(max((time.monotonic() - began) / _PART, OFTEN), SELDOM))

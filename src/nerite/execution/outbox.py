@@ -92,6 +92,8 @@ class Outbox:
         kind = messages.RESULT if along is None else messages.RESULT_ON
         count = len(responses)
         with self._sending:
+            if self.changes != self._announced:
+                self.announce_changes()
             self._pack(responses, parts)
             let_go()
             responses.clear()
@@ -115,6 +117,8 @@ class Outbox:
         """Send one response to one request of a batch, and note the end of its ``marks``."""
         kind = messages.LAST if final else messages.PART
         with self._sending:
+            if self.changes != self._announced:
+                self.announce_changes()
             parts = records.sendable_response(self._responses, response)
             tokens = self.borrower.take_released()
             marks.end()
@@ -133,6 +137,13 @@ class Outbox:
                 raise
             tokens = self.borrower.take_released()
             self._emit(messages.batch_message(messages.CALL, number, 1, tokens, None, parts))
+
+    def announce_changes(self) -> None:
+        """Tell the server that a report of metrics is to come, before it hears of what has changed them."""
+        with self._sending:
+            if self.changes != self._announced:
+                self._announced = self.changes
+                self._emit(messages.json_frame(messages.METRICS_DUE, self._announced))
 
     def return_tokens(self) -> None:
         """Tell what is done with of the server's memory, without waiting for a message to go along with."""

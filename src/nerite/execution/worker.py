@@ -230,6 +230,7 @@ class Worker:
             reply = messages.json_frame(messages.FAILED, messages.error_json(failure), question)
         else:
             reply = messages.json_frame(messages.DONE, answer, question)
+        self.outbox.announce_changes()
         self.outbox.send(reply)
         if not self._running:
             self._inbox.stop()

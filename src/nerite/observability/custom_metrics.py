@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
@@ -13,6 +15,8 @@ Reading: TypeAlias = Sequence[Any]
 """A family as ``triton_python_backend_utils.metric_store.Reading`` has it, perhaps by way of JSON."""
 _COUNTER, _GAUGE, _HISTOGRAM = range(3)
 _TYPES: Final = ("counter", "gauge", "histogram")
+_PATIENCE: Final = 0.5
+"""Seconds that a page waits for reports that were announced; then what there is counts."""
 
 
 class ReportedMetrics:
@@ -21,18 +25,34 @@ class ReportedMetrics:
     def __init__(self) -> None:
         self._now: Sequence[Reading] = ()
         self._before: list[Reading] = []
+        self._due = 0
+        self._complete = asyncio.Event()
+        self._complete.set()
 
     @property
     def readings(self) -> list[Reading]:
         """Everything, as far as it was reported."""
         return [*self._before, *self._now]
 
-    def reported(self, readings: Sequence[Reading]) -> None:
-        """Take what the process has counted so far."""
+    def reported(self, changes: int, readings: Sequence[Reading]) -> None:
+        """Take what the process has counted so far, with the ``changes`` that there were."""
         self._now = readings
+        if changes >= self._due:
+            self._complete.set()
+
+    def due(self, changes: int) -> None:
+        """Take note that a report with so many changes is to come: responses are there that go with it."""
+        self._due = changes
+        self._complete.clear()
+
+    async def complete(self) -> None:
+        """Wait until everything was reported that goes with a response which is there already."""
+        await self._complete.wait()
 
     def process_ended(self) -> None:
         """Keep what the process has counted; what it measured is of no interest any more."""
+        self._due = 0
+        self._complete.set()
         counted = [reading for reading in self.readings if reading[2] != _GAUGE]
         self._before = [_as_reading(each) for each in _merged(counted)]
         self._now = ()
@@ -41,6 +61,14 @@ class ReportedMetrics:
 def store() -> Any:
     """Return where the models in this process count; None while there is none that could."""
     return getattr(sys.modules.get("triton_python_backend_utils.metric_store"), "STORE", None)
+
+
+async def complete(processes: Iterable[ReportedMetrics]) -> None:
+    """Wait for the reports of several processes that are due, for a moment at the most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PATIENCE):
+            for each in processes:
+                await each.complete()
 
 
 def of_this_process() -> list[Reading]:

@@ -116,11 +116,12 @@ class Descriptions:
                     "restarts": runner.restarts,
                 }
 
-    def custom_metrics(self) -> list[Reading]:
-        """Return what models count themselves, by process: some are in one."""
-        processes = {runner.metrics for running in self.running() for runner in running.runners}
-        counted = [reading for each in processes if each is not None for reading in each.readings]
-        return custom_metrics.of_this_process() + counted
+    async def custom_metrics(self) -> list[Reading]:
+        """Return what models count themselves, by process: some are in one. No response is there without its counts."""
+        runners = [runner for running in self.running() for runner in running.runners]
+        processes = {runner.metrics for runner in runners if runner.metrics is not None}
+        await custom_metrics.complete(processes)
+        return custom_metrics.of_this_process() + [reading for each in processes for reading in each.readings]
 
     def engine_reports(self, model: str) -> list[EngineReport]:
         """Return how the engines of a model are, or of all models if ``model`` is empty: none where there are none."""

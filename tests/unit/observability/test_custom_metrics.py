@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -15,11 +16,10 @@ class Process:
 
     def __init__(self) -> None:
         self.store = MetricStore()
-        self._held: dict[Any, Any] = {}
 
     def metric(self, name: str, kind: MetricKind, *bounds: float, **labels: str) -> tuple[Any, Any]:
-        family = self.store.family(name, f"about {name}", kind)
-        return family, self.store.hold(family, labels, bounds, {})
+        holding = self.store.family(name, f"about {name}", kind)
+        return holding, self.store.metric(holding, labels, bounds)
 
     @property
     def sent(self) -> Any:
@@ -75,10 +75,38 @@ def test_what_was_counted_outlives_the_process() -> None:
         process = Process()
         process.store.increment(*process.metric("rows", MetricKind.COUNTER), 2)
         process.store.set(*process.metric("level", MetricKind.GAUGE), 1)
-        of.reported(process.sent)
+        of.reported(1, process.sent)
         of.process_ended()
     assert written(families(of.readings, ())).decode().splitlines()[2:] == ["rows 6"]
     assert len(of.readings) == 1
+
+
+def test_a_page_waits_for_what_was_announced() -> None:
+    async def read() -> list[bool]:
+        of = ReportedMetrics()
+        waiting: list[asyncio.Task[None]] = []
+
+        async def is_complete() -> bool:
+            waiting.append(asyncio.create_task(of.complete()))
+            await asyncio.sleep(0)
+            return waiting[-1].done()
+
+        found = [await is_complete()]
+        of.due(3)
+        found.append(await is_complete())
+        of.reported(2, [])
+        found.append(await is_complete())
+        of.reported(3, [])
+        await asyncio.gather(*waiting)
+        found.append(await is_complete())
+        of.due(4)
+        of.process_ended()
+        found.append(await is_complete())
+        of.due(1)  # of the next process
+        of.reported(1, [])
+        return [*found, await is_complete()]
+
+    assert asyncio.run(read()) == [True, False, False, True, True, True]
 
 
 def test_the_store_says_once_that_something_has_changed() -> None:

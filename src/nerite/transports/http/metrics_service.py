@@ -117,7 +117,7 @@ class MetricsService:
         if self._options.cpu:
             page.add(self._machine.families())
         page.add(machine.pinned_pool())
-        page.add(custom_metrics.families(self._server.custom_metrics(), page.names))
+        page.add(custom_metrics.families(await self._server.custom_metrics(), page.names))
         pieces = []
         for piece in page.pieces():
             pieces.append(piece)
