@@ -89,8 +89,8 @@ __all__ = [
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
 ]
 
-# In messages the classes go by the name that a model knows them by, not by the file they are written in.
+# In messages the classes go by the names that they have in Triton, not by the file they are written in.
 for _exported in __all__:
     if isinstance(globals()[_exported], type):
-        globals()[_exported].__module__ = __name__
+        globals()[_exported].__module__ = __name__ if _exported == "ModelConfig" else "c_python_backend_utils"
 del _exported

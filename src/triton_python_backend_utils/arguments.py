@@ -7,6 +7,7 @@ take either. Who calls it turns that into an error that names the signature (``e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, IntEnum
 from typing import Any, Final, TypeAlias, TypeVar
 
 Text: TypeAlias = str | bytes | bytearray
@@ -18,6 +19,13 @@ UINT32: Final[Range] = (0, (1 << 32) - 1)
 UINT64: Final[Range] = (0, (1 << 64) - 1)
 
 T = TypeVar("T")
+
+
+class BindingEnum(IntEnum):
+    """Numbers with names as the binding has them: equal to integers, and printed with the name."""
+
+    __str__ = Enum.__str__
+    __format__ = Enum.__format__
 
 
 class Mismatch(Exception):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import ClassVar
 
 from triton_python_backend_utils import arguments
-from triton_python_backend_utils.arguments import Mismatch, Text
+from triton_python_backend_utils.arguments import BindingEnum, Mismatch, Text
 
 
 class TritonModelException(Exception):
     """An error of this package, or of a model that wants to raise one."""
 
 
-class ErrorCode(IntEnum):
+class ErrorCode(BindingEnum):
     """What kind of error a response reports. The numbers are Triton's."""
 
     UNKNOWN = 0
@@ -61,6 +60,11 @@ class TritonError:
     def message(self) -> str:
         """Return the text for the caller."""
         return self._message
+
+
+# Messages and prints have the name that Triton's binding gives it.
+ErrorCode.__name__, ErrorCode.__qualname__ = "__ErrorCode", "TritonError.__ErrorCode"
+setattr(TritonError, ErrorCode.__name__, ErrorCode)
 
 
 def incompatible(signature: str, mismatch: Mismatch, /, *given: object, **named: object) -> TypeError:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from enum import IntEnum
 from typing import ClassVar
 
 from triton_python_backend_utils import arguments
-from triton_python_backend_utils.arguments import Mismatch, Text
+from triton_python_backend_utils.arguments import BindingEnum, Mismatch, Text
 from triton_python_backend_utils.errors import incompatible_call
 
 _LOG = logging.getLogger("triton_python_backend_utils")
@@ -19,7 +18,7 @@ class Logger:
     Raises ``TypeError`` for a message that is no text; ``bytes`` are.
     """
 
-    class LogLevel(IntEnum):
+    class LogLevel(BindingEnum):
         """How serious a line is, with Triton's numbers."""
 
         INFO = 0

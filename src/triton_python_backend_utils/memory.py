@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from triton_python_backend_utils import arguments
-from triton_python_backend_utils.arguments import INT64, Mismatch
+from triton_python_backend_utils.arguments import INT64, BindingEnum, Mismatch
 from triton_python_backend_utils.errors import incompatible
 
 
-class MemoryType(IntEnum):
+class MemoryType(BindingEnum):
     """Kinds of memory, with Triton's numbers."""
 
     TRITONSERVER_MEMORY_GPU = 0

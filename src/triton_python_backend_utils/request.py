@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol, SupportsIndex
+from asyncio import Future
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, SupportsIndex, overload
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest as CoreRequest
@@ -152,6 +153,12 @@ class InferenceRequest:
         """Return the sender for several or late responses. Only a request that ``execute`` was given has one."""
         raise TritonModelException("get_response_sender() is only for requests that execute() was given.")
 
+    @overload
+    def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
+
+    @overload
+    def exec(self, decoupled: Literal[True]) -> ResponseIterator: ...
+
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Send the request to the model that it names, and wait for the response, which may be an error.
 
@@ -160,7 +167,13 @@ class InferenceRequest:
         """
         return calls.ask(self, decoupled=self._flag("exec", decoupled))
 
-    def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
+    @overload
+    def async_exec(self, decoupled: Literal[False] = False) -> Future[InferenceResponse]: ...
+
+    @overload
+    def async_exec(self, decoupled: Literal[True]) -> Future[ResponseIterator]: ...
+
+    def async_exec(self, decoupled: bool = False) -> Future[InferenceResponse] | Future[ResponseIterator]:
         """Send the request at once, and return what a coroutine may await: the same as ``exec`` returns.
 
         Raises as ``exec`` does, and ``RuntimeError`` outside of a coroutine.

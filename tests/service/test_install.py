@@ -50,6 +50,62 @@ def test_serves_a_python_model(core: Path, tmp_path: Path, monkeypatch: pytest.M
         assert [server.ask("GET", path)[0] for path in ("/v2/docs", "/ui", "/ui/uPlot.esm.js")] == [200] * 3
 
 
+TYPED = """
+from typing import assert_type
+
+import c_python_backend_utils
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
+        config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]})
+        config.set_max_batch_size(8)
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self.family = pb_utils.MetricFamily("rows", "Rows", pb_utils.MetricFamily.HISTOGRAM)
+        self.rows: pb_utils.Metric = self.family.Metric(labels={"model": args["model_name"]}, buckets=[1, 2.5])
+        pb_utils.Logger.log(pb_utils.get_model_dir(), pb_utils.Logger.INFO)
+
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
+        responses: list[c_python_backend_utils.InferenceResponse] = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+            if tensor is None:
+                error = pb_utils.TritonError("IN is missing", pb_utils.TritonError.INVALID_ARG)
+                responses.append(pb_utils.InferenceResponse(error=error))
+                continue
+            self.rows.observe(len(tensor.as_numpy()))
+            output = pb_utils.Tensor("OUT", tensor.as_numpy().astype(np.float32))
+            responses.append(pb_utils.InferenceResponse([output]))
+        return responses
+
+    async def ask(self, request: pb_utils.InferenceRequest) -> None:
+        call = pb_utils.InferenceRequest(
+            model_name="echo", requested_output_names=["OUT"], inputs=request.inputs(), trace=request.trace()
+        )
+        assert_type(call.exec(), pb_utils.InferenceResponse)
+        assert_type(call.exec(decoupled=True), pb_utils.ResponseIterator)
+        assert_type(await call.async_exec(), pb_utils.InferenceResponse)
+        async for response in await call.async_exec(decoupled=True):
+            assert_type(response, pb_utils.InferenceResponse)
+        sender = request.get_response_sender()
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        pb_utils.load_model(5)  # type: ignore[arg-type]  # mypy is strict about what is not needed, too
+"""
+
+
+def test_a_model_is_checked_by_mypy(core: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", core / "bin" / "python", "model.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "MYPYPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("Success"), done.stdout + done.stderr
+
+
 def test_a_missing_extra_says_what_to_install(core: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "NERITE", core / "bin" / "nerite")
     extras = {name: entry.extra for name, entry in registry.ENTRIES.items() if entry.extra}

@@ -290,7 +290,7 @@ class Nursery:
             if self._shims is None:
                 folder = Path(tempfile.mkdtemp(prefix="nerite-"))
                 try:
-                    for name in ("nerite", "triton_python_backend_utils"):
+                    for name in ("nerite", "triton_python_backend_utils", "c_python_backend_utils"):
                         spec = importlib.util.find_spec(name)
                         assert spec is not None and spec.origin is not None
                         (folder / name).symlink_to(Path(spec.origin).parent)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import subprocess
 import sys
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import c_python_backend_utils
 import triton_python_backend_utils as pb_utils
 
 CONFIG: dict[str, Any] = {"input": [{"name": "a"}, {"name": "b", "dims": [1]}], "output": [{"name": "c"}]}
@@ -121,6 +124,30 @@ def test_logger_writes_to_logging_with_the_callers_line(caplog: pytest.LogCaptur
 def test_levels_have_tritons_numbers() -> None:
     logger = pb_utils.Logger
     assert [logger.INFO, logger.WARNING, logger.ERROR, logger.VERBOSE] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("member", "shown"),
+    [
+        (pb_utils.TritonError.NOT_FOUND, "__ErrorCode.NOT_FOUND: 2"),
+        (pb_utils.Logger.WARNING, "LogLevel.WARNING: 1"),
+        (pb_utils.MetricFamily.HISTOGRAM, "MetricKind.HISTOGRAM: 2"),
+        (pb_utils.TRITONSERVER_MEMORY_CPU, "MemoryType.TRITONSERVER_MEMORY_CPU: 1"),
+    ],
+)
+def test_numbers_are_printed_with_their_names(member: IntEnum, shown: str) -> None:
+    text, _, number = shown.partition(": ")
+    assert (repr(member), str(member), f"{member}", f"{member:>60}".strip()) == (f"<{shown}>", *[text] * 3)
+    assert member == int(number)
+    assert pickle.loads(pickle.dumps(member)) is member
+
+
+def test_the_binding_has_the_same_classes_and_functions() -> None:
+    for name in c_python_backend_utils.__all__:
+        same = pb_utils.MetricKind[name] if name in pb_utils.MetricKind.__members__ else getattr(pb_utils, name)
+        assert getattr(c_python_backend_utils, name) is same
+    ours = {name for name in pb_utils.__all__ if getattr(pb_utils, name).__class__ is type}
+    assert ours - set(c_python_backend_utils.__all__) == {"ModelConfig"}
 
 
 def test_importing_it_is_cheap() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -115,8 +116,11 @@ def test_subclasses_are_welcome() -> None:
 
 
 def test_classes_have_the_name_that_models_know() -> None:
-    assert str(pb_utils.Tensor) == "<class 'triton_python_backend_utils.Tensor'>"
-    assert str(pb_utils.TritonModelException) == "<class 'triton_python_backend_utils.TritonModelException'>"
+    assert str(pb_utils.Tensor) == "<class 'c_python_backend_utils.Tensor'>"
+    assert str(pb_utils.TritonModelException) == "<class 'c_python_backend_utils.TritonModelException'>"
+    assert str(pb_utils.ModelConfig) == "<class 'triton_python_backend_utils.ModelConfig'>"
+    error = pickle.loads(pickle.dumps(pb_utils.TritonModelException("no")))
+    assert (type(error), str(error)) == (pb_utils.TritonModelException, "no")
 
 
 # --- BF16
