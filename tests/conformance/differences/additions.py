@@ -54,8 +54,8 @@ DIFFERENCES = (
         "Calls of models: giving up",
         "A response iterator has `cancel()`, as in newer versions of Triton: the iteration goes on until the called "
         "model has ended it. One that is dropped ends its request, as a cancelled future of `async_exec` does; Triton "
-        "waits there for all responses. A called model waits while its responses are not read; the iterator keeps none of them "
-        "to give them once more.",
+        "waits there for all responses. A called model waits while its responses are not read; the iterator keeps "
+        "none of them to give them once more.",
         {
             "calls/answers once more": (
                 said("[('OUT', [0.0])]\n[]\nagain\n[('OUT', [0.0])]"),
