@@ -39,6 +39,30 @@ say(pb_utils.load_model(model_name="late", config=json.dumps(config)))
 tell(ask("late", [[1.0]]).exec())
 say(pb_utils.unload_model("late"))
 """
+BINDING = """
+import c_python_backend_utils as binding
+own_use = {"SharedMemory", "shared_memory", "async_event_future_done_callback"}
+say(sorted(name for name in {*dir(binding)} - own_use if name[0] != "_"))
+say(all(getattr(pb_utils, name) is getattr(binding, name) for name in ("Tensor", "TritonModelException", "Logger")))
+say(pb_utils.Tensor, pb_utils.InferenceRequest, pb_utils.TritonError, pb_utils.ModelConfig)
+"""
+NUMBERS = """
+numbers = [pb_utils.TritonError.NOT_FOUND, pb_utils.Logger.INFO, pb_utils.MetricFamily.GAUGE]
+for number in (*numbers, pb_utils.TRITONSERVER_MEMORY_CPU):
+    say(number, repr(number), f"{number}", number.name, int(number), number.value, number == int(number))
+"""
+UNKEPT_METRIC = """
+family = pb_utils.MetricFamily("unkept", "x", pb_utils.MetricFamily.GAUGE)
+metric = family.Metric(labels={})
+metric.set(1)
+say(metric.value())
+del family
+for what in ("set(1)", "increment(1)", "value()"):
+    try:
+        say(eval(f"metric.{what}"))
+    except pb_utils.TritonModelException as error:
+        say(str(error).partition(" Keep it")[0])
+"""
 FORKED = """
 import multiprocessing
 processes = multiprocessing.get_context("fork")
@@ -117,6 +141,9 @@ EXCHANGES: dict[str, Any] = {
         + EACH.format("answers")
     ),
     "in a process that the model forks": told(FORKED),
+    "the binding": told(BINDING),
+    "numbers with names": told(NUMBERS),
+    "a metric without its family": told(UNKEPT_METRIC),
     "who is ready": told(
         "for each in (('echo',), ('nobody',), ('late',), ('',), ('echo', '1'), ('echo', '2')):\n"
         "    say(pb_utils.is_model_ready(*each))"

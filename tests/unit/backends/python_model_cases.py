@@ -152,6 +152,14 @@ EXECUTE_ERRORS: dict[str, tuple[str, str]] = {
     "too many responses": (executing(f"return [{_RESPONSE}] * 2"), _COUNT.format(2)),
     "a number for a response": (executing("return [1]"), _OBJECT.format("<class 'int'>")),
     "an array for a response": (executing("return [np.zeros(2)]"), _OBJECT.format("<class 'numpy.ndarray'>")),
+    "a single response": (
+        executing(f"return {_RESPONSE}"),
+        _LIST.format("<class 'c_python_backend_utils.InferenceResponse'>"),
+    ),
+    "a tensor for a response": (
+        executing('return [pb_utils.Tensor("OUTPUT0", np.zeros(2))]'),
+        _OBJECT.format("<class 'c_python_backend_utils.Tensor'>"),
+    ),
     "complex numbers": (sending("np.zeros(2, np.complex64)"), _NO_DTYPE),
     "unicode strings": (sending('np.array(["a", "bc"])'), _NO_DTYPE),
     "big-endian numbers": (sending('np.arange(3, dtype=">f4")'), _NO_DTYPE),
@@ -272,7 +280,6 @@ _RESPONSE_TYPES = (
 _OLD = _RESPONSE_TYPES.format("")
 _NEW = _RESPONSE_TYPES.format(", parameters: object = None")
 _PARAMETERS = "Triton's later releases, which have response parameters, print the longer signature"
-_MODULE = "our classes are written in Python, in the package that the model imports; there is no C module"
 _AWAIT = "import asyncio\n\n\nasync def inner():\n    await asyncio.sleep(0)\n    raise KeyError('x')\n"
 
 DEVIATIONS: dict[str, Deviation] = {
@@ -287,18 +294,6 @@ DEVIATIONS: dict[str, Deviation] = {
         "RuntimeError: Task got bad yield: 1\n\nAt:\n  {file}(7): execute\n",
         _LIST.format("<class 'generator'>"),
         "Triton takes generators for coroutines, and runs them as such",
-    ),
-    "a single response": Deviation(
-        executing(f"return {_RESPONSE}"),
-        _LIST.format("<class 'c_python_backend_utils.InferenceResponse'>"),
-        _LIST.format("<class 'triton_python_backend_utils.InferenceResponse'>"),
-        _MODULE,
-    ),
-    "a tensor for a response": Deviation(
-        executing('return [pb_utils.Tensor("OUTPUT0", np.zeros(2))]'),
-        _OBJECT.format("<class 'c_python_backend_utils.Tensor'>"),
-        _OBJECT.format("<class 'triton_python_backend_utils.Tensor'>"),
-        _MODULE,
     ),
     "text for an error": Deviation(
         answering('error="text"'),

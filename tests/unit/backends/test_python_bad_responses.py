@@ -30,9 +30,9 @@ BAD = {
     "a number": ("5", f"{NO_RESPONSE}'<class 'int'>'."),
     "a tensor": (
         "pb_utils.Tensor('OUTPUT0', np.ones(1))",
-        f"{NO_RESPONSE}'<class 'triton_python_backend_utils.Tensor'>'.",
+        f"{NO_RESPONSE}'<class 'c_python_backend_utils.Tensor'>'.",
     ),
-    "an error": ("pb_utils.TritonError('x')", f"{NO_RESPONSE}'<class 'triton_python_backend_utils.TritonError'>'."),
+    "an error": ("pb_utils.TritonError('x')", f"{NO_RESPONSE}'<class 'c_python_backend_utils.TritonError'>'."),
     "nothing": ("None", f"{NO_RESPONSE}'<class 'NoneType'>'."),
     "a class that is not initialized": ("Broken()", f"{UNSENDABLE}AttributeError: "),
     "something among the tensors": ("changed(5)", f"{UNSENDABLE}AttributeError: "),

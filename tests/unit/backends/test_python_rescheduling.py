@@ -76,7 +76,7 @@ def test_the_last_word_counts(tmp_path: Path, flags: str, again: bool) -> None:
 
 EXPECTED = (
     "Failed to process the request(s) for model 'm_0', message: Expected a None object in the execute function return "
-    "list for reschduled request, found type '<class 'triton_python_backend_utils.InferenceResponse'>'. A "
+    "list for reschduled request, found type '<class 'c_python_backend_utils.InferenceResponse'>'. A "
     "response is allowed if it has no outputs but states of the sequence."
 )
 
