@@ -43,7 +43,10 @@ class Busy:
     def cache_metrics(self) -> list[Any]:
         return []
 
-    admission_metrics = custom_metrics = cache_metrics
+    admission_metrics = cache_metrics
+
+    async def custom_metrics(self) -> list[Any]:
+        return []
 
     def work(self) -> None:
         self.turns += 1
