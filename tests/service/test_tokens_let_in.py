@@ -127,6 +127,19 @@ def test_tokens_of_chats(server: Serving) -> None:
     assert charged("/v1/completions", prompt="once", add_special_tokens=False) == (4, 4)
 
 
+def test_what_a_prompt_costs(server: Serving) -> None:
+    """Nothing if it is refused, and once however many answers there are to it."""
+    before = use(server, "narrow")
+    asked = {"model": "narrow", "prompt": "once", "logit_bias": {"1": 1}}
+    status, _, body = server.ask("POST", "/v1/completions", asked)
+    assert (status, json.loads(body)["error"]["param"]) == (400, "logit_bias")
+    told = use(server, "narrow")
+    assert (told["input_tokens"], told["offered"]) == (before["input_tokens"], before["offered"] + 1)
+    answer = server.json("POST", "/v1/completions", {"model": "narrow", "prompt": "once", "n": 3, **FEW})
+    assert (answer["usage"]["prompt_tokens"], len(answer["choices"])) == (5, 3)
+    assert use(server, "narrow")["input_tokens"] == before["input_tokens"] + 5
+
+
 def waiting(server: Serving) -> int:
     (found,) = [each for each in server.json("GET", "/v2/quota")["models"] if each["model"] == "narrow"]
     return int(found["waiting"])

@@ -254,6 +254,8 @@ class InferenceRequest:
     """Whether ``respond`` may be called from any thread, and with several responses."""
     caused = False
     """Whether another request causes it: somebody inside the server waits for it."""
+    repeats = False
+    """Whether another request of the same call has the same prompt, which is paid for once."""
     stretch: Any = None
     """Of a step of an ensemble: what may follow it at once, where its model lives with others."""
 
@@ -360,6 +362,14 @@ class PlacedRequest(InferenceRequest):
 
     places: dict[str, OutputPlace]
     """Where outputs are to be written, by name."""
+
+
+class RepeatedRequest(InferenceRequest):
+    """A request for one more answer to the prompt of another."""
+
+    __slots__ = ()
+
+    repeats = True
 
 
 def labelled(error: NeriteError, request_id: str) -> NeriteError:

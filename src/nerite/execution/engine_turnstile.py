@@ -143,4 +143,5 @@ class PromptTicket(Ticket):
             least=ratio.least(asked.prompt_bytes) + image_ratio.least(asked.images),
             sequences=asked.sequences,
             priority=asked.priority,
+            repeats=request.repeats,
         )

@@ -53,7 +53,7 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[Use], int]], ...]] = (
     ("retries", "Requests that came and said that they were asked before", lambda use: use.retries),
 )
 _TOKENS: Final[tuple[tuple[str, str, Callable[[Use], int]], ...]] = (
-    ("input_tokens", "Tokens of the prompts that were let in", lambda use: use.input_tokens),
+    ("input_tokens", "Tokens of the prompts that were let in and not refused after all", lambda use: use.input_tokens),
     ("output_tokens", "Tokens that were generated", lambda use: use.output_tokens),
     ("wasted_tokens", "Tokens that were generated when the client had gone", lambda use: use.wasted_tokens),
 )
@@ -73,7 +73,7 @@ def families(standings: Sequence[Standing], gates: Iterable[Gate], usages: Usage
         *(_counter(name, text, [(of, read(use)) for of, use in tokens]) for name, text, read in _TOKENS),
         _counter(
             "input_bytes",
-            "Bytes of the requests that were let in",
+            "Bytes of the requests that were let in and not refused after all",
             [(of, use.input_tokens) for of, key, use in uses if not key.tokens],
         ),
         _counter(

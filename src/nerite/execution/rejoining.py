@@ -80,7 +80,7 @@ class Rejoining:
             entry.joined(request)
             return
         header = _lasting(request.header, self._answers.limits.grace_ns)
-        answer.carrier = InferenceRequest(header, request.data, answer, request.arrived_ns, request.id)
+        answer.carrier = type(request)(header, request.data, answer, request.arrived_ns, request.id)
         entry.queue.submit(answer.carrier)
 
     def _answer(self, request: InferenceRequest, key: IdempotencyKey, entry: KeyedQueue) -> SharedAnswer:

@@ -14,8 +14,8 @@ from nerite.core import dtype as dtypes
 from nerite.core.caller import Caller
 from nerite.core.child_request import ChildRequest
 from nerite.core.engine_report import Begun, Ended, EngineReport, Progress
-from nerite.core.errors import Internal, QuotaExceeded, TooLarge, TooLate, Unavailable
-from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.errors import Internal, InvalidArgument, QuotaExceeded, TooLarge, TooLate, Unavailable
+from nerite.core.request import InferenceRequest, RepeatedRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec, decode_bytes, join_bytes
 from nerite.execution import engine_turnstile as module
@@ -87,6 +87,7 @@ class House:
         prompt: bytes = b"12345678",
         parent: InferenceRequest | None = None,
         images: tuple[bytes, ...] = (),
+        kind: type[InferenceRequest] = InferenceRequest,
         **sampling: Any,
     ) -> InferenceRequest:
         inputs = [PROMPT, SAMPLING, *([IMAGES] if images else [])]
@@ -95,7 +96,7 @@ class House:
         data += [join_bytes(images)] if images else []
         now = self.loop.now()
         if parent is None:
-            asked = InferenceRequest(header, data, self.sink, now)
+            asked = kind(header, data, self.sink, now)
         else:
             asked = ChildRequest(parent, header, data, self.sink, now)
         self.turnstile.submit(asked)
@@ -152,20 +153,25 @@ def test_without_a_policy_memory_counts(house: House) -> None:
     assert waits not in house.engine.has
     house.step(Progress(long, 1, None, Ended.LENGTH))
     assert waits in house.engine.has
-    assert house.reception.quota()["use"][0]["input_tokens"] == 900 + 4
+    assert house.reception.quota()["use"][0]["input_tokens"] == 900, "the other has had no token yet"
+
+
+def paid(house: House) -> dict[str, int]:
+    """Return what tenant ``a`` has left of its rates."""
+    (standing,) = [each for each in house.reception.quota()["tenants"] if each["tenant"] == "a"]
+    return {str(rate["limit"]): rate["left"] for rate in standing["rates"]}
 
 
 def test_what_the_engine_counts_is_what_is_paid(strict: House) -> None:
     first = strict.ask(prompt=b"x" * 160, max_tokens=20)
-    assert strict.use().input_tokens == 80, "a token for two bytes, as long as nothing is known"
+    assert paid(strict) == {"input_tokens_per_minute": 520, "output_tokens_per_minute": 580}, "two bytes a token"
     strict.step(Progress(first, 0, Begun(0, 30, 10)))
-    assert strict.use().input_tokens == 30
+    assert (paid(strict)["input_tokens_per_minute"], strict.use().input_tokens) == (570, 0)
     strict.step(Progress(first, 5))
+    assert strict.use().input_tokens == 30
     strict.step(Progress(first, 1, None, Ended.STOP))
     first.respond(ANSWER)
-    (standing,) = [each for each in strict.reception.quota()["tenants"] if each["tenant"] == "a"]
-    left = {str(rate["limit"]): rate["left"] for rate in standing["rates"]}
-    assert left == {"input_tokens_per_minute": 570, "output_tokens_per_minute": 594}
+    assert paid(strict) == {"input_tokens_per_minute": 570, "output_tokens_per_minute": 594}
     assert (strict.use().output_tokens, strict.use().wasted_tokens) == (6, 0)
 
 
@@ -177,10 +183,11 @@ def test_images_are_tokens_too(house: House) -> None:
         asked.respond(ANSWER)
     use = house.use("default")
     assert use.input_tokens == 8 * 410
-    house.ask("default", b"x" * 40, images=(b"one", b"two"), max_tokens=1)
-    assert use.input_tokens == 8 * 410 + 420
-    house.ask("default", b"x" * 40, max_tokens=1)
-    assert use.input_tokens == 8 * 410 + 420 + 20
+    for images, expected in (((b"one", b"two"), 420), ((), 20)):
+        before = use.input_tokens
+        asked = house.ask("default", b"x" * 40, images=images, max_tokens=1)
+        house.step(Progress(asked, 1, None, Ended.STOP))
+        assert use.input_tokens - before == expected
 
 
 def test_a_prompt_that_turns_out_to_be_too_long(strict: House) -> None:
@@ -195,6 +202,23 @@ def test_a_prompt_that_turns_out_to_be_too_long(strict: House) -> None:
     assert strict.gate.running == 0
     (standing,) = [each for each in strict.reception.quota()["tenants"] if each["tenant"] == "a"]
     assert (standing["under_way"], standing["rates"][0]["left"]) == (0, 600)
+    assert strict.use().input_tokens == 0
+
+
+def test_what_an_engine_refuses_costs_no_tokens(strict: House) -> None:
+    asked = strict.ask(prompt=b"x" * 100, temperature="hot")
+    asked.respond(InferenceResponse.failed(InvalidArgument("'temperature' has to be a number")))
+    assert (strict.use().input_tokens, strict.use().finished) == (0, {"failed": 1})
+    assert set(paid(strict).values()) == {600}
+
+
+def test_several_answers_to_a_prompt_pay_for_it_once(strict: House) -> None:
+    for kind in (InferenceRequest, RepeatedRequest):
+        asked = strict.ask(max_tokens=5, kind=kind)
+        strict.step(Progress(asked, 5, Begun(0, 30), Ended.LENGTH))
+        asked.respond(ANSWER)
+    assert (strict.use().input_tokens, strict.use().output_tokens) == (30, 10)
+    assert paid(strict) == {"input_tokens_per_minute": 570, "output_tokens_per_minute": 590}
 
 
 def test_who_is_surely_too_long_does_not_come_to_the_engine(strict: House) -> None:

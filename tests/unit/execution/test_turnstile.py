@@ -304,7 +304,10 @@ def test_quota(house: House) -> None:
     assert told["models"] == [{"model": "m", "running": 1, "waiting": 1}]
     (use,) = told["use"]
     assert (use["tenant"], use["class"], use["offered"], use["admitted"]) == ("b", "low", 3, 1)
-    assert (use["refused"], use["input_bytes"]) == ({"requests_per_minute": 1}, 4)
+    assert (use["refused"], use["input_bytes"]) == ({"requests_per_minute": 1}, 0)
+    house.queue.answer()
+    (use,) = house.reception.quota()["use"]
+    assert use["input_bytes"] == 4
 
 
 def test_metrics(house: House) -> None:

@@ -124,6 +124,7 @@ class Gate:
         if ticket.started_at is not None or ticket.state is not State.RUNNING:
             return
         ticket.started_at = now
+        self.usage.of(ticket.tenant, ticket.level.name).input_tokens += ticket.paid_input
         self._outlook.started(ticket, now)
         if self.tokens:
             self._headroom.hold(ticket.holding, self._headroom.blocks(ticket.input_size))
@@ -134,13 +135,15 @@ class Gate:
         if ticket.state is not State.RUNNING:
             return None
         more = input_size - ticket.input_size
+        before = ticket.paid_input
         ticket.input_size = ticket.least = input_size
         use = self.usage.of(ticket.tenant, ticket.level.name)
-        use.input_tokens += more
+        if ticket.started_at is not None:
+            use.input_tokens += ticket.paid_input - before
         self._outlook.corrected(more)
         charged = ticket.charged.get(Limit.INPUT_RATE, 0)
-        ticket.account.settle(Limit.INPUT_RATE, charged - input_size, now)
-        ticket.charged[Limit.INPUT_RATE] = input_size
+        ticket.account.settle(Limit.INPUT_RATE, charged - ticket.paid_input, now)
+        ticket.charged[Limit.INPUT_RATE] = ticket.paid_input
         refusal = size_refusal(ticket, self._limits, self._headroom, self._of)
         if refusal is not None:
             use.refuse(refusal.limit)
@@ -181,9 +184,12 @@ class Gate:
         if self.tokens:
             done = ticket.generated + (ticket.input_size if ticket.started_at is not None else 0)
             self._queue.settle(ticket, done - ticket.cost)
-        if ending in (Ending.FAILED, Ending.REFUSED) and ticket.started_at is None:
+        if ticket.started_at is not None:
+            self._settle(ticket, now)
+        elif ending in (Ending.FAILED, Ending.REFUSED):
             self._give_back(ticket, now)
         else:
+            use.input_tokens += ticket.paid_input
             self._settle(ticket, now)
 
     def withdraw(self, ticket: Ticket, now: int) -> bool:
@@ -249,7 +255,7 @@ class Gate:
             ahead = ticket.expected if burst is None else min(ticket.expected, burst)
             burst = account.burst(Limit.INPUT_RATE)
             prompt = ticket.input_size if burst is None else max(min(ticket.input_size, burst), ticket.least)
-            ticket.charged = {Limit.INPUT_RATE: prompt, Limit.OUTPUT_RATE: ahead}
+            ticket.charged = {Limit.INPUT_RATE: 0 if ticket.repeats else prompt, Limit.OUTPUT_RATE: ahead}
         else:
             ticket.charged = {Limit.BYTE_RATE: ticket.input_size}
         if not ticket.caused:
@@ -297,9 +303,7 @@ class Gate:
         self._outlook.admitted(ticket)
         if self.tokens:
             ticket.holding = self._headroom.promise(self._blocks(ticket))
-        use = self.usage.of(ticket.tenant, ticket.level.name)
-        use.admitted += 1
-        use.input_tokens += ticket.input_size
+        self.usage.of(ticket.tenant, ticket.level.name).admitted += 1
 
     def _expire(self, now: int) -> list[Refused]:
         refused = []

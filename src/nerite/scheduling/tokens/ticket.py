@@ -44,6 +44,7 @@ class Ticket:
         "offered_at",
         "priority",
         "read_with",
+        "repeats",
         "retry",
         "sequences",
         "started_at",
@@ -65,6 +66,7 @@ class Ticket:
         least: int | None = None,
         sequences: int = 1,
         priority: int = 0,
+        repeats: bool = False,
     ) -> None:
         self.tenant = tenant
         """The name that the policy gives to whoever sent it."""
@@ -74,6 +76,8 @@ class Ticket:
         """As many there are in any case, where ``input_size`` is an estimate: by it what is too long is refused."""
         self.sequences = sequences
         """Answers to the one prompt."""
+        self.repeats = repeats
+        """Another request has the same prompt, and pays for it."""
         self.priority = priority
         """Among those of its tenant and class that wait: the lower ones first."""
         self.most = most
@@ -107,3 +111,8 @@ class Ticket:
         self.admitted_at = 0
         self.started_at: int | None = None
         """When it had its first token."""
+
+    @property
+    def paid_input(self) -> int:
+        """What the tenant pays for the prompt, as far as its size is known."""
+        return 0 if self.repeats else self.input_size

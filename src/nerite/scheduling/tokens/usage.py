@@ -15,7 +15,7 @@ class Use:
     """Requests that came."""
     admitted: int = 0
     input_tokens: int = 0
-    """Of admitted requests; bytes of a model that is no LLM."""
+    """Of admitted requests that were not refused after all; bytes of a model that is no LLM."""
     output_tokens: int = 0
     wasted_tokens: int = 0
     """Of ``output_tokens``: those that were generated when the client had gone."""

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, Restricted
 from nerite.core.internal_errors import report
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, RepeatedRequest
 from nerite.core.text import shown
 from nerite.transports.callers import Sender
 from nerite.transports.http import access, reply, routes
@@ -150,7 +150,7 @@ class OpenAi:
             stream.finished.echo = echoes[stream.prompt]
             streams.append(stream)
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
-        self._begin(exchange, made, requests, sender)
+        self._begin(exchange, made, requests, sender, wanted.n)
 
     def chat_completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Go on with a conversation."""
@@ -191,7 +191,7 @@ class OpenAi:
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
         special = chat.adds_special if wanted.special is None else wanted.special
         requests = self._asked(model, wanted, [prompt], sender, asked.images, special=special)
-        self._begin(exchange, made, requests, sender)
+        self._begin(exchange, made, requests, sender, wanted.n)
 
     def embeddings(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
         """Turn texts into vectors."""
@@ -260,8 +260,8 @@ class OpenAi:
                 )
         return asked
 
-    def _begin(self, work: JointWork, name: str, asked: Sequence[Asked], sender: Sender) -> None:
-        """Ask the model all of it."""
+    def _begin(self, work: JointWork, name: str, asked: Sequence[Asked], sender: Sender, answers: int = 1) -> None:
+        """Ask the model all of it: so many ``answers`` to each prompt, one after the other."""
         key = sender.idempotency_key
         if key is not None:
             parts = [key._replace(part=part, parts=len(asked)) for part in range(len(asked))]
@@ -272,7 +272,8 @@ class OpenAi:
         now = time.monotonic_ns()
         names = [name] if len(asked) == 1 else [f"{name}-{number}" for number in range(len(asked))]
         requests = [
-            InferenceRequest(header, data, work, now, each) for (header, data), each in zip(asked, names, strict=True)
+            (RepeatedRequest if number % answers else InferenceRequest)(header, data, work, now, each)
+            for number, ((header, data), each) in enumerate(zip(asked, names, strict=True))
         ]
         # All headers are checked before the first is asked.
         for request in requests:
