@@ -33,6 +33,7 @@ TEMPLATE = (
     "{% for part in messages[0].content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}"
 )
+PICTURE = "data:image/png;base64,aGk="
 ENDLESS = {**FEW, "max_tokens": CONTEXT}
 
 
@@ -262,6 +263,34 @@ def test_what_is_refused(server: Serving, said: dict[str, Any], text: str) -> No
     status, answer = generate(server, **said)
     assert (status, answer["error"].startswith("Error generating stream: ")) == (400, True)
     assert text in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "param"),
+    [
+        ({"logit_bias": {"1": 2}}, "'logit_bias' is not offered", "logit_bias"),
+        ({"logprobs": True, "top_logprobs": 5}, "'top_logprobs' is 5", "top_logprobs"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "'response_format.json_schema.schema.not' cannot be made sure of",
+            "response_format",
+        ),
+        ({"lora_name": "a"}, "LoRA feature is not enabled.", "lora_name"),
+        ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "the prompt has", "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}]}]},
+            "the model takes no",
+            "messages",
+        ),
+    ],
+)
+def test_what_is_refused_under_v1(server: Serving, said: dict[str, Any], message: str, param: str) -> None:
+    asked = {"model": "chat", "messages": [{"role": "user", "content": "a"}], **said}
+    status, _, body = server.ask("POST", "/v1/chat/completions", asked)
+    error = json.loads(body)["error"]
+    assert (status, error["param"].partition("[")[0], error["type"]) == (400, param, "invalid_request_error")
+    assert message in error["message"]
+    assert "Error generating stream" not in error["message"]
 
 
 def test_images_by_each_way(server: Serving, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_models_that_take_none(tmp_path: Path) -> None:
     made = OpenVinoGenAiEngine(Options("m", language_model(tmp_path / "1", CONTEXT), cache_blocks=64))
     made.start(ignored, ignored)
     try:
-        with pytest.raises(Unsupported, match="the model takes no images: leave the input 'image' out"):
+        with pytest.raises(Unsupported, match="the model takes no images: leave 'image' out"):
             seen(made, picture(1))
     finally:
         made.stop()

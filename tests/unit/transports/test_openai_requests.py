@@ -10,13 +10,23 @@ import numpy as np
 import pytest
 
 from nerite.core import dtype as dtypes
-from nerite.core.errors import Internal, QuotaExceeded, Restricted, TooLarge, TooLate, Unavailable, Unsupported
+from nerite.core.errors import (
+    Internal,
+    InvalidArgument,
+    NeriteError,
+    QuotaExceeded,
+    Restricted,
+    TooLarge,
+    TooLate,
+    Unavailable,
+    Unsupported,
+)
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Input, Output, Signature
 from nerite.core.tensor import TensorSpec, decode_bytes, from_array
 from nerite.transports.callers import Sender
 from nerite.transports.openai import chat_request, completion_request, embeddings, logprobs, sampling, text_model
-from nerite.transports.openai.errors import ApiError, reply_of
+from nerite.transports.openai.errors import ApiError, body_of, reply_of
 from nerite.transports.openai.fields import Fields
 from nerite.transports.openai.messages import Conversation
 from nerite.transports.openai.text_model import Delta, Strings, TextModel
@@ -380,3 +390,77 @@ def test_a_parameter_is_named_at_a_bounded_length() -> None:
 def test_a_spec_of_text() -> None:
     asked = TextModel("m", ENGINE).ask(PROMPT, {}, Sender({}))
     assert TensorSpec("text_input", dtypes.BYTES, (1, 1)) in asked.header.inputs
+
+
+REJECTED = "Error generating stream: "
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "param", "code"),
+    [
+        (InvalidArgument(f"{REJECTED}'top_p' has to be 0"), "'top_p' has to be 0", "top_p", "invalid_value"),
+        (
+            InvalidArgument("'max_tokens' is 0"),
+            "'max_completion_tokens' is 0",
+            "max_completion_tokens",
+            "invalid_value",
+        ),
+        (Unsupported("'logprobs' is 5"), "'top_logprobs' is 5", "top_logprobs", "unsupported_parameter"),
+        (
+            Unsupported(f"{REJECTED}'guided_decoding.json.properties.a.not' cannot be made sure of"),
+            "'response_format.json_schema.schema.properties.a.not' cannot be made sure of",
+            "response_format",
+            "unsupported_parameter",
+        ),
+        (
+            InvalidArgument("'guided_decoding' is no JSON"),
+            "'response_format' is no JSON",
+            "response_format",
+            "invalid_value",
+        ),
+        (
+            InvalidArgument("structured output (json): no"),
+            "structured output (json): no",
+            "response_format",
+            "invalid_value",
+        ),
+        (InvalidArgument("'text_input' is no UTF-8"), "'messages' is no UTF-8", "messages", "invalid_value"),
+        (Unsupported("leave 'image' out"), "leave 'image_url' out", "messages", "unsupported_parameter"),
+        (InvalidArgument("the prompt is empty"), "the prompt is empty", "messages", "invalid_value"),
+        (
+            TooLarge("too long (max_input_tokens of model 'm' is 1, now 2)."),
+            "too long (max_input_tokens of model 'm' is 1, now 2).",
+            "messages",
+            "context_length_exceeded",
+        ),
+        (
+            InvalidArgument("ask for fewer (max_output_tokens of x)"),
+            "ask for fewer (max_output_tokens of x)",
+            "max_completion_tokens",
+            "invalid_value",
+        ),
+        (InvalidArgument(f"{REJECTED}no 'luck'"), "no 'luck'", None, None),
+        (Unavailable(f"{REJECTED}busy"), "busy", None, None),
+        (ApiError("'top_p'", "n", "own"), "'top_p'", "n", "own"),
+    ],
+)
+def test_refusals_of_engines_name_what_the_client_wrote(
+    error: NeriteError, message: str, param: str | None, code: str | None
+) -> None:
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+    asked = chat(top_p=1, max_completion_tokens=1, logprobs=True, top_logprobs=5, response_format=schema)
+    fields = sampling.fields_of(asked.wanted.sampling, "messages")
+    told = json.loads(body_of(sampling.in_words_of_client(error, fields)))["error"]
+    assert (told["message"], told["param"], told["code"]) == (message, param, code)
+
+
+def test_schemas_of_tools_are_named_where_they_stand() -> None:
+    for choice, said, param in (
+        ({"type": "function", "function": {"name": "listen"}}, ".type", "tools[1].function.parameters"),
+        ("required", ".items.anyOf.0.type", "tools"),
+    ):
+        asked = chat(tools=[TOOL, OTHER], tool_choice=choice)
+        fields = sampling.fields_of(asked.wanted.sampling, "messages")
+        error = sampling.in_words_of_client(InvalidArgument(f"'guided_decoding.json{said}' is wrong"), fields)
+        assert isinstance(error, ApiError)
+        assert (error.param, error.message) == (param, f"'{param}{said if '[' in param else ''}' is wrong")

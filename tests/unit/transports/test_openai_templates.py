@@ -201,3 +201,13 @@ def test_a_template_that_is_given_up_leaves_time_for_the_next() -> None:
     template = ChatTemplate(NESTED, "here", {})
     assert template.render_briefly({"messages": HELLO * 1000, "tools": None}) is None
     assert template.render({"messages": HELLO * 5, "tools": None}) == "done"
+
+
+def test_images_in_a_template_of_text_alone() -> None:
+    """What Python says of a list where the template expects text is nothing that a client could do something with."""
+    parts = [{"type": "text", "text": "what is it"}, {"type": "image"}]
+    with pytest.raises(ApiError) as refused:
+        messages = [HELLO[0], {"role": "user", "content": parts}]
+        rendered("{% for each in messages %}{{ each.role + each.content }}{% endfor %}", messages)
+    assert refused.value.param == "messages[1].content[1].type"
+    assert "the model takes no parts of the type 'image_url'" in refused.value.message

@@ -232,7 +232,7 @@ def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> No
             f"{able.top_logprobs}"
         )
     if request.images and not able.images:
-        raise Unsupported("the model takes no images: leave the input 'image' out")
+        raise Unsupported("the model takes no images: leave 'image' out")
     if request.grammar is not None and request.grammar.kind not in able.grammars:
         raise Unsupported(f"structured output ({request.grammar.kind}) is not offered by the engine {able.engine}")
     if request.grammar is not None and (sampling.ignore_eos or sampling.min_tokens):

@@ -150,6 +150,7 @@ class OpenAi:
             stream.finished.echo = echoes[stream.prompt]
             streams.append(stream)
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
+        exchange.fields = sampling.fields_of(wanted.sampling, "prompt")
         self._begin(exchange, made, requests, sender, wanted.n)
 
     def chat_completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
@@ -189,6 +190,7 @@ class OpenAi:
         shape = ChatShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
         streams = [_stream(number, 0, wanted, chat.parser(asked)) for number in range(wanted.n)]
         exchange = Exchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
+        exchange.fields = sampling.fields_of(wanted.sampling, "messages")
         special = chat.adds_special if wanted.special is None else wanted.special
         requests = self._asked(model, wanted, [prompt], sender, asked.images, special=special)
         self._begin(exchange, made, requests, sender, wanted.n)

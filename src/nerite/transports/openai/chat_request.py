@@ -78,7 +78,7 @@ def read(body: Buffer) -> ChatRequest:
     conversation = Conversation(fields)
     given = {**variables, "messages": conversation.messages, "tools": tools or None}
     name = tools[0].name if choice == "named" else ""
-    common = wanted(fields, model, n, settings, count)
+    common = wanted(fields, model, n, settings, count, "top_logprobs" if "top_logprobs" in fields else "logprobs")
     return ChatRequest(common, choice, name, given, conversation.images, conversation.first_image)
 
 
@@ -104,12 +104,13 @@ def _tools(fields: Fields, settings: Sampling) -> tuple[list[Tool], str]:
     if "guided_decoding" in settings:
         raise ApiError("a tool that must be called leaves no room for 'response_format'", "response_format")
     if choice == "named":
-        tools = [tool for tool in tools if tool.name == name]
-        if not tools:
+        place = next((place for place, tool in enumerate(tools) if tool.name == name), None)
+        if place is None:
             raise wrong_value("tool_choice", "the name of one of the tools", name)
-        settings["guided_decoding"] = guided({"json": tools[0].parameters}, "tool_choice")
+        tools = [tools[place]]
+        settings["guided_decoding"] = guided({"json": tools[0].parameters}, f"tools[{place}].function.parameters")
     else:
-        settings["guided_decoding"] = guided({"json": _calls_of(tools)}, "tool_choice")
+        settings["guided_decoding"] = guided({"json": _calls_of(tools)}, "tools")
     return tools, choice
 
 

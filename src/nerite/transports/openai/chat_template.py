@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from nerite.core.errors import NeriteError, Unsupported
 from nerite.transports.openai.errors import ApiError
+from nerite.transports.openai.messages import first_image, not_taken
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -55,7 +56,8 @@ class ChatTemplate:
     def render(self, given: Mapping[str, Any]) -> str:
         """Return the prompt of what is ``given``: ``messages``, ``tools``, and any other variables.
 
-        Raises ``ApiError`` with what the template says of messages that it does not take.
+        Raises ``ApiError`` with what the template says of messages that it does not take, and for images where it
+        stumbles over them: those of models that see text alone expect each content to be text.
         """
         variables = {
             "bos_token": "",
@@ -71,6 +73,8 @@ class ChatTemplate:
         except NeriteError:
             raise
         except Exception as error:  # it is a program, and may fail in any way
+            if image := first_image(given.get("messages", ())):
+                raise not_taken(image) from None
             raise _refused(f"the chat template ({self.origin}) failed: {error}") from None
 
     def render_briefly(self, given: Mapping[str, Any], seconds: float = BRIEF) -> str | None:

@@ -91,8 +91,10 @@ def read(body: Buffer) -> CompletionRequest:
     return CompletionRequest(wanted(fields, model, n, settings, count), [text.encode() for text in prompts], echo)
 
 
-def wanted(fields: Fields, model: str, n: int, settings: Sampling, logprobs: int) -> Wanted:
-    """Return what both kinds have in common."""
+def wanted(
+    fields: Fields, model: str, n: int, settings: Sampling, logprobs: int, counted_in: str = "logprobs"
+) -> Wanted:
+    """Return what both kinds have in common. ``counted_in`` is the field that says how many ``logprobs``."""
     for name in _IDS:
         fields.name(name, "")
     stream = fields.flag("stream")
@@ -101,7 +103,7 @@ def wanted(fields: Fields, model: str, n: int, settings: Sampling, logprobs: int
         raise ApiError("`stream_options` can only be used when `stream` is True", "stream_options", "invalid_parameter")
     options.refuse_unknown(("include_usage", "include_obfuscation"))
     if logprobs >= 0:
-        settings["logprobs"] = sampling.Setting(logprobs, "logprobs")
+        settings["logprobs"] = sampling.Setting(logprobs, counted_in)
     priority = fields.integer("priority", 0, 0, _LEAST_PRIORITY)
     special = fields.flag(SPECIAL) if SPECIAL in fields else None
     return Wanted(model, n, settings, stream, options.flag("include_usage"), logprobs, special, priority)

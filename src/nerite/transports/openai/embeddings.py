@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -78,6 +79,8 @@ def encode(vector: Vector) -> str:
 
 class Embedding(JointWork):
     """The vectors of some texts on their way, each text a request."""
+
+    fields = MappingProxyType({"text_input": "input", "dimensions": "dimensions"})
 
     def __init__(self, connection: HttpConnection, asked: EmbeddingRequest) -> None:
         super().__init__(connection)

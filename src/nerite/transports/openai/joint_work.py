@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.core.errors import NeriteError
@@ -13,6 +14,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.trace_context import TraceContext
 from nerite.transports import refusals
 from nerite.transports.openai.errors import reply_of
+from nerite.transports.openai.sampling import in_words_of_client
 
 if TYPE_CHECKING:
     from nerite.transports.http.connection import HttpConnection
@@ -29,6 +31,8 @@ class JointWork:
     """
 
     protocol = "HTTP"
+    fields: Mapping[str, str] = MappingProxyType({})
+    """The fields that the client wrote, by the names that the model has for them."""
 
     def __init__(self, connection: HttpConnection) -> None:
         self.header = RequestHeader("", "", ())
@@ -122,7 +126,7 @@ class JointWork:
         """Stop the rest, and answer with an error."""
         refusals.note(request.id, error)
         self.cancel()
-        self._answer_error(error)
+        self._answer_error(in_words_of_client(error, self.fields))
 
     def _answer_error(self, error: NeriteError) -> None:
         self._connection.send([reply_of(error).encode()])

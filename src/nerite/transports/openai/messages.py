@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -88,6 +89,16 @@ class Conversation:
         if len(self.images) > MOST_IMAGES:
             raise wrong_value("messages", f"no more than {MOST_IMAGES} images", len(self.images))
         return {"type": "image"}
+
+
+def first_image(messages: Sequence[Message]) -> str:
+    """Return where the first image stands in messages as templates take them; empty if there is none."""
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        for at, part in enumerate(content if isinstance(content, list) else ()):
+            if part["type"] == "image":
+                return f"messages[{number}].content[{at}].type"
+    return ""
 
 
 def not_taken(param: str, kind: str = "image_url") -> ApiError:

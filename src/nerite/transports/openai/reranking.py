@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -94,6 +95,8 @@ def ask(asked: RerankRequest, signature: Signature, sender: Sender) -> Asked:
 
 class Reranking(JointWork):
     """The ratings on their way."""
+
+    fields = MappingProxyType({"query": "query", "documents": "documents"})
 
     def __init__(self, connection: HttpConnection, name: str, asked: RerankRequest) -> None:
         super().__init__(connection)

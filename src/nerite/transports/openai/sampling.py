@@ -1,11 +1,14 @@
-"""How text is sampled: OpenAI's fields to the names that engines have for them."""
+"""How text is sampled: OpenAI's fields to the names that engines have for them, and back in refusals."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from nerite.backends.llm.answer import WRONG
 from nerite.backends.llm.sampling import (
     LONGEST,
     MOST_ALLOWED,
@@ -14,7 +17,8 @@ from nerite.backends.llm.sampling import (
     MOST_STOPS,
     MOST_TOKENS,
 )
-from nerite.transports.openai.errors import ApiError
+from nerite.core.errors import InvalidArgument, NeriteError, TooLarge, Unsupported
+from nerite.transports.openai.errors import ApiError, status_of
 from nerite.transports.openai.fields import (
     Fields,
     check_count,
@@ -59,6 +63,26 @@ _MOST: Final = {
 """Elements of those that are arrays."""
 COMMON: Final = (*_RANGES, "seed", "stop", "logit_bias", "response_format", *EXTENSIONS)
 """The fields that ``read`` looks at, besides the numbers of tokens."""
+_GUIDE: Final = "guided_decoding"
+_SCHEMA: Final = "response_format.json_schema.schema"
+_NAMED: Final = re.compile(r"'(\w+)((?:\.[^']*)?)'")
+"""What stands in quotes: a name, and a path in its value."""
+_SAID: Final = (
+    (re.compile(r"^the (?:prompt|text) "), "text_input"),
+    (re.compile(r"^a document, "), "documents"),
+    (re.compile(r"\((?:max_input_tokens|context_window|kv_blocks) of "), "text_input"),
+    (re.compile(r"\(max_output_tokens of "), "max_tokens"),
+    (re.compile(r"^structured output "), _GUIDE),
+    (re.compile(r"^structured output "), "structured_outputs"),
+    (re.compile(r"\bLoRA "), "lora_name"),
+)
+"""What is at fault in refusals that do not name it in quotes."""
+_CODES: Final[Mapping[type[NeriteError], str]] = {
+    InvalidArgument: "invalid_value",
+    Unsupported: "unsupported_parameter",
+    TooLarge: "context_length_exceeded",
+}
+"""Of refusals whose reason is in the request."""
 
 
 class Setting(NamedTuple):
@@ -90,7 +114,7 @@ def read(fields: Fields, limits: tuple[str, ...]) -> Sampling:
     if bias := _bias(fields):
         sampling["logit_bias"] = Setting(bias, "logit_bias")
     if guide := _guide(fields):
-        sampling["guided_decoding"] = guided(guide, "response_format")
+        sampling[_GUIDE] = guided(guide, "response_format")
     for name in EXTENSIONS:
         if name in fields:
             value = fields[name]
@@ -179,3 +203,38 @@ def _guide(fields: Fields) -> dict[str, Any]:
 def not_offered(param: str, why: str) -> ApiError:
     """Return the refusal of what is OpenAI's, and not to be had here."""
     return ApiError(f"Unsupported parameter: '{param}': {why}", param, "unsupported_parameter")
+
+
+def fields_of(sampling: Sampling, prompt: str) -> dict[str, str]:
+    """Return the fields that a client wrote, by the names that the engine has for them. ``prompt`` has the text."""
+    return {name: setting.param for name, setting in sampling.items()} | {"text_input": prompt, "image": prompt}
+
+
+def in_words_of_client(error: NeriteError, fields: Mapping[str, str]) -> NeriteError:
+    """Return what an engine refused, with the client's ``fields`` in the place of the engine's names for them."""
+    if isinstance(error, ApiError):
+        return error
+    message = error.message.removeprefix(WRONG)
+    code = _CODES.get(type(error))
+    if code is None:
+        return type(error)(message, error.retry_after)
+    named = next((name for name, _ in _NAMED.findall(message) if name in fields), "")
+    named = named or next((name for pattern, name in _SAID if name in fields and pattern.search(message)), "")
+
+    def renamed(match: re.Match[str]) -> str:
+        name, path = match.groups()
+        return f"'{_place(name, path, fields[name])}'" if name in fields else match[0]
+
+    return ApiError(_NAMED.sub(renamed, message), fields.get(named), code if named else None, status_of(error))
+
+
+def _place(name: str, path: str, field: str) -> str:
+    """Return where a client wrote what the engine has at ``path`` of ``name``."""
+    if name == "image":
+        return "image_url"
+    if name != _GUIDE:
+        return field + path
+    if path != ".json" and not path.startswith(".json."):
+        return field
+    within = {"response_format": _SCHEMA, "tools": ""}.get(field, field)
+    return within + path.removeprefix(".json") if within else field
