@@ -210,6 +210,7 @@ class ServerProcess:
     async def _start(self, server: InferenceServer) -> bool:
         """Load the models and open the ports; False, and the reason in the log, if that failed."""
         try:
+            await self._ports.check()
             failures = await self._load_models(server)
             log.table(_model_table(await server.repository_index(False)))
             if failures and self._options.repository.exit_on_error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -145,7 +147,9 @@ def test_a_port_that_is_taken(repository: Path, tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         said = _said_without_a_start(repository, "--http-address=127.0.0.1", f"--http-port={port}")
-    assert f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use" in said
+    refusal = f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use"
+    assert f"{refusal} by {sys.executable}" in said and f"(pid {os.getpid()})" in said
+    assert "loading: " not in said, "models may take long, and would be for nothing"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +168,7 @@ def _said_without_a_start(repository: Path, *flags: str) -> str:
     command = [NERITE, "serve", repository, "--grpc-port=0", *flags]
     done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
-    return done.stderr.decode()
+    return (done.stderr + done.stdout).decode()
 
 
 def test_in_process_and_worker_answer_alike(tmp_path: Path) -> None:

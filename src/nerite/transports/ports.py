@@ -16,7 +16,7 @@ from nerite.observability.exposition import Family
 from nerite.observability.gpu_gauges import GpuGauges
 from nerite.observability.log import log
 from nerite.server import InferenceServer
-from nerite.transports import keys
+from nerite.transports import keys, tcp
 from nerite.transports.bounds import LOOKS, Bounds, bytes_for, connections_for
 from nerite.transports.callers import Callers
 from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
@@ -94,6 +94,18 @@ class Ports:
         self._listeners: dict[str, Listener] = {}
         """By the name of the port."""
         self._look_timer: asyncio.TimerHandle | None = None
+
+    async def check(self) -> None:
+        """Raise ``NeriteError`` for a port that cannot be had: what comes before ``open`` may take long."""
+        http, grpc, metrics = self._options.http, self._options.grpc, self._options.metrics
+        sagemaker, vertex = self._options.sagemaker, self._options.vertex
+        if grpc.enabled:
+            await tcp.check("GRPC", grpc.address, grpc.port, reuse_port=grpc.reuse_port)
+        if http.enabled:
+            await tcp.check("HTTP", http.address, http.port, reuse_port=http.reuse_port)
+        for name, port in (("Sagemaker", sagemaker), ("Vertex AI", vertex), ("Metrics", metrics)):
+            if port.enabled:
+                await tcp.check(name, port.address, port.port, reuse_port=False)
 
     async def open(self) -> None:
         """Open what the flags ask for. Raises ``NeriteError`` for a port that cannot be opened."""

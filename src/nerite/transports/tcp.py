@@ -12,10 +12,11 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from nerite.core.errors import Unavailable
 from nerite.transports.bounds import Bounds
+from nerite.transports.port_use import used_by
 
 _BACKLOG: Final = 4096
 _HANDSHAKE: Final = 10.0
@@ -93,12 +94,31 @@ async def listen(
             return secured, secured.number
         server = await loop.create_server(accepted, address, port, reuse_port=reuse_port, backlog=_BACKLOG)
     except OSError as error:
-        raise Unavailable(
-            f"failed to start {service} service: Unavailable - Socket '{address}:{port}' {_reason(error)}"
-        ) from error
+        raise _refused(service, address, port, error) from error
     for listening in server.sockets:
         _notice_dead_peers(listening)
     return server, server.sockets[0].getsockname()[1]
+
+
+async def check(service: str, address: str, port: int, *, reuse_port: bool) -> None:
+    """Raise as ``listen`` for a port that cannot be had now. It stays closed."""
+    try:
+        for family, place in await _places(address, port):
+            socket.create_server(place, family=family, reuse_port=reuse_port).close()
+    except OSError as error:
+        raise _refused(service, address, port, error) from error
+
+
+async def _places(address: str, port: int) -> Iterable[tuple[int, Any]]:
+    """Return where to listen for ``address``: the family of each socket, and what it is bound to."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return dict.fromkeys((family, place) for family, _, _, _, place in found)
+
+
+def _refused(service: str, address: str, port: int, error: OSError) -> Unavailable:
+    said = f"failed to start {service} service: Unavailable - Socket '{address}:{port}' {_reason(error)}"
+    return Unavailable(said + (used_by(port) if error.errno == errno.EADDRINUSE else ""))
 
 
 def _admitted(bounds: Bounds) -> bool:
@@ -175,11 +195,9 @@ class _TlsPort:
         reuse_port: bool,
     ) -> _TlsPort:
         """Listen. Raises ``OSError`` if the port cannot be had."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         sockets: list[socket.socket] = []
         try:
-            for family, place in dict.fromkeys((family, place) for family, _, _, _, place in found):
+            for family, place in await _places(address, port):
                 sockets.append(socket.create_server(place, family=family, backlog=_BACKLOG, reuse_port=reuse_port))
                 sockets[-1].setblocking(False)
                 _notice_dead_peers(sockets[-1])

@@ -16,6 +16,7 @@ from nerite.cli.doctor.finding import GB, MB, Level
 from nerite.cli.doctor.installed import Requirement, fits, parsed
 from nerite.cli.doctor.machine import Memory
 from nerite.observability import gpus
+from nerite.transports.port_use import owner_of
 
 STAND_IN = Path(__file__).resolve().parents[2] / "stand_ins" / "nvml"
 
@@ -149,13 +150,13 @@ def test_a_port_of_somebody_who_cannot_be_named(tmp_path: Path) -> None:
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
         "   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100 0\n"
     )
-    assert listening.owner_of(8000, tmp_path) is None
+    assert owner_of(8000, tmp_path) is None
     descriptors = tmp_path / "12" / "fd"
     descriptors.mkdir(parents=True)
     (descriptors / "3").symlink_to("socket:[4711]")
     (tmp_path / "12" / "cmdline").write_bytes(b"nerite\0serve\0models\0")
-    assert listening.owner_of(8000, tmp_path) == (12, "nerite serve models")
-    assert listening.owner_of(8001, tmp_path) is None
+    assert owner_of(8000, tmp_path) == (12, "nerite serve models")
+    assert owner_of(8001, tmp_path) is None
 
 
 @pytest.fixture

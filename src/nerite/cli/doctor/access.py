@@ -8,11 +8,11 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from nerite.cli.doctor.finding import Finding, Level
-from nerite.cli.doctor.listening import owner_of
 from nerite.cli.serve import NERITE, TRITON, Manner
 from nerite.cli.usage_error import HelpRequested, UsageError
 from nerite.config import exposure
 from nerite.config.options import ServerOptions
+from nerite.transports.port_use import owner_of
 
 _PROC: Final = Path("/proc")
 _SERVED: Final = "--model-repository=."
