@@ -37,7 +37,7 @@ from nerite.observability.trace_settings import TraceSettings
 from nerite.observability.tracing import Tracing
 from nerite.regions import Regions
 from nerite.repository import refusals
-from nerite.repository.delivery import Delivery
+from nerite.repository.delivery import Delivery, check_names
 from nerite.repository.descriptions import Descriptions
 from nerite.repository.manager import ModelManager
 from nerite.repository.model_record import State
@@ -360,6 +360,7 @@ class InferenceServer:
         if not model:
             raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
         checked(model, "the name of a model")
+        check_names(parameters)
         for name, value in parameters.items():
             checked(name, "the name of a load parameter")
             if isinstance(value, str):

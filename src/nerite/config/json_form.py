@@ -1,8 +1,8 @@
 """A configuration in its JSON form: what ``GET /v2/models/M/config`` answers and what a load may override.
 
 Printing follows Triton: the schema's field names and order, default values printed, enums as names, 64-bit integers as
-numbers. Reading accepts what protobuf's JSON form does: camelCase names, numbers in strings, enum names in any case, a
-single value for a list, null for nothing; and refuses unknown fields. The texts of the mistakes are protobuf's.
+numbers. Reading accepts what protobuf's JSON form does: lenient JSON, camelCase names, numbers in strings, enums in any
+case, one value for a list, null for nothing; and refuses unknown fields. The texts of the mistakes are protobuf's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from nerite.config import lenient_json
 from nerite.config.field_types import BOUNDS, show_float, single
 from nerite.config.mistake import FieldPath, Mistake, Source
 from nerite.config.model_config import ModelConfig
@@ -46,7 +47,7 @@ def from_json(data: Mapping[str, Any]) -> ModelConfig:
 def parse_json(text: str, name: str = "") -> Parsed:
     """Read the JSON ``text``, which ``name`` says the origin of. Never raises."""
     try:
-        data = json.loads(text)
+        data = lenient_json.parse(text)
     except ValueError as error:
         mistake = Mistake(message=str(error), file=name, remedy="Write the configuration as one JSON object.")
         return Parsed(ModelConfig(), Source(name), (mistake,), None)

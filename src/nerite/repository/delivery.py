@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -51,6 +51,16 @@ class Delivery:
         return cls(config, files)
 
 
+def check_names(parameters: Iterable[str]) -> None:
+    """Raise ``InvalidArgument`` for a parameter whose path no file can have. One that is too long ends Triton."""
+    for key in parameters:
+        if key.startswith(_FILE) and any(len(part.encode()) > _MAX_FILE_NAME for part in key[len(_FILE) :].split("/")):
+            raise InvalidArgument(
+                f"Invalid file parameter '{key}': a name in its path is longer than {_MAX_FILE_NAME} bytes, which no "
+                "file system takes. Send the file under a shorter name."
+            )
+
+
 def new_folder() -> Path:
     """Return the path of a directory for the files of a delivery. It does not exist, and nobody else has the path."""
     return Path(tempfile.gettempdir(), f"nerite-model-{secrets.token_hex(8)}")
@@ -71,13 +81,12 @@ def unpack(delivery: Delivery, folder: Path) -> None:
 def _path(key: str) -> str:
     """Return the path that ``file:<path>`` names.
 
-    Raises ``InvalidArgument`` if it leads out of the directory, or has a name that no file can have.
+    Raises ``InvalidArgument`` if it leads out of the directory.
     """
-    path = posixpath.normpath(key.removeprefix(_FILE))
-    if path.startswith(("/", "../")) or path in (".", "..") or "\0" in path:
+    # In the model's directory also where it begins with a slash, as Triton has it.
+    path = posixpath.normpath(key.removeprefix(_FILE).lstrip("/"))
+    if path.startswith("../") or path in (".", "..") or "\0" in path:
         raise InvalidArgument(
             f"Invalid file parameter '{key}' with normalized path '{path}' must stay within model directory."
         )
-    if any(len(part.encode()) > _MAX_FILE_NAME for part in path.split("/")):
-        raise InvalidArgument(f"Invalid file parameter '{key}': a name in it is longer than {_MAX_FILE_NAME} bytes.")
     return path

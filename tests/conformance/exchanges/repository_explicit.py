@@ -21,11 +21,38 @@ ECHO = {
     "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [2]}],
     "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [2]}],
 }
+STRICT = json.dumps(ECHO)[:-1]
+LENIENT = (
+    f"{STRICT}, 'max_batch_size': 2}}",
+    f'{STRICT},\v"version_policy": {{"all": {{}},}}, }}',
+    f'{STRICT}, "parameters": {{"a": {{"string_value": "tab\t\\q\\x6f\\u00e9"}}}}}}',
+    f"{STRICT}, parameters: {{_a$1: {{string_value: 'it\\'s'}}}}, max_batch_size: 4.}}",
+)
+NO_JSON = tuple(
+    f"{STRICT}, {text}"
+    for text in (
+        ", max_batch_size: 4}",
+        "/* four */ max_batch_size: 4}",
+        "max_batch_size: 04}",
+        "max_batch_size: 0x4}",
+        "max_batch_size: +4}",
+        "name: echo}",
+        "parameters: {1: {string_value: 'a'}}}",
+        "parameters: {null: {string_value: 'a'}}}",
+        "max_batch_size: 4} x",
+        "max_batch_size: 4",
+    )
+)
 MODEL = (REPOSITORIES / "good" / "echo" / "1" / "model.py").read_bytes()
 
 
 def load(model: str, **parameters: Any) -> Http:
     return post(f"/v2/repository/models/{model}/load", {"parameters": parameters} if parameters else b"")
+
+
+def sent(config: str) -> Http:
+    """A load of a model that comes with it."""
+    return load("uploaded", config=config, **{"file:1/model.py": base64.b64encode(MODEL).decode()})
 
 
 def unload(model: str, **parameters: Any) -> Http:
@@ -128,6 +155,19 @@ EXCHANGES = {
         unload("uploaded"),
         gone(),
     ],
+    "load with files by paths that begin with a slash": [
+        load("uploaded", config=json.dumps(ECHO), **{"file:/1/model.py": base64.b64encode(MODEL).decode()}),
+        infer("uploaded", ROW),
+        load("uploaded", config=json.dumps(ECHO), **{"file:/../x": base64.b64encode(MODEL).decode()}),
+        unload("uploaded"),
+        gone(),
+    ],
+    "load with a configuration in lenient JSON": [
+        *(step for text in LENIENT for step in (sent(text), get("/v2/models/uploaded/config"))),
+        unload("uploaded"),
+        gone(),
+    ],
+    "load with a configuration in what is no JSON": [load("echo", config=text) for text in NO_JSON],
     "load with files and no configuration": load("echo", **{"file:1/model.py": base64.b64encode(MODEL).decode()}),
     "load with a file outside": load(
         "uploaded", config=json.dumps(ECHO), **{"file:../../x": base64.b64encode(MODEL).decode()}

@@ -161,7 +161,7 @@ def test_all_mistakes_are_told_with_what_to_do_and_the_rest_is_read() -> None:
     assert parsed.doubtful == {"maxBatch", "backend", "instance_group"}
 
 
-@pytest.mark.parametrize("text", ["", "x", "{", "{'backend': 'python'}", '{"backend": "python",}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "x", "{", "{'backend': python}", '{"backend": "python",,}', "[" * 100_000])
 def test_what_is_not_json_is_a_mistake(text: str) -> None:
     (mistake,) = parse_json(text, "override").mistakes
     assert mistake.message

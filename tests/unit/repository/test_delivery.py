@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.repository.delivery import Delivery, new_folder, unpack
+from nerite.repository.delivery import Delivery, check_names, new_folder, unpack
 
 
 def delivery(**files: bytes) -> Delivery:
@@ -36,13 +36,15 @@ def test_files_need_a_configuration() -> None:
         ("./1//model.py", "1/model.py"),
         ("1/../2/model.py", "2/model.py"),
         ("1/..hidden", "1/..hidden"),
+        ("/1/model.py", "1/model.py"),
+        ("//x", "x"),
     ],
 )
 def test_paths_within(path: str, normal: str) -> None:
     assert delivery(**{path: b"x"}).files == {normal: b"x"}
 
 
-@pytest.mark.parametrize("path", ["/etc/x", "../x", "1/../../x", "..", ".", "", "//x", "1/\0"])
+@pytest.mark.parametrize("path", ["/../x", "../x", "1/../../x", "..", ".", "", "/", "1/\0"])
 def test_paths_that_lead_out(path: str) -> None:
     with pytest.raises(InvalidArgument, match="must stay within model directory"):
         delivery(**{path: b""})
@@ -56,9 +58,9 @@ def test_a_file_is_no_directory(first: bool) -> None:
 
 
 def test_names_that_no_file_can_have() -> None:
-    assert delivery(**{"1/" + "é" * 127: b""}).files
-    with pytest.raises(InvalidArgument, match="a name in it is longer than 255 bytes"):
-        delivery(**{"1/" + "é" * 128: b""})
+    check_names(["config", "file:1/" + "é" * 127])
+    with pytest.raises(InvalidArgument, match="a name in its path is longer than 255 bytes"):
+        check_names(["config", "file:1/" + "é" * 128])
 
 
 def test_unpack(tmp_path: Path) -> None:
