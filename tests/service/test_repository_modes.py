@@ -179,6 +179,15 @@ def initialize(self, args):
         assert server.json("GET", "/v2/models/adder/config")["instance_group"][0]["count"] == 1
 
 
+        written = server.json("GET", "/v2/models/adder/config")
+        written["instance_group"][0]["count"] = 2
+        sent = {"parameters": {"config": json.dumps(written)}}
+        assert server.ask("POST", "/v2/repository/models/adder/load", sent)[0] == 200
+        assert [server.text.count(f"made adder_0_{number}") for number in range(3)] == [1, 2, 1]
+        if mode == "worker":
+            assert len(server.workers()) == 2
+            assert first in server.workers().values()
+        assert resize(1) == 200
 def test_a_load_that_failed_leaves_nothing(repository: Path, tmp_path: Path) -> None:
     body = """
 def initialize(self, args):

@@ -187,7 +187,7 @@ class ModelManager:
             polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
         if polled.mistakes:
             raise refusals.unreadable(record, polled)
-        loaded = Loaded(polled, seen, delivered=delivery is not None)
+        loaded = Loaded(polled, seen, brought=delivery is not None and bool(delivery.files))
         if polled.config.ensemble_scheduling is not None:
             await self._load_ensemble(record, loaded, loading)
             return

@@ -42,8 +42,8 @@ class Loaded:
     """What the files said."""
     seen: ModelFingerprint
     """How they looked."""
-    delivered: bool = False
-    """A load request brought the configuration, and perhaps the files."""
+    brought: bool = False
+    """A load request brought the files: they are the repository's no more than those of another one."""
 
 
 @dataclass(eq=False)
@@ -98,7 +98,7 @@ class ModelRecord:
         Which versions there are, and how many instances, may be otherwise.
         """
         loaded = self.loaded
-        if loaded is None or loaded.delivered or loading.delivered or loaded.seen.shared != loading.seen.shared:
+        if loaded is None or loaded.brought or loading.brought or loaded.seen.shared != loading.seen.shared:
             return {}
         if _essence(loaded.polled.config) != _essence(loading.polled.config):
             return {}
