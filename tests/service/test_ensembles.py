@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -164,6 +165,35 @@ def test_files_that_come_in_any_order(tmp_path: Path) -> None:
         assert server.infer("chain", [1.0]) == [2.0]
         python_model(models, "first", adds(3), pbtxt(batch=1, more=""))
         eventually(lambda: server.infer("chain", [1.0]) == [4.0])
+
+
+def test_a_step_is_unloaded_once_the_ensemble_is_loaded(tmp_path: Path) -> None:
+    """As with Triton the load ends well, and the ensemble goes with its model then."""
+    models = tmp_path / "models"
+    python_model(models, "first", adds(1))
+    wait = f"""
+        def initialize(self, args):
+            print("is made", flush=True)
+            while not os.path.exists({str(tmp_path / "go")!r}):
+                time.sleep(0.01)
+        """
+    python_model(models, "last", textwrap.dedent(wait) + adds(1))
+    ensemble(models, "inner", step("first", "INPUT0", "X"), step("last", "X", "OUTPUT0"))
+    ensemble(models, "outer", step("inner", "INPUT0", "OUTPUT0"))
+    with serving(models, tmp_path / "log", "--model-control-mode=explicit") as server, ThreadPoolExecutor(2) as threads:
+
+        def ask(verb: str, model: str) -> int:
+            return server.ask("POST", f"/v2/repository/models/{model}/{verb}")[0]
+
+        loading = threads.submit(ask, "load", "outer")
+        eventually(lambda: "is made" in server.text and server.ready("first"))
+        unloading = threads.submit(ask, "unload", "first")
+        assert server.infer("first", [1.0]) == [2.0]
+        assert not unloading.done()
+        (tmp_path / "go").touch()
+        assert (loading.result(), unloading.result()) == (200, 200)
+        eventually(lambda: [server.state(name) for name in ("first", "inner", "outer")] == ["UNAVAILABLE"] * 3)
+        assert server.ready("last")
 
 
 def test_the_times_of_a_model_that_was_reloaded_are_counted(tmp_path: Path) -> None:

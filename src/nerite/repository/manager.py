@@ -301,10 +301,16 @@ class ModelManager:
             await self.unload_one(record, dependents=dependents)
 
     async def unload_one(self, record: ModelRecord, *, dependents: bool = False) -> list[asyncio.Task[None]]:
-        """Stop serving a model, once no load of it is under way. Returns what is then still to be finished.
+        """Stop serving a model, once no load of it or of an ensemble that needs it is under way.
+
+        Returns what is then still to be finished.
 
         Ensembles that need it are out of service from now on; it stays until they have answered what they hold.
         """
+        while ensemble := self._loading_with(record.name):
+            for each in self._catalogue.all_named(ensemble):
+                async with each.lock:  # held as long as the load goes on
+                    pass
         async with record.lock:
             spare = self._ensembles.spare_without(record) if dependents else []
             self._announce(record)
@@ -317,6 +323,15 @@ class ModelManager:
             self._announce(part)
             closing.append(self._in_background(self._dismiss_after(part, tuple(closing))))
         return closing
+
+    def _loading_with(self, name: str) -> str:
+        """Return an ensemble that waits for models and needs this one, itself or by another ensemble; else nothing."""
+        needed = [name]
+        for each in needed:
+            if ensemble := next((ensemble for ensemble, parts in self._waits.items() if each in parts), ""):
+                return ensemble
+            needed += [other.name for other in self._ensembles.dependents(each) if other.name not in needed]
+        return ""
 
     def _announce(self, record: ModelRecord) -> None:
         """Take note that a model is to go, unless it is loaded before that."""
