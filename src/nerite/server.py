@@ -17,7 +17,7 @@ from nerite.config.options import ServerOptions
 from nerite.core.child_request import ChildRequest
 from nerite.core.client_text import checked
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unsupported
 from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest, PlacedRequest, ReplySink, RequestHeader, SharedPlace
 from nerite.core.response import InferenceResponse
@@ -395,9 +395,14 @@ class InferenceServer:
         """Whether models are loaded and unloaded when somebody says so."""
         return self._options.repository.control_mode == "explicit"
 
+    @property
+    def control_note(self) -> str:
+        """How models come where they are not loaded and unloaded by calls; else nothing."""
+        return refusals.control_note(self._options.repository.control_mode)
+
     def _require_explicit(self) -> None:
         if not self.is_controlled_by_hand:
-            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+            raise refusals.not_by_hand(self._options.repository.control_mode)
 
     # Stopping
 

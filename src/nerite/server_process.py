@@ -246,7 +246,7 @@ class ServerProcess:
     def _welcome(self, server: InferenceServer) -> None:
         """Say what is served and how to try it: to a person as it is, so that it can be pasted; else as log lines."""
         http = self._options.http
-        lines = welcome.lines(server, self._ports.opened, http.address, console=http.console)
+        lines = welcome.lines(server, self._ports.opened, http.address, self._options.repository, console=http.console)
         if sys.stdout.isatty() and not log.file and log.format != "json":
             print("", *lines, "", sep="\n", file=sys.__stdout__, flush=True)
         else:

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from nerite import __version__
 from nerite.config.exposure import is_loopback
+from nerite.config.options import RepositoryOptions
 from nerite.repository.model_record import ModelRecord
 from nerite.server import InferenceServer
 from nerite.transports.http.docs.sample import sample_of
 from nerite.transports.http.docs.served import served_by
 
 
-def lines(server: InferenceServer, ports: Mapping[str, int], address: str, *, console: bool) -> list[str]:
+def lines(
+    server: InferenceServer, ports: Mapping[str, int], address: str, repository: RepositoryOptions, *, console: bool
+) -> list[str]:
     """Return the lines, given the port of each service that is open, and whether there is a console."""
     host = "localhost" if address in ("0.0.0.0", "::", "") else address
     ready = [record for record in server.manager.records if record.running]
@@ -28,8 +31,11 @@ def lines(server: InferenceServer, ports: Mapping[str, int], address: str, *, co
     if ready:
         said.append(f"Try it: {_command(ready, url)}")
         said.append(f"A command for each model: {url}/v2/docs")
-    else:
+    elif repository.control_mode == "explicit":
         said.append(f"Load a model: curl -X POST {url}/v2/repository/models/NAME/load")
+    else:
+        when = "it is loaded then" if repository.control_mode == "poll" else "start the server again"
+        said.append(f"Put a model into {repository.paths[0]}, and {when}. {server.control_note}")
     if console:
         said.append(f"Watch it: {url}/ui")
     return said

@@ -168,6 +168,19 @@ def test_models_are_unloaded_and_loaded_with_the_keyboard(server: Serving, brows
     assert server.infer("plus", [1.0]) == [2.0]
 
 
+def test_only_what_the_control_mode_allows_is_offered(browser: Browser, tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "plus", adds(1))
+    with serving(tmp_path / "models", tmp_path / "log") as fixed:
+        browser.open(f"http://{fixed.http}/ui")
+        browser.until(f"{cell('plus', 'State')} === 'ready'")
+        browser.until("document.body.innerText.includes('--model-control-mode=none')")
+        assert "Actions" not in browser.evaluate("document.querySelector('.models').innerText")
+        assert not browser.evaluate("[...document.querySelectorAll('.buttons')].some((each) => each.offsetParent)")
+        browser.open(f"http://{fixed.http}/ui#/models/plus")
+        browser.until("document.querySelector('.head')?.innerText.includes('ready')")
+        assert not browser.evaluate("[...document.querySelectorAll('.buttons')].some((each) => each.offsetParent)")
+
+
 def test_a_model_is_tried_with_the_keyboard(server: Serving, browser: Browser) -> None:
     browser.open(f"http://{server.http}/ui#/models/plus")
     browser.until("!!document.querySelector('.tryit')")

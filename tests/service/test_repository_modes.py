@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -53,7 +54,29 @@ def test_without_explicit_mode_nothing_is_loaded_by_hand(repository: Path, tmp_p
         for verb in ("load", "unload"):
             status, _, body = server.ask("POST", f"/v2/repository/models/adder/{verb}")
             assert status == 503
-            assert b"explicit model load / unload is not allowed if polling is enabled" in body
+            refusal, _, remedy = json.loads(body)["error"].partition("\n    ")
+            assert refusal == "explicit model load / unload is not allowed if polling is enabled"
+            assert remedy == (
+                "Models are loaded when the server starts (--model-control-mode=none). To load and unload them by "
+                "calls, start the server with --model-control-mode=explicit."
+            )
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("explicit", "Load a model: curl -X POST http://127.0.0.1:{}/v2/repository/models/NAME/load"),
+        ("poll", "Put a model into {}, and it is loaded then. Models follow the files of their repositories"),
+        ("none", "Put a model into {}, and start the server again. Models are loaded when the server starts"),
+    ],
+)
+def test_what_is_said_where_there_is_no_model(tmp_path: Path, mode: str, says: str) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    with serving(models, tmp_path / "log", f"--model-control-mode={mode}") as server:
+        assert says.format(server.ports["HTTPService"] if mode == "explicit" else models) in server.text
+        note = server.json("GET", "/ui/control")["note"]
+        assert (note == "", f"--model-control-mode={mode}" in note) == (mode == "explicit", mode != "explicit")
 
 
 def test_version_policies(repository: Path, tmp_path: Path) -> None:
@@ -156,6 +179,15 @@ def test_instances_come_and_go_while_the_others_stay(repository: Path, tmp_path:
         if mode == "worker":
             eventually(lambda: list(server.workers().values()) == [first])
         assert server.infer("adder", [1.0]) == [2.0]
+        written = server.json("GET", "/v2/models/adder/config")
+        written["instance_group"][0]["count"] = 2
+        sent = {"parameters": {"config": json.dumps(written)}}
+        assert server.ask("POST", "/v2/repository/models/adder/load", sent)[0] == 200
+        assert [server.text.count(f"made adder_0_{number}") for number in range(3)] == [1, 2, 1]
+        if mode == "worker":
+            assert len(server.workers()) == 2
+            assert first in server.workers().values()
+        assert resize(1) == 200
         assert server.text.count("loading: adder:1") == 1
 
 
@@ -179,15 +211,6 @@ def initialize(self, args):
         assert server.json("GET", "/v2/models/adder/config")["instance_group"][0]["count"] == 1
 
 
-        written = server.json("GET", "/v2/models/adder/config")
-        written["instance_group"][0]["count"] = 2
-        sent = {"parameters": {"config": json.dumps(written)}}
-        assert server.ask("POST", "/v2/repository/models/adder/load", sent)[0] == 200
-        assert [server.text.count(f"made adder_0_{number}") for number in range(3)] == [1, 2, 1]
-        if mode == "worker":
-            assert len(server.workers()) == 2
-            assert first in server.workers().values()
-        assert resize(1) == 200
 def test_a_load_that_failed_leaves_nothing(repository: Path, tmp_path: Path) -> None:
     body = """
 def initialize(self, args):

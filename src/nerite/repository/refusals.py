@@ -79,6 +79,22 @@ def failed(record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteEr
     return InvalidArgument(f"load failed for model '{record.name}': {reasons}")
 
 
+def control_note(mode: str) -> str:
+    """Return how models come where they are not loaded and unloaded by calls, and what to do about it; else nothing."""
+    if mode == "explicit":
+        return ""
+    how = "follow the files of their repositories" if mode == "poll" else "are loaded when the server starts"
+    return (
+        f"Models {how} (--model-control-mode={mode}). To load and unload them by calls, start the server with "
+        "--model-control-mode=explicit."
+    )
+
+
+def not_by_hand(mode: str) -> NeriteError:
+    """Return the refusal of a load or unload where the control mode has none: Triton speaks of polling in any case."""
+    return Unavailable(f"explicit model load / unload is not allowed if polling is enabled\n    {control_note(mode)}")
+
+
 def stopping() -> NeriteError:
     """Return the refusal of a request to a server that ends. There may be another, or soon this one again."""
     text = "Server is stopping, scheduler for model has stopped accepting new inference requests"

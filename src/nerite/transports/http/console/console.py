@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PATH: Final = "/ui"
 _METRICS: Final = f"{PATH}/metrics"
 _INSTANCES: Final = f"{PATH}/instances"
+_CONTROL: Final = f"{PATH}/control"
 _MOVED: Final = Reply(308, content_type=reply.PLAIN, headers=b"Location: ../ui\r\n")
 """The page's own links are relative, so that it also works behind a proxy that puts a path in front."""
 _NO_STORE: Final = b"Cache-Control: no-store\r\n"
@@ -34,7 +35,8 @@ class Console:
 
     The files are for everybody: they say nothing of the server. All that the page shows it asks of the endpoints that
     there are, with the keys that they need. Its numbers are the page of the metrics port, under the keys of statistics
-    and of metrics; what it tells of instances needs that of statistics.
+    and of metrics; what it tells of instances needs that of statistics, and whether models are loaded by calls that of
+    the model repository.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Console:
         if not head.path.startswith(PATH):
             return self._target_of(head)
         file = self._files.get(head.path)
-        if file is None and head.path not in (_METRICS, _INSTANCES, f"{PATH}/"):
+        if file is None and head.path not in (_METRICS, _INSTANCES, _CONTROL, f"{PATH}/"):
             return self._target_of(head)
         if head.method not in ("GET", "HEAD"):
             return Target(reply.NOT_ALLOWED_JSON)
@@ -66,6 +68,9 @@ class Console:
             return Target(file.reply(head))
         if head.path == _INSTANCES:
             return Target(refusal=access.refusal(self._locks, "statistics", head), call=self._send_instances)
+        if head.path == _CONTROL:
+            refusal = access.refusal(self._locks, "model-repository", head)
+            return Target(reply.json_reply({"note": self._server.control_note}), refusal)
         return self._numbers(head) if head.path == _METRICS else Target(_MOVED)
 
     def _numbers(self, head: RequestHead) -> Target:

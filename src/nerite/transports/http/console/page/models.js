@@ -9,10 +9,13 @@ export class Models {
   constructor() {
     this.versions = [];
     this.busy = new Map();
+    /** Why models cannot be loaded and unloaded here; undefined until it is known. */
+    this.fixed = undefined;
   }
 
   async list() {
     const told = await server.index();
+    this.fixed = await server.controlNote();
     this.versions = told
       .map(({ name, version = "", state = "", reason = "", hash = "" }) => ({ name, version, state, reason, hash }))
       .sort((one, other) => one.name.localeCompare(other.name) || Number(one.version) - Number(other.version));
@@ -48,7 +51,7 @@ export function stateOf({ state, reason }) {
   return [state.toLowerCase(), "idle"];
 }
 
-/** Buttons that load and unload a model. `changed` is told before and after; `failed` gets what went wrong. */
+/** Buttons that load and unload a model, where the server does that. `changed` is told before and after; `failed` gets what went wrong. */
 export class Actions {
   constructor(name, models, { changed, failed }) {
     this.name = name;
@@ -73,6 +76,7 @@ export class Actions {
     // Not `disabled`, which would take the focus away from whoever pressed it.
     this.load.setAttribute("aria-disabled", String(Boolean(doing)));
     this.unload.hidden = !ready || Boolean(doing);
+    this.root.hidden = this.models.fixed !== "";
   }
 
   async confirmUnload() {

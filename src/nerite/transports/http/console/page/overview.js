@@ -35,7 +35,9 @@ export class Overview {
     this.count = element("span", { className: "muted", role: "status" });
     this.heads = [...NAMES, ...NUMBERS.map(([name]) => name)].map((name, column) => this.head(name, column));
     this.body = element("tbody");
-    const head = element("thead", {}, element("tr", {}, ...this.heads, element("th", { scope: "col" }, "Actions")));
+    this.actions = element("th", { scope: "col" }, "Actions");
+    this.fixed = element("p", { className: "muted" });
+    const head = element("thead", {}, element("tr", {}, ...this.heads, this.actions));
     this.summary = element("dl", { className: "tiles" });
     this.root = element(
       "div",
@@ -44,12 +46,15 @@ export class Overview {
       element("div", { className: "summary" }, this.summary, this.plot.root),
       element("p", { className: "bar" }, this.filter, this.count),
       element("div", { className: "wide" }, element("table", { className: "models" }, head, this.body)),
+      this.fixed,
     );
   }
 
   update() {
     const { models, history } = this.console;
     const seen = new Set();
+    this.actions.hidden = models.fixed !== "";
+    say(this.fixed, models.fixed ?? "");
     for (const version of models.versions) {
       const at = key(version.name, version.version);
       seen.add(at);
@@ -131,6 +136,7 @@ class Row {
     this.reason = element("small");
     this.cells = NUMBERS.map(() => element("td", { className: "number" }));
     this.actions = new Actions(name, console.models, console);
+    this.last = element("td", {}, this.actions.root);
     this.root = element(
       "tr",
       {},
@@ -138,7 +144,7 @@ class Row {
       element("td", {}, version),
       element("td", {}, this.state, this.reason),
       ...this.cells,
-      element("td", {}, this.actions.root),
+      this.last,
     );
   }
 
@@ -153,5 +159,6 @@ class Row {
     this.values = [version.name, Number(version.version) || null, state, ...numbers];
     this.text = `${version.name} ${state}`.toLowerCase();
     this.actions.update();
+    this.last.hidden = this.actions.root.hidden;
   }
 }

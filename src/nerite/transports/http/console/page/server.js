@@ -60,6 +60,8 @@ export const place = (model, version = "") => `v2/models/${model}${version && `/
 
 /** Return every version that the repositories have, whatever its state. */
 export const index = async () => JSON.parse(await post("v2/repository/index", {}));
+/** Return how models come where they are not loaded and unloaded by calls; else nothing. */
+export const controlNote = async () => (await get("ui/control")).note;
 export const metrics = async () => (await ask("ui/metrics")).text();
 export const load = (model) => post(`v2/repository/models/${model}/load`, {}, { insist: true });
 export const unload = (model) => post(`v2/repository/models/${model}/unload`, {}, { insist: true });
