@@ -23,11 +23,16 @@ STAGES = ("queue", "input", "compute", "output")
 REASONS = ("queue_full", "queue_timeout", "not_let_in", "cancelled", "model_error", "worker_died", "other")
 
 
+def of_reason(model: str, why: str) -> str:
+    """Return the labels of what is counted by reason."""
+    return f'model="{model}",reason="{why}",version="1"'
+
+
 def counted(server: Serving, model: str) -> Counter[str]:
     """Return what the server has counted of a model since its load."""
     page = server.metrics()
     of = f'model="{model}",version="1"'
-    found = Counter({why: int(page[f'nerite_request_failures_total{{{of},reason="{why}"}}']) for why in REASONS})
+    found = Counter({why: int(page[f"nerite_request_failures_total{{{of_reason(model, why)}}}"]) for why in REASONS})
     found["success"] = int(page[f"nv_inference_request_success{{{of}}}"])
     return found
 
@@ -39,14 +44,19 @@ def settle(server: Serving, model: str, total: int) -> None:
     assert found.total() == total
     page, of = server.metrics(), f'model="{model}",version="1"'
     # What is counted twice is counted alike.
-    failures = sum(page[f'nv_inference_request_failure{{{of},reason="{why}"}}'] for why in COARSE)
+    failures = sum(page[f"nv_inference_request_failure{{{of_reason(model, why)}}}"] for why in COARSE)
     assert failures == found.total() - found["success"]
     if found["success"]:
         whole = page[f"nerite_request_duration_seconds_count{{{of}}}"]
-        stages = [page[f'nerite_stage_duration_seconds_count{{{of},stage="{stage}"}}'] for stage in STAGES]
+        stages = [
+            page[f'nerite_stage_duration_seconds_count{{model="{model}",stage="{stage}",version="1"}}']
+            for stage in STAGES
+        ]
         assert {found["success"]} == {whole, *stages, page[f"nv_inference_count{{{of}}}"]}
     executions = page[f"nv_inference_exec_count{{{of}}}"]
-    released = sum(value for name, value in page.items() if name.startswith(f"nerite_batch_releases_total{{{of}"))
+    released = sum(
+        value for name, value in page.items() if name.startswith(f'nerite_batch_releases_total{{model="{model}"')
+    )
     assert executions == released == found["success"] + found["model_error"] + found["worker_died"]
 
 

@@ -72,7 +72,7 @@ def test_death_while_executing(repository: Path, tmp_path: Path, how: float) -> 
         assert after["mortal_0_0"] != before["mortal_0_0"]
         stats = server.json("GET", "/v2/models/mortal/stats")["model_stats"][0]["inference_stats"]
         assert (stats["success"]["count"], stats["fail"]["count"]) == (1, 1)
-        assert server.metrics()['nv_inference_request_failure{model="mortal",version="1",reason="BACKEND"}'] == 1
+        assert server.metrics()['nv_inference_request_failure{model="mortal",reason="BACKEND",version="1"}'] == 1
 
 
 def test_death_in_the_first_large_request(tmp_path: Path) -> None:

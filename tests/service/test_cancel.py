@@ -14,7 +14,7 @@ import tritonclient.grpc as grpcclient
 from serving import HELD, PATIENCE, Serving, eventually, let_go, pbtxt, python_model, serving
 
 PENDING = 'nv_inference_pending_request_count{model="patient",version="1"}'
-CANCELED = 'nv_inference_request_failure{model="patient",version="1",reason="CANCELED"}'
+CANCELED = 'nv_inference_request_failure{model="patient",reason="CANCELED",version="1"}'
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def counted(server: Serving, outcome: str) -> int:
 
 
 def failures(server: Serving, reason: str) -> float:
-    return server.metrics()[f'nv_inference_request_failure{{model="sent",version="1",reason="{reason}"}}']
+    return server.metrics()[f'nv_inference_request_failure{{model="sent",reason="{reason}",version="1"}}']
 
 
 def ask(server: Serving, count: int) -> tuple[grpcclient.InferenceServerClient, list[Any]]:

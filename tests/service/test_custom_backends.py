@@ -152,7 +152,7 @@ def test_one_that_does_not_say_runs_in_a_worker(server: Serving) -> None:
 
 def test_one_that_reports_what_an_engine_does(server: Serving) -> None:
     def told(name: str, more: str = "") -> float:
-        return server.metrics().get(f'{name}{{model="echo",version="1"{more}}}', -1)
+        return server.metrics().get(f'{name}{{model="echo",{more}version="1"}}', -1)
 
     assert told("vllm:generation_tokens_total") == -1
     assert server.infer("echo", [7]) == [7]
@@ -163,7 +163,7 @@ def test_one_that_reports_what_an_engine_does(server: Serving) -> None:
     assert "nothing goes on here; the worker ends" in server.text
     eventually(lambda: server.ready("echo"))
     assert (told("vllm:num_requests_running"), told("nerite_llm_requests")) == (0, 0)
-    assert told("nerite_llm_wasted_tokens_total", ',reason="error"') == 2
+    assert told("nerite_llm_wasted_tokens_total", 'reason="error",') == 2
 
 
 def test_those_that_cannot_be_loaded_say_why(server: Serving) -> None:

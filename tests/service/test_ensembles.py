@@ -70,7 +70,7 @@ def test_a_client_that_hangs_up_ends_the_step_and_no_other_begins(tmp_path: Path
         eventually(lambda: "ends -1.0" in server.text)
         assert server.infer("chain", [2.0]) == [2.0]
         assert server.text.count("begins -1.0") == 1
-        failed = 'nv_inference_request_failure{model="chain",version="1",reason="CANCELED"}'
+        failed = 'nv_inference_request_failure{model="chain",reason="CANCELED",version="1"}'
         eventually(lambda: server.metrics()[failed] == 1)
 
 

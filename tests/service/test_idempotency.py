@@ -344,7 +344,7 @@ def test_the_key_of_another_request(house: House) -> None:
 def test_after_the_grace_it_is_stopped(house: House) -> None:
     """Last: the policy is another one from here on."""
     house.grant(0.05)
-    aborted = 'vllm:request_success_total{model="chat",version="1",finished_reason="abort"}'
+    aborted = 'vllm:request_success_total{finished_reason="abort",model="chat",version="1"}'
     before = house.server.metrics().get(aborted, 0)
     body = {"text_input": "once", "stream": True, "parameters": {**SAID, "max_tokens": CONTEXT}}
     first = Reader(house, "/v2/models/chat/generate_stream", body, "gone")

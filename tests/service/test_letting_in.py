@@ -234,7 +234,7 @@ def test_waiting(held: House, of: str) -> None:
     assert held.let_go() == {"runs": 200, "waits": 200}
     metrics = held.server.metrics()
     assert metrics['nerite_admission_waiting{model="patient"}'] == 0
-    assert metrics['nerite_admission_refused{model="patient",tenant="default",class="slow",reason="deadline"}'] >= 1
+    assert metrics['nerite_admission_refused{class="slow",model="patient",reason="deadline",tenant="default"}'] >= 1
 
 
 def test_the_command(house: House, of: str) -> None:

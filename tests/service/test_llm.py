@@ -212,9 +212,10 @@ def test_a_deadline_cuts_an_answer(server: Serving) -> None:
     body = {"inputs": inputs, "parameters": {**ENDLESS, "timeout": 1_000_000}}
     status, _, answer = server.ask("POST", "/v2/models/unknown/infer", body)
     assert (status, "would be complete too late" in answer.decode()) == (503, True)
-    labels = 'model="unknown",version="1"'
-    eventually(lambda: server.metrics()[f'nerite_llm_wasted_tokens_total{{{labels},reason="timeout"}}'] > 0)
-    assert server.metrics()[f'vllm:request_success_total{{{labels},finished_reason="timeout"}}'] == 1
+    eventually(
+        lambda: server.metrics()['nerite_llm_wasted_tokens_total{model="unknown",reason="timeout",version="1"}'] > 0
+    )
+    assert server.metrics()['vllm:request_success_total{finished_reason="timeout",model="unknown",version="1"}'] == 1
 
 
 @pytest.mark.parametrize("path", ["/v2/models/single/generate", "/v1/completions"])

@@ -279,7 +279,7 @@ def test_a_connection_that_is_cut_gives_everything_back(server: Serving) -> None
         assert "text_output" in next(stream)
     for stream in streams:
         stream.close()
-    used = 'nerite_llm_kv_blocks{model="chat",version="1",state="used"}'
+    used = 'nerite_llm_kv_blocks{model="chat",state="used",version="1"}'
     running = 'vllm:num_requests_running{model="chat",version="1"}'
     eventually(lambda: (server.metrics()[used], server.metrics()[running]) == (0, 0))
 

@@ -42,8 +42,9 @@ def server(models: Path, tmp_path: Path) -> Iterator[Serving]:
 
 
 def labelled(name: str, model: str, **labels: str) -> str:
-    more = "".join(f',{label}="{value}"' for label, value in labels.items())
-    return f'{name}{{model="{model}",version="1"{more}}}'
+    last = {label: labels.pop(label) for label in ("le", "quantile") if label in labels}
+    pairs = [*sorted({"model": model, "version": "1", **labels}.items()), *last.items()]
+    return name + "{" + ",".join(f'{label}="{value}"' for label, value in pairs) + "}"
 
 
 def value(server: Serving, name: str, model: str, **labels: str) -> float:

@@ -56,10 +56,10 @@ class Held:
             eventually(lambda waiting=waiting: self.metric("nv_inference_pending_request_count") == waiting)
 
     def metric(self, name: str, more: str = "") -> float:
-        return self.server.metrics()[f'{name}{{model="patient",version="1"{more}}}']
+        return self.server.metrics()[f'{name}{{model="patient",{more}version="1"}}']
 
     def rejected(self) -> float:
-        return self.metric("nv_inference_request_failure", ',reason="REJECTED"')
+        return self.metric("nv_inference_request_failure", 'reason="REJECTED",')
 
     def let_go(self) -> dict[str, int]:
         """Let the model run; return the status of each answer to ``ask``."""

@@ -50,7 +50,7 @@ def test_a_queue_of_three_admits_three(tmp_path: Path) -> None:
         for key in range(4, 7):
             status, body = ask(server, 0.0, key)
             assert (status, json.loads(body)) == (503, {"error": f"[request id: {key}] Exceeds maximum queue size"})
-        rejected = 'nv_inference_request_failure{model="patient",version="1",reason="REJECTED"}'
+        rejected = 'nv_inference_request_failure{model="patient",reason="REJECTED",version="1"}'
         assert server.metrics()[rejected] == 3
         let_go(model)
         assert [asked.result()[0] for asked in admitted] == [200, 200, 200, 200]

@@ -122,7 +122,7 @@ def test_what_waits_too_long_for_a_slot_is_refused(started: Any) -> None:
     ):
         client.ask(2, 1)
     assert client.ask(1, 1, **END)[0] == 2
-    assert server.metrics()['nv_inference_request_failure{model="total",version="1",reason="REJECTED"}'] == 1
+    assert server.metrics()['nv_inference_request_failure{model="total",reason="REJECTED",version="1"}'] == 1
 
 
 def test_an_idle_sequence_makes_room(started: Any) -> None:

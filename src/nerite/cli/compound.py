@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nerite.cli.kinds import INT32, UINT64, Kind, boolean, decimal, integer
+from nerite.cli.kinds import INT32, UINT64, Kind, boolean, decimal, integer, leading_number
 from nerite.cli.usage_error import BadValue
 from nerite.config.options import (
     GRPC_RESTRICTED_PREFIX,
@@ -119,11 +119,14 @@ def trace_level(text: str) -> tuple[str, ...]:
 
 def _quantiles(text: str) -> tuple[tuple[float, float], ...]:
     pairs = []
-    for pair in text.split(","):
+    for pair in filter(None, text.split(",")):
         quantile, colon, error = pair.partition(":")
         if not colon:
             raise BadValue(f"Invalid option: [{pair}]. No ':' delimiter found. Expected format is <quantile>:<error>")
-        pairs.append((decimal(quantile), decimal(error)))
+        number = leading_number(quantile)
+        if not 0 <= number <= 1:
+            raise BadValue(f"a quantile is a number from 0 to 1. Got {pair}")
+        pairs.append((number, leading_number(error)))
     return tuple(pairs)
 
 

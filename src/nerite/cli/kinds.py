@@ -18,6 +18,10 @@ UINT32 = (0, 2**32 - 1)
 UINT64 = (0, 2**64 - 1)
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_LEADING = re.compile(
+    r"[ \t\n\v\f\r]*[+-]?(0[xX]([0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)([pP][+-]?[0-9]+)?"
+    r"|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[iI][nN][fF]([iI][nN][iI][tT][yY])?|[nN][aA][nN])"
+)
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -47,6 +51,15 @@ def decimal(text: str) -> float:
     if number in (float("inf"), float("-inf")):
         raise BadValue(f"Provided option value is out of bound. Got {text}")
     return number
+
+
+def leading_number(text: str) -> float:
+    """Read the number that a text begins with as C's ``strtod`` does: behind blanks, and whatever follows it."""
+    match = _LEADING.match(text)
+    if match is None:
+        raise BadValue(f"Invalid option value. Got {text}")
+    number = match[0].strip()
+    return float.fromhex(number) if "x" in number.lower() else float(number)
 
 
 def not_negative(text: str) -> float:

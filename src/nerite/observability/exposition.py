@@ -7,6 +7,7 @@ the beginning, and the lines of a histogram are one form, into which its labels 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -17,11 +18,12 @@ from nerite.observability.distribution import Distribution
 from nerite.observability.quantiles import Summed
 
 Labels = NewType("Labels", str)
-"""Those of a sample, as they stand between the braces."""
+"""Those of a sample, as they stand between the braces: sorted by their names, as Triton writes them."""
 UNLABELLED: Final = Labels("")
 _WORDS: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _LABELS: Final = "\0"
 """Where the labels go in a form."""
+_LABEL: Final = re.compile(r'([^=,]+)="(?:[^"\\]|\\.)*"')
 _TOGETHER: Final = 256
 """Parts of a family in a piece: up to 2 MB, of histograms."""
 
@@ -42,7 +44,7 @@ class Family(NamedTuple):
 
 def labels(pairs: Mapping[str, str]) -> Labels:
     """Return the text of some labels."""
-    return Labels(",".join([f'{name}="{_escaped(text)}"' for name, text in pairs.items()]))
+    return Labels(",".join([f'{name}="{_escaped(text)}"' for name, text in sorted(pairs.items())]))
 
 
 @lru_cache(1024)
@@ -53,7 +55,15 @@ def label(name: str, text: str) -> Labels:
 
 def joined(one: Labels, other: Labels) -> Labels:
     """Return the labels of both."""
-    return Labels(f"{one},{other}") if one and other else one or other
+    if not (one and other):
+        return one or other
+    return Labels(",".join([text for _, text in sorted((*_parted(one), *_parted(other)))]))
+
+
+@lru_cache(256)
+def _parted(of: Labels) -> tuple[tuple[str, str], ...]:
+    """Return each label with its name before it. The many samples of a version have the same ones."""
+    return tuple((each[1], each[0]) for each in _LABEL.finditer(of))
 
 
 class Page:
@@ -127,8 +137,9 @@ def _buckets(name: str, bounds: tuple[float, ...], *, openly: bool) -> str:
 
 
 def _summed(name: str, of: Labels, value: Summed) -> str:
+    before = f"{of}," if of else ""
     quantiles = [
-        _line(name, joined(of, label("quantile", _number(quantile))), each) for quantile, each in value.quantiles
+        _line(name, Labels(f'{before}quantile="{_number(quantile)}"'), each) for quantile, each in value.quantiles
     ]
     return "".join([_line(f"{name}_count", of, value.events), _line(f"{name}_sum", of, value.total), *quantiles])
 

@@ -38,7 +38,7 @@ class Version(NamedTuple):
     """What its engines tell, if it has any."""
 
 
-_COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
+_COUNTS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
     (
         "nv_inference_count",
         "Number of inferences performed (does not include cached requests)",
@@ -49,6 +49,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
         "Number of model executions performed (does not include cached requests)",
         lambda s: s.execution_count,
     ),
+)
+
+_DURATIONS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
     (
         "nv_inference_request_duration_us",
         "Cumulative inference request duration in microseconds (includes cached requests)",
@@ -92,10 +95,9 @@ _OF_CACHED: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = 
 )
 
 
-def families(versions: Iterable[Version], *, counters: bool = True) -> list[Family]:
-    """Return the metrics of all versions. Without ``counters`` nothing that counts requests has values."""
-    all_versions = [(_labels(item), item) for item in versions]
-    listed = all_versions if counters else []
+def families(versions: Iterable[Version], *, latencies: bool = True) -> list[Family]:
+    """Return the metrics of all versions; without ``latencies`` not the sums of durations, nor those of the cache."""
+    listed = [(_labels(item), item) for item in versions]
     success = Family(
         "nv_inference_request_success",
         "Number of successful inference requests, all batch sizes",
@@ -114,9 +116,9 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
     )
     counted = [
         Family(name, text, "counter", [(of, read(item.statistics)) for of, item in listed])
-        for name, text, read in _COUNTERS
+        for name, text, read in (*_COUNTS, *(_DURATIONS if latencies else ()))
     ]
-    if any(item.cached for _, item in listed):
+    if latencies and any(item.cached for _, item in listed):
         counted += [
             Family(name, text, "counter", [(of, read(item.statistics)) for of, item in listed if item.cached])
             for name, text, read in _OF_CACHED
@@ -127,17 +129,17 @@ def families(versions: Iterable[Version], *, counters: bool = True) -> list[Fami
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",
         "gauge",
-        [(of, item.pending) for of, item in all_versions],
+        [(of, item.pending) for of, item in listed],
     )
     load = Family(
         "nv_model_load_duration_secs",
         "Model load time in seconds",
         "gauge",
-        [(of, item.load_seconds) for of, item in all_versions],
+        [(of, item.load_seconds) for of, item in listed],
     )
-    own = own_metrics.families(all_versions, counters=counters)
-    generated = [(of, item.tokens, item.pending) for of, item in all_versions if item.tokens is not None]
-    of_tokens = token_metrics.families(generated, counters=counters)
+    own = own_metrics.families(listed)
+    generated = [(of, item.tokens, item.pending) for of, item in listed if item.tokens is not None]
+    of_tokens = token_metrics.families(generated)
     return [success, failure, *counted, pending, load, *own, *of_tokens]
 
 

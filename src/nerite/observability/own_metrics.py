@@ -28,20 +28,16 @@ class _Metric(NamedTuple):
     """The labels that it has besides those of the version, and its values."""
 
 
-def families(versions: Sequence[Labelled], *, counters: bool = True) -> list[Family]:
-    """Return the metrics of all versions. Without ``counters`` nothing that counts requests has values."""
+def families(versions: Sequence[Labelled]) -> list[Family]:
+    """Return the metrics of all versions."""
     return [
         Family(
             metric.name,
             metric.help,
             metric.type,
-            [
-                (joined(of, more), value)
-                for of, version in (versions if counters or metric in _ALWAYS else ())
-                for more, value in metric.read(version)
-            ],
+            [(joined(of, more), value) for of, version in versions for more, value in metric.read(version)],
         )
-        for metric in (*_COUNTED, *_ALWAYS)
+        for metric in _METRICS
     ]
 
 
@@ -85,7 +81,7 @@ def _powers_up_to(most: int) -> tuple[int, ...]:
     return (*(2**power for power in range(max(most - 1, 0).bit_length())), most)
 
 
-_COUNTED: Final = (
+_METRICS: Final = (
     _Metric("nerite_request_duration_seconds", "histogram",
             "Time from a complete request to its last response, of requests that succeeded", _whole),
     _Metric("nerite_stage_duration_seconds", "histogram",
@@ -101,8 +97,6 @@ _COUNTED: Final = (
     _Metric("nerite_requests_given_up_total", "counter",
             "Requests that nobody waited for any more, by why, whatever became of them",
             lambda v: [(label("reason", why.value), count) for why, count in v.statistics.given_up.items()]),
-)  # fmt: skip
-_ALWAYS: Final = (
     _Metric("nerite_queue_requests", "gauge",
             "Requests that wait for an instance, by priority",
             lambda v: [(label("priority", str(number)), count) for number, count in v.waiting.items()]),

@@ -109,23 +109,12 @@ def utilization(reports: Iterable[EngineReport]) -> float:
     return used / (used + free) if used + free else 0.0
 
 
-def families(versions: Iterable[Labelled], *, counters: bool = True) -> list[Family]:
-    """Return the metrics of language models; none if there are no such models.
-
-    Without ``counters`` nothing that counts requests has values.
-    """
+def families(versions: Iterable[Labelled]) -> list[Family]:
+    """Return the metrics of language models; none if there are no such models."""
     read = [(of, _Version(counted, counted.latest, pending)) for of, counted, pending in versions]
     if not read:
         return []
-    return [
-        Family(
-            metric.name,
-            metric.help,
-            metric.type,
-            list(_samples(metric, read)) if counters or metric.type == "gauge" else [],
-        )
-        for metric in _METRICS
-    ]
+    return [Family(metric.name, metric.help, metric.type, list(_samples(metric, read))) for metric in _METRICS]
 
 
 def _samples(metric: _Metric, versions: Iterable[tuple[Labels, _Version]]) -> Iterator[Sample]:

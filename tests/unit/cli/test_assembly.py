@@ -94,6 +94,16 @@ def test_metrics_config() -> None:
     assert metrics.summary_quantiles == ((0.5, 0.1), (0.9, 0.01))
 
 
+@pytest.mark.parametrize(
+    ("text", "quantile"),
+    [("5e-1:0.1", 0.5), ("0x1p-1:1", 0.5), ("0.5x:0.1y", 0.5), (",+.5:.1,", 0.5), ("1.:nan", 1.0), ("0:inf", 0.0)],
+)
+def test_quantiles_are_read_as_by_triton(text: str, quantile: float) -> None:
+    """Triton has C's ``strtod`` read them, and leaves out what is empty."""
+    ((read, _),) = options(f"--metrics-config=summary_quantiles={text}").metrics.summary_quantiles
+    assert read == quantile
+
+
 def test_settings_that_do_not_exist_are_warnings() -> None:
     assert run("--metrics-config=counter_latency=1").warnings == [
         "Warning: --metrics-config has no setting 'counter_latency'. Did you mean 'counter_latencies'?"

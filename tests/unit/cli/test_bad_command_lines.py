@@ -177,6 +177,12 @@ LATE = {
     "--metrics-config=counter_latencies=foo": bad(
         "--metrics-config counter_latencies", "invalid value for bool option: foo"
     ),
+    "--metrics-config=summary_quantiles=1.5:0.1": bad(
+        "--metrics-config summary_quantiles", "a quantile is a number from 0 to 1. Got 1.5:0.1"
+    ),
+    "--metrics-config=summary_quantiles=x:0.1": bad(
+        "--metrics-config summary_quantiles", "Invalid option value. Got x"
+    ),
     "--metrics-config=summary_quantiles=foo": bad(
         "--metrics-config summary_quantiles",
         "Invalid option: [foo]. No ':' delimiter found. Expected format is <quantile>:<error>",

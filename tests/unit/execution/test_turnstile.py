@@ -314,12 +314,12 @@ def test_metrics(house: House) -> None:
     house.ask("b"), house.ask("b"), house.ask("b")
     house.queue.answer()
     found = {family.name.removeprefix("nerite_admission_"): family.samples for family in house.reception.families()}
-    use = 'model="m",tenant="b",class="low"'
+    use = 'class="low",model="m",tenant="b"'
     assert found["offered"] == [(use, 3)]
-    assert found["refused"] == [(f'{use},reason="requests_per_minute"', 1)]
-    assert found["finished"] == [(f'{use},reason="complete"', 1)]
+    assert found["refused"] == [('class="low",model="m",reason="requests_per_minute",tenant="b"', 1)]
+    assert found["finished"] == [('class="low",model="m",reason="complete",tenant="b"', 1)]
     assert found["waiting"] == [('model="m"', 1)]
-    assert ('tenant="b",limit="requests_per_minute"', 0) in found["rate_left"]
+    assert ('limit="requests_per_minute",tenant="b"', 0) in found["rate_left"]
     assert found["output_tokens"] == []
 
 

@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from doubles import request, written
 from nerite.core.request import GaveUp
 from nerite.observability.distribution import Distribution, Exemplar
-from nerite.observability.exposition import UNLABELLED, Family, Page, labels
+from nerite.observability.exposition import UNLABELLED, Family, Page, joined, labels
 from nerite.observability.metrics import Version, families
+from nerite.observability.optional_times import OptionalTimes
 from nerite.observability.stage_times import StageTimes
 from nerite.observability.statistics import Outcome, VersionStatistics
 
@@ -184,16 +185,26 @@ def test_without_models_every_family_is_there_and_empty() -> None:
     assert not sample_of(page.encode())
 
 
-def test_without_counters_nothing_that_counts_requests_has_values() -> None:
-    found = sample_of(written(families([version(VersionStatistics())], counters=False)))
-    names = {
-        "nv_inference_pending_request_count",
-        "nv_model_load_duration_secs",
-        "nerite_queue_requests",
-        "nerite_worker_restarts",
-        "nerite_model_memory_bytes",
-    }
-    assert {name for name, _ in found} == names
+def test_without_latencies_durations_and_the_cache_are_left_out() -> None:
+    """As with Triton: what is counted, summaries and histograms stay."""
+    statistics = VersionStatistics(StageTimes(), OptionalTimes((1,), (0.5,)))
+    statistics.composed(request(1, arrived_ns=0), 0, 0, 0, 0, 1_000)
+    counted = version(statistics)._replace(cached=True)
+    every, rest = ({family.name for family in families([counted], latencies=so)} for so in (True, False))
+    left_out = every - rest
+    assert len(left_out) == 9
+    assert all(re.fullmatch(r"nv_inference_\w+_duration_us|nv_cache_\w+_per_model", name) for name in left_out)
+    assert {"nv_inference_count", "nv_inference_queue_summary_us", "nerite_request_duration_seconds"} <= rest
+    assert {"nv_cache_hit_summary_per_model", "nv_inference_first_response_histogram_ms"} <= rest
+
+
+def test_labels_are_sorted_by_name_as_triton_writes_them() -> None:
+    tagged = version(VersionStatistics(), {"team": 'a,reason="x"', "Zed": "\\"}, namespace="/m")
+    page = written(families([tagged])).decode()
+    labelled = r'_Zed="\\",_team="a,reason=\"x\"",model="m",namespace="/m"'
+    assert f'nv_inference_count{{{labelled},version="3"}} 0\n' in page
+    assert f'nv_inference_request_failure{{{labelled},reason="OTHER",version="3"}} 0\n' in page
+    assert joined(labels({"a1": "", "b": ""}), labels({"a": "", "c": ""})) == 'a="",a1="",b="",c=""'
 
 
 def test_histograms_of_a_version_that_has_answered() -> None:
@@ -204,8 +215,8 @@ def test_histograms_of_a_version_that_has_answered() -> None:
     assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.001"} 0\n' in page
     assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.0025"} 1\n' in page
     assert 'nerite_request_duration_seconds_sum{model="m",version="3"} 0.002\n' in page
-    assert 'nerite_stage_duration_seconds_bucket{model="m",version="3",stage="queue",le="2.5e-05"} 1\n' in page
-    assert 'nerite_stage_duration_seconds_sum{model="m",version="3",stage="output"} 6e-05\n' in page
+    assert 'nerite_stage_duration_seconds_bucket{model="m",stage="queue",version="3",le="2.5e-05"} 1\n' in page
+    assert 'nerite_stage_duration_seconds_sum{model="m",stage="output",version="3"} 6e-05\n' in page
     sizes = [line for line in page.splitlines() if line.startswith("nerite_batch_rows_bucket")]
     assert [line.partition("le=")[2] for line in sizes] == ['"1"} 0', '"2"} 0', '"4"} 1', '"+Inf"} 1']
 

@@ -42,9 +42,9 @@ class Bench:
     def arrives(self) -> InferenceRequest:
         return request(arrived_ns=self.now)
 
-    def samples(self, *, counters: bool = True) -> dict[str, float]:
+    def samples(self) -> dict[str, float]:
         """Return the page by name and what is not a label of every sample."""
-        page = written(families([(labels(LABELS), self.statistics, 2)], counters=counters)).decode()
+        page = written(families([(labels(LABELS), self.statistics, 2)])).decode()
         found = {}
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
@@ -166,16 +166,6 @@ def test_an_engine_that_dies_takes_its_requests_and_leaves_what_it_counted() -> 
     bench.dies("b")
     bench.dies("b")
     assert bench.samples()["nerite_llm_requests"] == 0
-
-
-def test_without_counters_only_gauges_have_values() -> None:
-    bench = Bench()
-    bench.says(Progress(bench.arrives(), 4, bench.begun()), running=1)
-    names = {name.partition(" ")[0] for name in bench.samples(counters=False)}
-    assert names == {
-        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:gpu_cache_usage_perc",
-        "vllm:kv_cache_usage_perc", "nerite_llm_kv_block_tokens", "nerite_llm_kv_blocks", "nerite_llm_requests",
-    }  # fmt: skip
 
 
 def test_without_language_models_nothing_is_said_of_them() -> None:

@@ -103,10 +103,11 @@ class MetricsService:
     async def _pieces(self, *, openly: bool) -> list[bytes]:
         """Make the page. Other work of the loop goes on meanwhile, but not between two lines of a model version."""
         page = Page(openly=openly)
-        page.add(metrics.families([]))
+        latencies = self._options.counter_latencies
+        page.add(metrics.families([], latencies=latencies))
         turns = Turns()
         for version in self._server.metrics():
-            page.add(metrics.families([version], counters=self._options.counter_latencies))
+            page.add(metrics.families([version], latencies=latencies))
             await turns.go_on()
         page.add([_internal_errors(), *_internal_caches()])
         page.add(self._ports())
