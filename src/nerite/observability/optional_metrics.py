@@ -32,9 +32,9 @@ _SUMMARIES: Final[tuple[tuple[str, str, str, _Read], ...]] = (
      "Cumulative inference compute output duration in microseconds (does not include cached requests)",
      lambda s: s.compute_output),
     ("nv_cache_hit_summary_per_model", "hit",
-     "Summary of cache hit duration per model, in microseconds", lambda s: s.cache_hit),
+     "Summary of cache hit counts/durations per model, in microseconds.", lambda s: s.cache_hit),
     ("nv_cache_miss_summary_per_model", "miss",
-     "Summary of cache miss (insert+lookup) duration per model, in microseconds", lambda s: s.cache_miss),
+     "Summary of cache miss counts/durations per model, in microseconds.", lambda s: s.cache_miss),
 )  # fmt: skip
 
 

@@ -28,6 +28,17 @@ def turn(model: str, number: int) -> str:
 REFUSED = "TritonModelException Failed to load model: Failed to process the request for model 'lab_0_0', message: "
 DIFFERENCES = (
     Difference(
+        "Counts with `--metrics-config=counter_latencies=false`",
+        "With Triton the metrics of requests and executions are there and stay at 0. They count, and the durations are "
+        "left out.",
+        {
+            "metrics_config/of requests": (
+                "metrics: nv_inference_compute_infer_summary_us",
+                "metrics: nv_inference_compute_infer_summary_us",
+            )
+        },
+    ),
+    Difference(
         "Requests that web pages of other sites have browsers send",
         "Triton answers them, a load that brings a program along included. Nerite refuses those that can change "
         "something with 403 on every port that speaks HTTP, and on a loopback address those under a name that is not "
