@@ -246,9 +246,10 @@ class InferenceServer:
     def ask_ready(self, answered: Callable[[bool], None]) -> None:
         """Tell whether requests can be served: with strict readiness, by every version that a load was tried of.
 
-        A model whose configuration cannot be read has none, and does not count, as with Triton.
+        A model whose configuration cannot be read has none, and does not count, as with Triton. A repository that could
+        never be read does.
         """
-        if self._starting or self._leaving:
+        if self._starting or self._leaving or self._manager.unread:
             answered(False)
             return
         if not self._options.repository.strict_readiness:

@@ -211,10 +211,7 @@ class ServerProcess:
         """Load the models and open the ports; False, and the reason in the log, if that failed."""
         try:
             await self._ports.check()
-            failures = await self._load_models(server)
-            log.table(_model_table(await server.repository_index(False)))
-            if failures and self._options.repository.exit_on_error:
-                log.error("error: creating server: Internal - failed to load all models")
+            if not await self._have_models(server):
                 return False
             await self._ports.open()
         except NeriteError as error:
@@ -223,7 +220,8 @@ class ServerProcess:
         exposed = exposure.open_ports(self._options)
         if exposed:
             log.warning(f"{exposure.rights(exposed)}. {exposure.remedy(exposed)}")
-        server.started()
+        if not (server.manager.unread and self._options.repository.control_mode == "none"):
+            server.started()  # else there is nothing to wait for that could make it ready
         if self._options.trace.levels and not server.tracing.wants(""):
             spans = self._options.trace.mode == "opentelemetry"
             remedy = "spans have times, no tensors. Use --trace-config=level=TIMESTAMPS"
@@ -234,6 +232,19 @@ class ServerProcess:
         gc.freeze()
         gc.set_threshold(_COLLECT_EVERY)
         return True
+
+    async def _have_models(self, server: InferenceServer) -> bool:
+        """Load what is to be served from the start; False if that failed, and the server is to end then."""
+        exits = self._options.repository.exit_on_error
+        try:
+            failures = await self._load_models(server)
+            log.table(_model_table(await server.repository_index(False)))
+        except NeriteError as error:  # there is a repository that cannot be read
+            log.error(error.message)
+            return not exits
+        if failures and exits:
+            log.error("error: creating server: Internal - failed to load all models")
+        return not (failures and exits)
 
     async def _load_models(self, server: InferenceServer) -> list[tuple[str, NeriteError]]:
         """Load what is to be served from the start; return the failures."""

@@ -141,6 +141,21 @@ def test_a_model_that_fails_may_be_left_out(repository: Path, tmp_path: Path) ->
         assert "no weights" in broken["reason"]
 
 
+def test_a_repository_that_is_missing_may_come_later(repository: Path, tmp_path: Path) -> None:
+    """As with Triton the server stays, and is not ready; when it looks for models it finds those that come."""
+    late = tmp_path / "late"
+    said = _said_without_a_start(late, "--http-port=0")
+    assert f"failed to stat file {late}" in said
+    flags = ("--exit-on-error=false", "--model-control-mode=poll", "--repository-poll-secs=1")
+    with serving(late, tmp_path / "log", *flags) as server:
+        assert f"failed to stat file {late}" in server.text
+        assert server.ask("GET", "/v2/health/live")[0] == 200
+        assert not server.ready()
+        repository.rename(late)
+        eventually(server.ready)
+        eventually(lambda: server.ready("identity"))
+
+
 def test_a_port_that_is_taken(repository: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

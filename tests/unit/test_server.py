@@ -25,6 +25,8 @@ class Running:
 
 
 class FakeManager:
+    unread = False
+
     def __init__(self) -> None:
         self.known: dict[str, ModelRecord] = {}
 

@@ -67,6 +67,11 @@ class ModelManager:
         """Every model that was ever loaded or tried, by namespace and name."""
         return self._catalogue
 
+    @property
+    def unread(self) -> bool:
+        """There is a repository that could not be read yet."""
+        return self._sources.unread
+
     def find(self, name: str, version: str, namespace: str = "") -> RunningVersion:
         """Return where a request for ``name`` goes. Raises ``NotFound`` or ``Unavailable`` with Triton's texts."""
         return self._catalogue.find(name, version, namespace)

@@ -45,6 +45,11 @@ class Sources:
     def _repositories(self) -> list[Repository]:
         return [*self._fixed, *self.register]
 
+    @property
+    def unread(self) -> bool:
+        """There is a repository of the flags that could not be read yet."""
+        return any(repository not in self._names for repository in self._fixed)
+
     async def offered(self) -> dict[str, list[str]]:
         """Return the names of the models in each namespace, one more time for each place that has one.
 
