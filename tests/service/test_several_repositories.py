@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from serving import IDENTITY, Serving, adds, ensemble, eventually, pbtxt, python_model, serving, step
+from serving import HELD, IDENTITY, Serving, adds, ensemble, eventually, let_go, pbtxt, python_model, serving, step
 
 NEGATIVE = IDENTITY.replace(".as_numpy()", ".as_numpy() * -1")
 
@@ -128,6 +129,29 @@ def test_a_neighbour_that_comes_is_asked_from_then_on(pipelines: tuple[Serving, 
     python_model(folder / "first", "moves", adds(8), pbtxt(batch=1, more=""))
     server.ask("POST", "/v2/repository/models/moves/load")
     assert server.infer("moving", [10.0]) == [18.0]
+
+
+def test_a_step_whose_model_goes_or_changes_is_linked_to_another(repositories: list[Path], tmp_path: Path) -> None:
+    """The neighbour if there is one, else the only one there is; a request that is under way ends where it began."""
+    first, second = repositories
+    python_model(first, "held", HELD, pbtxt(batch=1, more=""))
+    ensemble(first, "chain", step("held", "INPUT0", "between"), step("both", "between", "OUTPUT0"))
+    flags = (f"--model-repository={second}", "--model-namespacing=true", "--model-control-mode=poll")
+    log = tmp_path / "log"
+    with serving(first, log, *flags, "--repository-poll-secs=1") as server, ThreadPoolExecutor(1) as thread:
+        assert server.infer("chain", [1.0]) == [1.0]
+        begun = thread.submit(server.infer, "chain", [-2.0])
+        eventually(lambda: "executes -2.0" in server.text)
+        shutil.rmtree(first / "both")
+        eventually(lambda: server.text.count("loading: chain:1") == 2)
+        let_go(first / "held")
+        assert begun.result() == [-2.0]
+        assert server.infer("chain", [1.0]) == [-1.0]
+        python_model(first, "both", adds(1), pbtxt(batch=2, more=""))
+        eventually(lambda: server.infer("chain", [1.0]) == [2.0])
+        text = (first / "chain" / "config.pbtxt").read_text()
+        (first / "chain" / "config.pbtxt").write_text(text.replace('"both"', '"two"'))
+        eventually(lambda: server.infer("chain", [1.0]) == [-1.0])
 
 
 def test_a_model_that_is_replaced_under_poll_is_never_gone(tmp_path: Path) -> None:

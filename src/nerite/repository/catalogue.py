@@ -68,15 +68,19 @@ class Catalogue:
     def part(self, own: str, namespace: str, name: str) -> ModelRecord | None:
         """Return the model that an ensemble of namespace ``own`` means; None if there is none, or more than one.
 
-        That is the one in ``namespace`` if the ensemble names one; else its neighbour, else the only one that runs.
+        That is the one in ``namespace`` if the ensemble names one; else its neighbour, unless that was unloaded or is
+        about to be, else the only one that runs.
         """
         named = self._named.get(name, {})
         if not self._namespacing:
             return named.get("")
-        if namespace or own in named:
-            return named.get(namespace or own)
-        running = [record for record in named.values() if record.running]
-        return running[0] if len(running) == 1 else None
+        if namespace:
+            return named.get(namespace)
+        neighbour = named.get(own)
+        if neighbour is not None and not neighbour.gone:
+            return neighbour
+        running = [record for record in named.values() if record.running and not record.going]
+        return running[0] if len(running) == 1 else neighbour
 
     def find(self, name: str, version: str, namespace: str = "") -> RunningVersion:
         """Return where a request for ``name`` goes, which means one model if ``namespace`` says of which repository.

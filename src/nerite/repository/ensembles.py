@@ -25,10 +25,10 @@ class Ensembles:
         self,
         catalogue: Catalogue,
         maker: VersionMaker,
-        serve: Callable[[ModelRecord, dict[int, RunningVersion]], None],
+        serve: Callable[[ModelRecord, dict[int, RunningVersion]], list[asyncio.Task[None]]],
         withdraw: Callable[[ModelRecord], list[asyncio.Task[None]]],
     ) -> None:
-        """``serve`` sends requests to new versions; ``withdraw`` sends none any more, and returns what is under way."""
+        """``serve`` sends requests to new versions; ``withdraw`` sends none any more. Both return what is under way."""
         self._catalogue = catalogue
         self._maker = maker
         self._serve = serve
@@ -52,7 +52,7 @@ class Ensembles:
     def revise(self, changed: Iterable[str]) -> list[asyncio.Task[None]]:
         """See to the ensembles that need models which came, changed or went, by name.
 
-        Returns what is under way of those that could not go on.
+        Returns what is under way of those that could not go on, or not as they were.
         """
         closing: list[asyncio.Task[None]] = []
         names = set(changed)
@@ -63,7 +63,7 @@ class Ensembles:
                 assert record.assembly is not None
                 targets, mistakes = self._targets(record, record.assembly)
                 if not mistakes and not (record.running and record.parts == _essence(targets)):
-                    self._serve(record, self._made(record, record.assembly, targets))
+                    closing += self._serve(record, self._made(record, record.assembly, targets))
                 elif mistakes and record.running:
                     _log.error("%s", mistakes[0])
                     record.unreadable = str(mistakes[0])

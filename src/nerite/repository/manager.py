@@ -251,8 +251,8 @@ class ModelManager:
             raise refusals.failed(record, failures)
         return made
 
-    def _swap(self, record: ModelRecord, running: dict[int, RunningVersion]) -> None:
-        """Send requests to the new versions from now on, and let the old ones finish."""
+    def _swap(self, record: ModelRecord, running: dict[int, RunningVersion]) -> list[asyncio.Task[None]]:
+        """Send requests to the new versions from now on, and let the old ones finish: that is what is returned."""
         old = record.running
         record.running = running
         record.latest = max(running)
@@ -263,11 +263,10 @@ class ModelManager:
             record.states[version] = VersionState(State.READY)
         self._on_change()
         tell_loaded(record.name)
-        for version, previous in old.items():
-            if running.get(version) is not previous:
-                if version not in running:
-                    record.states[version] = VersionState(State.UNLOADING)
-                self._retire(record, previous)
+        replaced = {version: previous for version, previous in old.items() if running.get(version) is not previous}
+        for version in replaced.keys() - running.keys():
+            record.states[version] = VersionState(State.UNLOADING)
+        return [self._retire(record, previous) for previous in replaced.values()]
 
     async def _hash(self, record: ModelRecord, loaded: Loaded, made: Mapping[int, RunningVersion]) -> None:
         """Work out the content of what runs now, which may take as long as its files are large."""

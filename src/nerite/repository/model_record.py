@@ -110,6 +110,12 @@ class ModelRecord:
         }
 
     @property
+    def gone(self) -> bool:
+        """The model was unloaded, or is about to be."""
+        leaves = [each.state is State.UNLOADING or each.reason == "unloaded" for each in self.states.values()]
+        return self.going or (bool(leaves) and all(leaves))
+
+    @property
     def known(self) -> bool:
         """The model was loaded, or tried, at some time."""
         return bool(self.states)

@@ -58,6 +58,19 @@ def test_a_model_is_known_once_a_version_has_a_state() -> None:
     assert record(v1=State.UNAVAILABLE).known
 
 
+def test_a_model_is_gone_once_all_of_it_leaves() -> None:
+    assert not ModelRecord("M").gone
+    assert not record(v1=State.LOADING, v2=State.UNLOADING).gone
+    assert not record(v1=State.UNAVAILABLE).gone, "its load failed"
+    leaving = record(v1=State.READY)
+    leaving.going = True
+    assert leaving.gone
+    left = record(v1=State.UNLOADING)
+    assert left.gone
+    left.states[1] = VersionState(State.UNAVAILABLE, "unloaded")
+    assert left.gone
+
+
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("1", 1), ("007", 7), ("9223372036854775807", 2**63 - 1)])
 def test_versions_that_are_numbers(text: str, number: int) -> None:
     assert version_number(text) == number
