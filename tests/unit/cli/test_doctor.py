@@ -115,11 +115,30 @@ def test_extras() -> None:
         Requirement("two", ">=3", "old"),
         Requirement("four", "", "dev"),
     ]
-    old, there, missing = installed.of_extras(wanted, {"one": "1.0", "two": "2.0", "three": "", "four": ""})
+    old, there, missing = installed.of_extras(wanted, {"one": "1.0", "two": "2.0", "three": "", "four": ""}, {})
     assert (old.level, old.text) == (Level.WARNING, "the extra 'old' needs two>=3, and 2.0 is installed")
     assert old.remedy == "pip install 'nerite[old]'"
     assert there == (Level.OK, "extras: all (one 1.0, two 2.0)", "")
     assert (missing.level, missing.text) == (Level.NOTE, "extras that are not installed: part (lacks three)")
+
+
+def test_an_extra_that_is_installed_and_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong with it: an exception, or a library that ends the process."""
+    (tmp_path / "half_there.py").write_text("import something_missing\n")
+    (tmp_path / "wrong_processor.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = installed.broken(["half-there", "wrong-processor", "hpack"])
+    assert found == {
+        "half-there": "ModuleNotFoundError: No module named 'something_missing'",
+        "wrong-processor": "it ends its process with SIGILL",
+    }
+    wanted = [Requirement("half-there", "", "framework"), Requirement("hpack", "", "good")]
+    broken, there = installed.of_extras(wanted, {"half-there": "1.0", "hpack": "4.0"}, found)
+    assert (broken.level, broken.remedy) == (Level.WARNING, "pip install --force-reinstall half-there")
+    assert broken.text.startswith(
+        "the extra 'framework' does not work: half-there is installed, and cannot be imported"
+    )
+    assert there == (Level.OK, "extras: good (hpack 4.0)", "")
 
 
 def test_what_nerite_cannot_be_without() -> None:

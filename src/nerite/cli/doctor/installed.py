@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata as metadata
+import os
 import platform
 import re
+import signal
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 import nerite
@@ -15,8 +19,18 @@ from nerite.cli.doctor.finding import Finding, Level
 
 _OURS: Final = "nerite"
 _NOT_FOR_SERVING: Final = frozenset({"dev", "examples", "pipelines"})
-_MODULES: Final = {"protobuf": "google.protobuf"}
+_MODULES: Final = {
+    "ai-edge-litert": "ai_edge_litert.interpreter",
+    "cuda-bindings": "cuda.bindings.driver",
+    "mlflow-skinny": "mlflow",
+    "nvidia-ml-py": "pynvml",
+    "pillow": "PIL.Image",
+    "protobuf": "google.protobuf",
+    "scikit-learn": "sklearn",
+    "tensorflow-cpu": "tensorflow",
+}
 """Of packages whose module has another name."""
+_IMPORT_SECONDS: Final = 120
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)(?:;\s*(.*))?")
 _BOUND: Final = re.compile(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)")
 
@@ -53,7 +67,8 @@ def findings() -> Iterator[Finding]:
     for each in core:
         if versions[each.package]:
             yield from _imported(each.package)
-    yield from of_extras([each for each in requirements if each.extra], versions)
+    extras = [each for each in requirements if each.extra and each.extra not in _NOT_FOR_SERVING]
+    yield from of_extras(extras, versions, broken({each.package for each in extras if versions[each.package]}))
 
 
 def of_core(requirements: Iterable[Requirement], versions: Mapping[str, str]) -> Iterator[Finding]:
@@ -63,8 +78,10 @@ def of_core(requirements: Iterable[Requirement], versions: Mapping[str, str]) ->
             yield Finding(Level.PROBLEM, f"Nerite needs {lack.text}", f"pip install '{each.package}{each.bounds}'")
 
 
-def of_extras(requirements: Iterable[Requirement], versions: Mapping[str, str]) -> Iterator[Finding]:
-    """Say which extras are there, and what the others lack."""
+def of_extras(
+    requirements: Iterable[Requirement], versions: Mapping[str, str], broken: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Say which extras are there, and what the others lack. ``broken``: why a package cannot be imported."""
     extras: dict[str, list[Requirement]] = {}
     for each in requirements:
         if each.extra not in _NOT_FOR_SERVING:
@@ -73,7 +90,12 @@ def of_extras(requirements: Iterable[Requirement], versions: Mapping[str, str]) 
     for name, wanted in sorted(extras.items()):
         lacks = [lack for each in wanted if (lack := lacking(each, versions)) is not None]
         wrong = [lack for lack in lacks if lack.wrong]
-        if not lacks:
+        failing = [each.package for each in wanted if each.package in broken]
+        if failing:
+            why = "; ".join(f"{package} is installed, and cannot be imported: {broken[package]}" for package in failing)
+            remedy = f"pip install --force-reinstall {' '.join(failing)}"
+            yield Finding(Level.WARNING, f"the extra '{name}' does not work: {why}", remedy)
+        elif not lacks:
             there.append(f"{name} ({', '.join(f'{each.package} {versions[each.package]}' for each in wanted)})")
         elif len(wrong) == len(lacks):
             text = f"the extra '{name}' needs {' and '.join(lack.text for lack in wrong)}"
@@ -84,6 +106,33 @@ def of_extras(requirements: Iterable[Requirement], versions: Mapping[str, str]) 
     if not_there:
         remedy = f"pip install '{_OURS}[NAME]', for what your models need (docs/frameworks.md)"
         yield Finding(Level.NOTE, f"extras that are not installed: {', '.join(not_there)}", remedy)
+
+
+def broken(packages: Collection[str]) -> dict[str, str]:
+    """Import packages, each in a process of its own: they are heavy, do not go together, and may end it. Blocks.
+
+    Return why for those that cannot be imported.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        found = dict(zip(packages, threads.map(_failure, packages), strict=True))
+    return {package: why for package, why in found.items() if why}
+
+
+def _failure(package: str) -> str:
+    """Return why a package cannot be imported; empty if it can."""
+    command = [sys.executable, "-c", f"import {_module(package)}"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_IMPORT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it takes longer than {_IMPORT_SECONDS} s"
+    if done.returncode < 0:
+        return f"it ends its process with {signal.Signals(-done.returncode).name}"
+    said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
+    return said[-1] if done.returncode else ""
+
+
+def _module(package: str) -> str:
+    return _MODULES.get(package, package.replace("-", "_"))
 
 
 def lacking(requirement: Requirement, versions: Mapping[str, str]) -> Lack | None:
@@ -136,7 +185,7 @@ def _version(package: str) -> str:
 def _imported(package: str) -> Iterator[Finding]:
     """Import what is installed; yield why that fails, if it does."""
     try:
-        importlib.import_module(_MODULES.get(package, package))
+        importlib.import_module(_module(package))
     except Exception as error:  # whatever it is: a build for another processor, half an installation
         text = f"{package} is installed, and cannot be imported: {type(error).__name__}: {error}"
         yield Finding(Level.PROBLEM, text, f"pip install --force-reinstall {package}")
