@@ -43,9 +43,9 @@ class House:
     def generated(self, model: str) -> tuple[float, float]:
         """Return the generations of a model, and their tokens."""
         told = self.server.metrics()
-        labels = f'{{model="{model}",version="1"'
-        ended = sum(count for name, count in told.items() if name.startswith(f"vllm:request_success_total{labels}"))
-        return ended, told.get(f"vllm:generation_tokens_total{labels}}}", 0)
+        labels = f'model="{model}",version="1"'
+        ended = sum(count for name, count in told.items() if "vllm:request_success_total" in name and labels in name)
+        return ended, told.get(f"vllm:generation_tokens_total{{{labels}}}", 0)
 
     def count(self, what: str, model: str) -> int:
         """Return how many requests to a model were ``admitted``, or have ``joined``."""

@@ -231,7 +231,7 @@ def test_a_small_body_that_unpacks_to_a_large_one_holds_nobody_up(server: Servin
     assert (status, json.loads(said)["outputs"][0]["data"]) == (200, [1.0])
     beyond = gzip.compress(b" " * (65 * MB))
     status, _, said = server.ask("POST", NUMBERS, beyond, Content_Encoding="gzip")
-    assert (status, b"exceeds the maximum allowed input size" in said) == (400, True)
+    assert (status, b"Decompressed data size exceeds the maximum allowed value" in said) == (400, True)
 
 
 def test_generate(server: Serving) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 SOURCES: Final = Path(__file__).resolve().parents[2] / "src"
 NOT_SERVING: Final = ("cli", "bench", "client", "intake", "analyze", "mlflow_plugin", "testing")
 """Packages that do not run in a server."""
-MAKERS: Final = frozenset({"dict", "set", "OrderedDict", "defaultdict", "Counter"})
+MAKERS: Final = frozenset({"dict", "set", "OrderedDict", "defaultdict", "Counter", "Memo", "Kept"})
 REMOVING: Final = frozenset({"discard", "pop", "popitem", "remove"})
 
 BY_THE_PROGRAM: Final = {

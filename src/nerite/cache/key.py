@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from nerite.core import footprint
-from nerite.core.byte_budget import CACHE_KEYS
+from nerite.core.byte_budget import CACHE_KEYS, Memo
 from nerite.core.caller import MIXED
 from nerite.core.idempotency_key import NAME
 from nerite.core.request import InferenceRequest, RequestHeader
@@ -41,7 +41,7 @@ class Keys:
         self._outputs = frozenset(outputs)
         self.origin = ""
         """What the answers come from: model, version, and what it was made from. Empty: not known, so no keys."""
-        self._known: dict[RequestHeader, tuple[hashlib._Hash, list[int]]] = {}
+        self._known: Memo[RequestHeader, tuple[hashlib._Hash, list[int]]] = Memo()
         """The hash as far as the header goes, and the inputs in the order of their names."""
 
     def renew(self, origin: str) -> None:

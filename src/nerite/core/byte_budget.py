@@ -1,9 +1,9 @@
 """Memos of what clients send: how many bytes of it are remembered, and what is forgotten first.
 
-What was worked out once for a head, a header or a message is kept for the next one that is equal. A *memo* is a plain
-dictionary of the object that uses it, so a hit costs what ``dict.get`` costs. Entries go in through the *budget* of
-their kind: it bounds the bytes of all memos of the kind, however many there are, and evicts in the order of insertion.
-An entry that is larger than the budget allows for one is not kept at all.
+What was worked out once for a head, a header or a message is kept for the next one that is equal. A *memo* is a
+dictionary of the object that uses it, so a hit costs what ``dict.get`` costs, and it ends with that object. Entries go
+in through the *budget* of their kind: it bounds the bytes of all memos of the kind, however many there are, and evicts
+in the order of insertion. An entry that is larger than the budget allows for one is not kept at all.
 
 All budgets of a process are in the table below. Their sum bounds what clients can make a process remember, whatever
 they send. Sizes are estimates that are not below the real ones, see ``footprint.py``.
@@ -14,9 +14,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from typing import Any, Final, Protocol, TypeVar
+from weakref import ref
 
 K = TypeVar("K", contravariant=True)
 V = TypeVar("V", contravariant=True)
+KEY = TypeVar("KEY")
+VALUE = TypeVar("VALUE")
 
 ENTRY: Final = 256
 """Bytes that an entry takes beside its key and value: its places in the memo and in the budget's queue."""
@@ -24,8 +27,14 @@ LARGEST: Final = 256 * 1024
 """Bytes of the largest entry, unless its budget says otherwise: what 16 KB of JSON may become once it is parsed."""
 
 
-class Memo(Protocol[K, V]):
-    """A dictionary, or what is to be told of its entries."""
+class Memo(dict[KEY, VALUE]):
+    """A dictionary whose entries go in through a budget, which does not keep it alive."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Evictable(Protocol[K, V]):
+    """A memo, or what is to be told of its entries. Weak references to it are possible."""
 
     def __setitem__(self, key: K, value: V, /) -> None:
         """Keep an entry."""
@@ -48,12 +57,12 @@ class ByteBudget:
         self.used = 0
         """Bytes of the entries that were put and not evicted. Those whose memo is gone count until it is their turn."""
         self.evictions = 0
-        self._entries: deque[tuple[Memo[Any, Any], Any, int]] = deque()
-        """Memo, key and size; the oldest first."""
+        self._entries: deque[tuple[ref[Evictable[Any, Any]], Any, int]] = deque()
+        """Memo, key and size; the oldest first. The memo goes with its owner: what is in it may be a whole model."""
         # Reentrant: what is evicted is destroyed inside, and may put something itself.
         self._lock = threading.RLock()
 
-    def put(self, memo: Memo[K, V], key: K, value: V, size: int) -> None:
+    def put(self, memo: Evictable[K, V], key: K, value: V, size: int) -> None:
         """Keep an entry of about ``size`` bytes in ``memo``, unless it is too large; evict the oldest to make room.
 
         The owner of a memo may remove or replace entries as it likes: their bytes count until it is their turn.
@@ -63,13 +72,15 @@ class ByteBudget:
             return
         with self._lock:
             memo[key] = value
-            self._entries.append((memo, key, size))
+            self._entries.append((ref(memo), key, size))
             self.used += size
             while self.used > self.limit:
-                oldest, key_of_oldest, size = self._entries.popleft()
+                of_oldest, key_of_oldest, size = self._entries.popleft()
                 self.used -= size
                 self.evictions += 1
-                oldest.pop(key_of_oldest, None)
+                oldest = of_oldest()
+                if oldest is not None:
+                    oldest.pop(key_of_oldest, None)
 
 
 _MB: Final = 1024 * 1024

@@ -13,6 +13,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from nerite.core.byte_budget import Memo
 from nerite.core.internal_errors import Where, report
 from nerite.core.tensor import Buffer, TensorSpec
 
@@ -155,7 +156,7 @@ class RequestHeader:
         """What the client names the request by, if it means to ask again; none of the model's business."""
         self.route: Any = None
         self.call: Any = None
-        self.replies: dict[Any, Any] = {}
+        self.replies: Memo[Any, Any] = Memo()
         self.batch_size = 1
         """Rows this request brings; set by validation, 1 for a model without a batch dimension."""
         self.batch_key: object = None

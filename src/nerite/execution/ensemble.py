@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from nerite.core.byte_budget import ENSEMBLES
+from nerite.core.byte_budget import ENSEMBLES, Memo
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.internal_errors import report
 from nerite.core.marks import Marks
@@ -62,7 +62,7 @@ class Ensemble:
         self._admission = admission
         self._done = 0
         """Requests that have had their last response."""
-        self._beginnings: dict[RequestHeader, Situation] = {}
+        self._beginnings: Memo[RequestHeader, Situation] = Memo()
         self._runs: set[EnsembleRun] = set()
         self._limits = [InflightLimit[_Waiting](most_inflight) for _ in graph.steps] if most_inflight else []
         self.limited = bool(self._limits)

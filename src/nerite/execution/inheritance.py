@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nerite.core import footprint
-from nerite.core.byte_budget import MODEL_CALLS
+from nerite.core.byte_budget import MODEL_CALLS, Memo
 from nerite.core.caller import MIXED, Caller
 from nerite.core.request import InferenceRequest, RequestHeader
 
@@ -22,7 +22,7 @@ class Inheritance:
     def __init__(self, *, tenants: bool = False) -> None:
         """``tenants``: requests of clients have callers."""
         self._of_none = MIXED if tenants else None
-        self._headers: dict[tuple[RequestHeader, int, Caller | None], RequestHeader] = {}
+        self._headers: Memo[tuple[RequestHeader, int, Caller | None], RequestHeader] = Memo()
 
     def header(self, own: RequestHeader, parents: Sequence[InferenceRequest], now: int) -> RequestHeader:
         """Return the header of a call: what it says itself counts more than what it inherits.

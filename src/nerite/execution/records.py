@@ -93,7 +93,7 @@ class _Entry(Generic[Header]):
 class _Table(Generic[Header]):
     """What a packer remembers. An entry gets a key when the budget puts it in, and is evicted at any time."""
 
-    __slots__ = ("_free", "_keys", "_told", "entries")
+    __slots__ = ("__weakref__", "_free", "_keys", "_told", "entries")
 
     def __init__(self) -> None:
         self.entries: dict[Header, _Entry[Header]] = {}

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from nerite.config.model_config import ModelConfig
 from nerite.core import footprint
-from nerite.core.byte_budget import SEQUENCES
+from nerite.core.byte_budget import SEQUENCES, Memo
 from nerite.core.request import NOBODY, InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
@@ -79,7 +79,7 @@ class SequenceDress:
         self._returnable = frozenset(output.name for output in config.output).intersection(
             state.output_name for state in batching.state
         )
-        self._headers: dict[tuple[RequestHeader, int | str, bool, bool, StateForm | None], DressedHeader] = {}
+        self._headers: Memo[tuple[RequestHeader, int | str, bool, bool, StateForm | None], DressedHeader] = Memo()
 
     def dress(
         self, request: InferenceRequest, sequence: Sequence, *, start: bool, end: bool, ready: bool = True

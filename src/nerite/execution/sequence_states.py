@@ -13,7 +13,7 @@ from nerite.config.initial_states import initial_dims, read_initial_state
 from nerite.config.scheduling_choice import ModelSequenceBatching
 from nerite.core import dtype as dtypes
 from nerite.core import footprint
-from nerite.core.byte_budget import SEQUENCES
+from nerite.core.byte_budget import SEQUENCES, Memo
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
 
@@ -67,8 +67,8 @@ class States:
         """Their names as outputs."""
         self._inputs = {state.output_name: state.input_name for state in batching.state}
         self._varies = any(-1 in state.dims for state in batching.state)
-        self._forms: dict[tuple[TensorSpec, ...], StateForm] = {}
-        self._splits: dict[tuple[ResponseHeader, frozenset[str]], _Split] = {}
+        self._forms: Memo[tuple[TensorSpec, ...], StateForm] = Memo()
+        self._splits: Memo[tuple[ResponseHeader, frozenset[str]], _Split] = Memo()
         specs, data = [], []
         for state in batching.state:
             shape = (*batching_dims, *initial_dims(state))

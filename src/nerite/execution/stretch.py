@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from nerite.core import footprint
-from nerite.core.byte_budget import ENSEMBLES
+from nerite.core.byte_budget import ENSEMBLES, Memo
 from nerite.core.marks import Marks
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
@@ -60,7 +60,7 @@ class Hop:
         self.version: str = value["version"]
         self._most: int = value["most"]
         """Rows that may be executed together; 0: each request alone."""
-        self._questions: dict[tuple[RequestHeader, ResponseHeader], Question | None] = {}
+        self._questions: Memo[tuple[RequestHeader, ResponseHeader], Question | None] = Memo()
 
     def question(self, first: RequestHeader, before: ResponseHeader) -> Question | None:
         """Return what is asked, as the link has it. Repeated ones are mostly the same object."""

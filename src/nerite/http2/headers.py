@@ -65,7 +65,13 @@ class Headers:
         return None
 
 
-Keep: TypeAlias = Callable[[dict[bytes, Headers], bytes, Headers, int], None]
+class Kept(dict[bytes, Headers]):
+    """Headers by the bytes of their blocks. Weak references to it are possible."""
+
+    __slots__ = ("__weakref__",)
+
+
+Keep: TypeAlias = Callable[[Kept, bytes, Headers, int], None]
 """Puts headers of about so many bytes into the dictionary of a connection, by their block; or does not, or removes them
 later: how much all connections keep is for their owner to say."""
 
@@ -103,7 +109,7 @@ class HeaderReader:
     def __init__(self, limits: Limits, keep: Keep) -> None:
         self._decoder = FieldDecoder(limits.max_header_list_size)
         self._keep = keep
-        self.kept: dict[bytes, Headers] = {}
+        self.kept = Kept()
         """Headers by block, for blocks that mean the same as they did last time. The connection looks here first."""
 
     def request(self, block: bytes) -> Headers:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from sys import getsizeof
 
 from nerite.config.near import nearest
-from nerite.core.byte_budget import REFUSALS
+from nerite.core.byte_budget import REFUSALS, Memo
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound
 from nerite.execution.running_version import RunningVersion
 from nerite.repository.model_record import ModelRecord
@@ -18,7 +18,7 @@ class Catalogue:
     def __init__(self, *, namespacing: bool = False) -> None:
         self._namespacing = namespacing
         self._named: dict[str, dict[str, ModelRecord]] = {}
-        self._near: dict[str, str] = {}
+        self._near: Memo[str, str] = Memo()
         """What was meant by unknown names, empty for nothing: finding it takes a while, and clients ask again."""
 
     def __iter__(self) -> Iterator[ModelRecord]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from weakref import ref
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from nerite.core.byte_budget import BUDGETS, ENTRY, TOTAL, ByteBudget
+from nerite.core.byte_budget import BUDGETS, ENTRY, TOTAL, ByteBudget, Memo
 
 LIMIT = 20 * ENTRY
 LARGEST = 6 * ENTRY
@@ -21,7 +22,7 @@ class Kept(RuleBasedStateMachine):
     @initialize()
     def empty(self) -> None:
         self.budget = ByteBudget("test", LIMIT, LARGEST)
-        self.memos: list[dict[int, object]] = [{}, {}, {}]
+        self.memos: list[Memo[int, object]] = [Memo(), Memo(), Memo()]
         self.put_in: list[tuple[int, int, int]] = []
         """Which memo, key and size; the oldest first."""
         self.expected: list[dict[int, object]] = [{}, {}, {}]
@@ -46,7 +47,7 @@ class Kept(RuleBasedStateMachine):
     @rule(memo=MEMOS)
     def replace_owner(self, memo: int) -> None:
         """The bytes of a memo that is gone count until it is their turn; then nothing happens to the new one."""
-        self.memos[memo] = {}
+        self.memos[memo] = Memo()
         self.expected[memo] = {}
         self.put_in = [(3 if which == memo else which, key, size) for which, key, size in self.put_in]
         self.expected = [*self.expected[:3], {}]
@@ -65,7 +66,7 @@ TestKept = Kept.TestCase
 
 def test_what_is_too_large_is_not_kept_and_evicts_nothing() -> None:
     budget = ByteBudget("test", LIMIT, LARGEST)
-    memo: dict[str, str] = {}
+    memo: Memo[str, str] = Memo()
     budget.put(memo, "small", "", 0)
     budget.put(memo, "large", "", LARGEST)
     assert list(memo) == ["small"]
@@ -74,7 +75,7 @@ def test_what_is_too_large_is_not_kept_and_evicts_nothing() -> None:
 
 def test_what_is_evicted_may_put_something_itself() -> None:
     budget = ByteBudget("test", 2 * ENTRY, ENTRY)
-    memo: dict[int, object] = {}
+    memo: Memo[int, object] = Memo()
 
     class Last:
         def __del__(self) -> None:
@@ -88,7 +89,7 @@ def test_what_is_evicted_may_put_something_itself() -> None:
 
 def test_any_thread_may_put() -> None:
     budget = ByteBudget("test", 100 * ENTRY, ENTRY)
-    memos: list[dict[int, int]] = [{} for _ in range(4)]
+    memos: list[Memo[int, int]] = [Memo() for _ in range(4)]
 
     def fill(memo: dict[int, int]) -> None:
         for number in range(5000):
@@ -109,3 +110,21 @@ def test_all_budgets_of_a_process_have_a_bound() -> None:
     assert len(set(names)) == len(names)
     assert sum(budget.limit for budget in BUDGETS) <= TOTAL
     assert all(budget.largest <= budget.limit // 8 for budget in BUDGETS), "one entry must not evict all others"
+
+
+def test_what_is_kept_ends_with_its_owner() -> None:
+    class Model:
+        pass
+
+    budget = ByteBudget("test", LIMIT, LARGEST)
+    memo: Memo[int, Model] = Memo()
+    model = Model()
+    budget.put(memo, 1, model, 0)
+    weights = ref(model)
+    del model, memo
+    assert weights() is None
+    assert budget.used == ENTRY, "until it is its turn"
+    other: Memo[int, Model] = Memo()
+    for key in range(LIMIT // ENTRY):
+        budget.put(other, key, Model(), 0)
+    assert (budget.used, len(other), budget.evictions) == (LIMIT, LIMIT // ENTRY, 1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nerite.config.scheduling_choice import EnsembleStep
 from nerite.core import dtype as dtypes
-from nerite.core.byte_budget import ByteBudget
+from nerite.core.byte_budget import ByteBudget, Memo
 from nerite.core.caller import Caller
 from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import ResponseHeader
@@ -281,7 +281,7 @@ def test_what_a_way_takes_in_memory_is_not_more_than_it_counts(
     monkeypatch.setattr(module, "ENSEMBLES", budget)
     drawn = Drawn(["in0"], [["in0"], *([f"{number}a"] for number in range(steps - 1))], [f"{steps - 1}a"], ["in0"])
     graph = graph_of(drawn)
-    known: dict[RequestHeader, Situation] = {}
+    known: Memo[RequestHeader, Situation] = Memo()
 
     def go(number: int) -> None:
         said = {f"parameter {at}": f"{number} {at}" for at in range(parameters)}

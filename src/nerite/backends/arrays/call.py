@@ -15,7 +15,7 @@ from nerite.backends.arrays.selection import Selection, Selections
 from nerite.backends.arrays.strings import as_text
 from nerite.backends.ports import Port, Shape
 from nerite.core import dtype as dtypes
-from nerite.core.byte_budget import CALLS
+from nerite.core.byte_budget import CALLS, Memo
 from nerite.core.request import RequestHeader
 from nerite.core.tensor import Array, Buffer
 
@@ -70,7 +70,7 @@ class Calls:
         self._inputs = inputs
         self._selections = selections
         self._text = text
-        self._known: dict[tuple[object, ...], Call] = {}
+        self._known: Memo[tuple[object, ...], Call] = Memo()
         self._model = object()
 
     def of(self, header: RequestHeader) -> Call:

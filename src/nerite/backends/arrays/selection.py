@@ -8,7 +8,7 @@ from typing import Final
 from nerite.backends.ports import Port, Shape
 from nerite.core import dtype as dtypes
 from nerite.core import footprint
-from nerite.core.byte_budget import CALLS, RESPONSE_HEADERS
+from nerite.core.byte_budget import CALLS, RESPONSE_HEADERS, Memo
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -28,7 +28,7 @@ class Selection:
         self.names = [port.name for port in ports]
         self._model_name = model_name
         self._model_version = model_version
-        self._headers: dict[tuple[Shape, ...], ResponseHeader] = {}
+        self._headers: Memo[tuple[Shape, ...], ResponseHeader] = Memo()
 
     def header(self, shapes: tuple[Shape, ...]) -> ResponseHeader:
         """Return the header of a response with outputs of these shapes, as the model gave them."""
@@ -56,7 +56,7 @@ class Selections:
         self._ports = sorted(ports, key=lambda port: port.name)
         self.text = any(port.datatype is dtypes.BYTES for port in self._ports)
         """Whether any output is strings, which have to be put into wire form one by one."""
-        self._known: dict[frozenset[str], Selection] = {}
+        self._known: Memo[frozenset[str], Selection] = Memo()
 
     def of(self, wanted: frozenset[str]) -> Selection:
         """Return the selection of these outputs; of all, if none is named."""

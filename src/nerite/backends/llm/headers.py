@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from nerite.core import footprint
-from nerite.core.byte_budget import RESPONSE_HEADERS
+from nerite.core.byte_budget import RESPONSE_HEADERS, Memo
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Array, TensorSpec, from_array
@@ -19,7 +19,7 @@ class Headers:
         self._model = model
         self._version = version
         self._declared = frozenset(declared)
-        self._made: dict[tuple[TensorSpec, ...], ResponseHeader] = {}
+        self._made: Memo[tuple[TensorSpec, ...], ResponseHeader] = Memo()
 
     def of(self, request: InferenceRequest, outputs: Iterable[TensorSpec]) -> ResponseHeader:
         """Return the header of those of ``outputs`` that the request wants and the model declares."""

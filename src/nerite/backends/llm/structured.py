@@ -17,7 +17,7 @@ from nerite.backends.llm import schemas
 from nerite.backends.llm.ebnf import endless
 from nerite.backends.llm.possible import impossible
 from nerite.config.near import nearest
-from nerite.core.byte_budget import GRAMMARS
+from nerite.core.byte_budget import GRAMMARS, Memo
 from nerite.core.errors import InvalidArgument, Unsupported
 
 JSON_SCHEMA: Final = "json_schema"
@@ -70,7 +70,7 @@ class Grammar:
         return hashlib.sha256(repr((self.kind, self.source, *more)).encode()).digest()
 
 
-_right: Final[dict[bytes, None]] = {}
+_right: Final[Memo[bytes, None]] = Memo()
 """Grammars that were looked through, by their digests."""
 
 

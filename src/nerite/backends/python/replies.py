@@ -12,7 +12,7 @@ from typing import Any
 from nerite.backends.python.failure import describe, printable
 from nerite.backends.python.reshape import Reshape
 from nerite.core import footprint
-from nerite.core.byte_budget import RESPONSE_HEADERS
+from nerite.core.byte_budget import RESPONSE_HEADERS, Memo
 from nerite.core.errors import BY_CODE, NeriteError
 from nerite.core.request import InferenceRequest, Parameter
 from nerite.core.response import InferenceResponse, ResponseHeader
@@ -49,7 +49,7 @@ class Replies:
         self.declared = frozenset(declared_outputs)
         self.decoupled = decoupled
         self.again: set[ServedRequest] = set()
-        self._headers: dict[tuple[object, ...], ResponseHeader] = {}
+        self._headers: Memo[tuple[object, ...], ResponseHeader] = Memo()
         self._last_form: list[object] | None = None
         self._last_header: ResponseHeader
 

@@ -13,7 +13,7 @@ from nerite.backends.pytorch import naming, tensors
 from nerite.backends.pytorch.framework import failed
 from nerite.backends.pytorch.plan import Plan
 from nerite.backends.pytorch.program import Call, Path, Program, Slot, output
-from nerite.core.byte_budget import CALLS
+from nerite.core.byte_budget import CALLS, Memo
 from nerite.core.dtype import DataType
 from nerite.core.tensor import Array
 
@@ -60,7 +60,7 @@ class Run:
             name: tensors.taker(datatype, copied=program.writes_inputs, device=program.device)
             for name, datatype in ends.datatypes.items()
         }
-        self._bounds: dict[frozenset[str], _Bound] = {}
+        self._bounds: Memo[frozenset[str], _Bound] = Memo()
         self._all = self._bound(frozenset(ends.inputs))
         self._paths = ends.paths
         self._settings = [(_SETTERS[key], value) for key, value in plan.switches]

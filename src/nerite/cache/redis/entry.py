@@ -15,7 +15,7 @@ import zlib
 from typing import Any, Final
 
 from nerite.core import footprint, header_form
-from nerite.core.byte_budget import RESPONSE_HEADERS
+from nerite.core.byte_budget import RESPONSE_HEADERS, Memo
 from nerite.core.response import InferenceResponse, ResponseHeader
 
 MAGIC: Final = b"nerite\0\1"
@@ -33,7 +33,7 @@ class EntryForm:
     __slots__ = ("_headers",)
 
     def __init__(self) -> None:
-        self._headers: dict[bytes, tuple[ResponseHeader, list[int]]] = {}
+        self._headers: Memo[bytes, tuple[ResponseHeader, list[int]]] = Memo()
 
     def write(self, key: bytes, response: InferenceResponse) -> bytes:
         """Return the entry of a response that succeeded."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from nerite.core.byte_budget import TRACES
+from nerite.core.byte_budget import TRACES, Memo
 from nerite.core.marks import Marks
 from nerite.core.trace_context import TraceContext
 from nerite.observability.otlp import wire
@@ -112,7 +112,7 @@ class Foundry:
     """Makes spans of traces, and keeps moulds. For one thread."""
 
     def __init__(self) -> None:
-        self._moulds: dict[Sequence[object], Mould] = {}
+        self._moulds: Memo[Sequence[object], Mould] = Memo()
 
     def spans_of(self, traces: Iterable[SpannedTrace], epoch: int) -> bytes:
         """Return the spans of traces, in any order; ``epoch`` as for those of any."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from nerite.core import footprint
-from nerite.core.byte_budget import ENSEMBLES
+from nerite.core.byte_budget import ENSEMBLES, Memo
 from nerite.core.dtype import DataType
 from nerite.core.request import Parameter, RequestHeader
 from nerite.core.response import ResponseHeader
@@ -71,7 +71,7 @@ class Situation:
         self._course = course
         self._tensors = tensors
         self._came = came
-        self._next: dict[tuple[int, ResponseHeader], Situation] = {}
+        self._next: Memo[tuple[int, ResponseHeader], Situation] = Memo()
         steps = [step for step in course.plan.steps if step.number not in begun and _ready(step, tensors)]
         self.starts = tuple(course.start(step, tensors) for step in steps)
         self._begun = begun.union(step.number for step in steps)

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from nerite.core import dtype as dtypes
 from nerite.core import footprint
-from nerite.core.byte_budget import GRPC_PLANS
+from nerite.core.byte_budget import GRPC_PLANS, Memo
 from nerite.core.client_text import checked
 from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
@@ -87,10 +87,10 @@ class InferReader:
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
-        self._plans: dict[bytes, Plan] = {}
-        self._headers: dict[tuple[object, ...], tuple[RequestHeader, int]] = {}
+        self._plans: Memo[bytes, Plan] = Memo()
+        self._headers: Memo[tuple[object, ...], tuple[RequestHeader, int]] = Memo()
         """By what they say; each with the bytes that it takes in memory."""
-        self._known: dict[int, Known] = {}
+        self._known: Memo[int, Known] = Memo()
         """By length: small messages of which only the data changes. Of several the last one, which has the others."""
 
     def known(self, framed: bytes | memoryview) -> tuple[RequestHeader, list[Buffer]] | None:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from nerite.config.options import CompressionLevel
 from nerite.core import footprint
-from nerite.core.byte_budget import GRPC_PLANS
+from nerite.core.byte_budget import GRPC_PLANS, Memo
 from nerite.core.errors import Internal, NeriteError, Restricted
 from nerite.core.internal_errors import report
 from nerite.core.request import InferenceRequest
@@ -89,7 +89,7 @@ class GrpcService:
         self._level = _LEVELS.get(compression, 0)
         self._callers = callers
         self._delays = delays or Delays({})
-        self._readers: dict[tuple[object, ...], InferReader] = {}
+        self._readers: Memo[tuple[object, ...], InferReader] = Memo()
         self._administration = Administration(server)
         self._methods = methods()
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import hpack
 
-from nerite.core.byte_budget import ACCESS_LOG, REFUSALS
+from nerite.core.byte_budget import ACCESS_LOG, REFUSALS, Memo
 from nerite.core.errors import NeriteError
 from nerite.http2 import encode_headers
 
@@ -55,8 +55,8 @@ def trailers(status: int, message: str, retry_after: int = 0) -> bytes:
     return encode_headers(_status_fields(status, message, retry_after))
 
 
-_refusals: Final[dict[tuple[int, str, int], bytes]] = {}
-_statuses: Final[dict[bytes, str]] = {}
+_refusals: Final[Memo[tuple[int, str, int], bytes]] = Memo()
+_statuses: Final[Memo[bytes, str]] = Memo()
 """By the last headers of a reply."""
 
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from nerite.core.byte_budget import HTTP_REPEATS
+from nerite.core.byte_budget import HTTP_REPEATS, Memo
 from nerite.core.errors import InvalidArgument
 from nerite.core.internal_errors import report
 from nerite.core.request import GaveUp
@@ -82,7 +82,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._shared = shared
         self._state = _HEAD
         self._stash = b""
-        self._asked: dict[int, Asked] = {}
+        self._asked: Memo[int, Asked] = Memo()
         """By their length."""
         self._head: RequestHead | None = None
         self._body = memoryview(b"")

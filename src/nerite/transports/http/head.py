@@ -12,7 +12,7 @@ from typing import Any
 
 import httptools
 
-from nerite.core.byte_budget import HTTP_HEADS
+from nerite.core.byte_budget import HTTP_HEADS, Memo
 
 MAX_HEAD = 64 * 1024
 _HEAD = 3 * 1024
@@ -169,7 +169,7 @@ class HeadCache:
     __slots__ = ("_heads",)
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, RequestHead] = {}
+        self._heads: Memo[bytes, RequestHead] = Memo()
 
     def get(self, raw: bytes) -> RequestHead:
         """Return the head that ``raw`` is. Raises ``BadHead``."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nerite.core import footprint
-from nerite.core.byte_budget import HTTP_PLANS
+from nerite.core.byte_budget import HTTP_PLANS, Memo
 from nerite.core.errors import InvalidArgument
 from nerite.core.request import RequestHeader, SharedPlace, labelled
 from nerite.core.signature import Signature
@@ -50,8 +50,8 @@ class Reader:
         self.max_size = max_size
         self.half = half
         self.most = most
-        self._plans: dict[bytes, Plan] = {}
-        self._headers: dict[tuple[object, ...], tuple[RequestHeader, int]] = {}
+        self._plans: Memo[bytes, Plan] = Memo()
+        self._headers: Memo[tuple[object, ...], tuple[RequestHeader, int]] = Memo()
         """By what they say; each with the bytes that it takes in memory."""
 
     def plan(self, text: bytes) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from nerite.core.byte_budget import ACCESS_LOG
+from nerite.core.byte_budget import ACCESS_LOG, Memo
 from nerite.core.tensor import Buffer
 from nerite.transports.access_log import Access, peer_of
 from nerite.transports.http import routes
@@ -98,7 +98,7 @@ def _status_of(first: bytes) -> int:
     return int(first[9:12])
 
 
-_names: Final[dict[str, tuple[str, str]]] = {}
+_names: Final[Memo[str, tuple[str, str]]] = Memo()
 """By path."""
 
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from nerite.core.byte_budget import REFUSALS
+from nerite.core.byte_budget import REFUSALS, Memo
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.transports.http.head import RequestHead
 
@@ -107,7 +107,7 @@ def farewell(status: int, reason: str, retry_after: int = 0) -> Reply:
     return json_reply({"error": reason}, status)._replace(headers=headers)
 
 
-_refusals: Final[dict[tuple[int, str, int, str], Reply]] = {}
+_refusals: Final[Memo[tuple[int, str, int, str], Reply]] = Memo()
 _REFUSAL: Final = 768
 """Bytes that a refusal takes in memory beside its text."""
 

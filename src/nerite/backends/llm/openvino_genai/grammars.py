@@ -17,7 +17,7 @@ from nerite.backends.llm.openvino_genai.compiling import CompilerProcess
 from nerite.backends.llm.openvino_genai.options import Options
 from nerite.backends.llm.structured import Grammar
 from nerite.backends.openvino.framework import openvino
-from nerite.core.byte_budget import GRAMMARS
+from nerite.core.byte_budget import GRAMMARS, Memo
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 
 _log = logging.getLogger("nerite.backends.llm")
@@ -43,7 +43,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._good: set[_Key] = set()
         """Those that are compiled."""
-        self._bad: dict[_Key, str] = {}
+        self._bad: Memo[_Key, str] = Memo()
         """What is wrong with others."""
         self._vocabulary = 0
         """How many tokens the model knows; 0 until it was looked for."""
