@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.core import footprint, host
-from nerite.core.byte_budget import MODEL_CALLS
+from nerite.core.byte_budget import MODEL_CALLS, Memo
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import MAX_CORRELATION_ID, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse as CoreResponse
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _START: Final = 1
 _END: Final = 2
-_headers: dict[tuple[Any, ...], RequestHeader] = {}
+_headers: Memo[tuple[Any, ...], RequestHeader] = Memo()
 
 
 class ResponseIterator:

@@ -31,10 +31,14 @@ class Memo(dict[KEY, VALUE]):
     """A dictionary whose entries go in through a budget, which does not keep it alive."""
 
     __slots__ = ("__weakref__",)
+    __weakref__: Any
 
 
 class Evictable(Protocol[K, V]):
-    """A memo, or what is to be told of its entries. Weak references to it are possible."""
+    """A memo, or what is to be told of its entries."""
+
+    __weakref__: Any
+    """Weak references to it are possible, as they are not to a plain dictionary."""
 
     def __setitem__(self, key: K, value: V, /) -> None:
         """Keep an entry."""

@@ -94,6 +94,7 @@ class _Table(Generic[Header]):
     """What a packer remembers. An entry gets a key when the budget puts it in, and is evicted at any time."""
 
     __slots__ = ("__weakref__", "_free", "_keys", "_told", "entries")
+    __weakref__: Any
 
     def __init__(self) -> None:
         self.entries: dict[Header, _Entry[Header]] = {}

@@ -69,6 +69,7 @@ class Kept(dict[bytes, Headers]):
     """Headers by the bytes of their blocks. Weak references to it are possible."""
 
     __slots__ = ("__weakref__",)
+    __weakref__: Any
 
 
 Keep: TypeAlias = Callable[[Kept, bytes, Headers, int], None]
