@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,13 @@ CHECKED = """
 def is_ready(self):
     return True
 """
+PATIENT = """
+def execute(self, requests):
+    while not requests[0].is_cancelled():
+        time.sleep(0.001)
+    print("cancelled", flush=True)
+    return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
 LARGE = np.arange(2_000_000, dtype=np.float32).reshape(1, -1)
 
 
@@ -31,6 +39,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
     python_model(models, "held", HELD, ONE)
     python_model(models, "checked", IDENTITY + CHECKED, ONE)
     python_model(models, "other", IDENTITY)
+    python_model(models, "patient", PATIENT, ONE)
     with serving(models, tmp_path / "log", "--model-control-mode=explicit", "--load-model=*") as running:
         yield running
 
@@ -75,6 +84,19 @@ def test_a_worker(server: Serving, tmp_path: Path, at_work: bool) -> None:
         let_go(tmp_path / "models" / "held")
         assert [each.result(PATIENCE) for _, each in asked] == [[value] for value, _ in asked]
         assert large.result(PATIENCE)
+
+
+def test_a_request_that_is_cancelled_before_its_worker_has_read_it(server: Serving) -> None:
+    """The worker reads the batch and the cancellation in one piece; the model hears of it all the same."""
+    given_up = 'nerite_requests_given_up_total{model="patient",reason="disconnected",version="1"}'
+    host, port = server.http.split(":")
+    body = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":[1]}]}'
+    head = b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with stopped(server.workers()["patient_0_0"]):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(head + body)
+        eventually(lambda: server.metrics().get(given_up) == 1)
+    eventually(lambda: "cancelled" in server.text)
 
 
 @pytest.mark.timeout(180)

@@ -306,6 +306,12 @@ def _packed(marks: Marks) -> bytes:
     return _MARKS.pack(marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns, marks.failed)
 
 
+def batch_number(body: memoryview) -> int:
+    """Return the number of the batch that a message is of."""
+    number: int = _BATCH.unpack_from(body)[0]
+    return number
+
+
 def read_batch(body: memoryview) -> tuple[int, tuple[int, ...], int]:
     """Return batch, tokens returned, and where marks or records begin."""
     batch, count = _BATCH.unpack_from(body)

@@ -144,8 +144,14 @@ class Worker:
             self._answer(resident, kind, count, messages.read_json(body))
 
     def _control(self, kind: int, count: int, body: memoryview) -> bool:
-        """Handle a message that is no job; return whether it was one."""
+        """Handle a message that is no job; return whether it was one.
+
+        A batch is known from here on: it may be cancelled before its job is begun.
+        """
         if kind not in _CONTROL:
+            if kind == messages.EXECUTE or kind == messages.EXECUTE_ON:
+                number = messages.batch_number(body)
+                self._batches[number] = WorkerBatch(number, self._inbox, self.outbox.part, self._forget)
             return False
         if kind == messages.ANSWER:
             self._take_answer(count, body)
@@ -192,7 +198,7 @@ class Worker:
             which, at = messages.read_stretch(body, at)
             stretch = self._stretches[which]
         now = time.monotonic_ns()
-        batch = self._batches[number] = WorkerBatch(number, self._inbox, self.outbox.part, self._forget)
+        batch = self._batches[number]
         requests = batch.requests
         record = resident.requests.record
         for _ in range(count):
@@ -200,6 +206,7 @@ class Worker:
             assert isinstance(header, RequestHeader)
             requests.append(WorkerRequest(header, data, batch, now, name))
             del data
+        batch.begin()
         assert resident.instance is not None
         marks = batch.marks = Marks()
         batch.contexts = self._contexts

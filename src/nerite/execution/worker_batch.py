@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from nerite.core.marks import Marks
@@ -11,6 +13,9 @@ from nerite.core.trace_context import TraceContext
 from nerite.execution import messages
 from nerite.execution.inbox import Inbox
 from nerite.execution.worker_contexts import WorkerContexts
+
+_in_order = threading.RLock()
+"""Held by the thread that applies what was said of a batch: what was said first takes effect first."""
 
 
 class WorkerRequest(InferenceRequest):
@@ -40,7 +45,20 @@ class WorkerRequest(InferenceRequest):
 class WorkerBatch:
     """The requests of one batch, and the way of their responses where those leave one by one."""
 
-    __slots__ = ("_done", "_inbox", "_open", "_paused", "_send", "_since", "contexts", "marks", "number", "requests")
+    __slots__ = (
+        "_begun",
+        "_done",
+        "_heard",
+        "_inbox",
+        "_open",
+        "_paused",
+        "_send",
+        "_since",
+        "contexts",
+        "marks",
+        "number",
+        "requests",
+    )
 
     def __init__(
         self,
@@ -57,6 +75,9 @@ class WorkerBatch:
         self._inbox = inbox
         self._send = send
         self._done = done
+        self._begun = False
+        self._heard: deque[tuple[int, int]] = deque()
+        """What the server has said of requests, until it takes effect."""
         self._paused: set[int] = set()
         self._open: set[int] = set()
         self._since: dict[int, int] = {}
@@ -104,11 +125,28 @@ class WorkerBatch:
         """Take note of what the server has said."""
         self._inbox.look()
 
+    def begin(self) -> None:
+        """Let what the server says of the requests take effect from now on, and what it has said: all are there."""
+        self._begun = True
+        if self._heard:
+            self._take_effect()
+
     def hear(self, kind: int, index: int) -> None:
         """Take note of what the server says of a request. On any thread.
 
         Whoever holds the request and pauses by itself is told; others wait when they next respond.
         """
+        # Noted before it is looked at whether the batch has begun, so that one of both threads finds it.
+        self._heard.append((kind, index))
+        if self._begun:
+            self._take_effect()
+
+    def _take_effect(self) -> None:
+        with _in_order:
+            while self._heard:
+                self._apply(*self._heard.popleft())
+
+    def _apply(self, kind: int, index: int) -> None:
         request = self.requests[index] if index < len(self.requests) else None
         if kind == messages.CANCEL:
             if request is not None:

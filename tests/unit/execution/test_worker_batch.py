@@ -40,6 +40,7 @@ class Bench:
             asked = WorkerRequest(plain.header, [b"data"], self.batch, 0)
             self.requests.append(asked)
             self.batch.requests.append(asked)
+        self.batch.begin()
 
     def _control(self, kind: int, count: int, body: memoryview) -> bool:
         if kind not in messages.OF_REQUEST:
@@ -175,3 +176,20 @@ def test_the_end_of_the_channel_ends_every_wait(bench: Bench) -> None:
     bench.server.close()
     sender.join()
     assert bench.inbox.job() is None
+
+
+def test_what_is_said_before_the_batch_begins_takes_effect_when_it_does() -> None:
+    server, channel = socket.socketpair()
+    with server, channel:
+        batch = WorkerBatch(7, Inbox(channel, lambda *_: False, _fail), lambda *_: None, lambda _: None)
+        paused: list[bool] = []
+        for kind, index in ((messages.CANCEL, 1), (messages.PAUSE, 0), (messages.RESUME, 0)):
+            batch.hear(kind, index)
+        first, second = (WorkerRequest(request().header, [], batch, 0) for _ in range(2))
+        first.on_pause = lambda _, pause: paused.append(pause)
+        batch.requests += [first, second]
+        assert not second.cancelled
+        batch.begin()
+        assert second.cancelled
+        assert not first.cancelled
+        assert paused == [True, False]
