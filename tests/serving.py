@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -141,6 +143,20 @@ class Serving:
             self.process.kill()
             self.process.wait()
             raise
+
+
+class OneReader:
+    """A socket for several ``HTTPResponse`` one after the other: what one has read ahead the next one gets."""
+
+    class File(io.BufferedReader):
+        def close(self) -> None:
+            """Leave it open: the connection's owner closes the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.file = self.File(socket.SocketIO(connection, "r"))
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return self.file
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import json
 import socket
 import time
@@ -27,6 +26,7 @@ from prometheus_client.samples import Sample
 from conformance.exchange import Change, Eventually, Grpc, Http, Raw, Scrape, Session, Step, Stream, Together
 from conformance.servers import Server
 from nerite.wire import schema
+from serving import OneReader
 
 Answer = dict[str, Any]
 
@@ -113,20 +113,6 @@ def over_http(port: int, exchanges: Sequence[tuple[bytes, Sequence[str]]]) -> li
                     return [*answers, {"broken": type(error).__name__}]
                 answers.append(http_answer(response, body))
     return answers
-
-
-class OneReader:
-    """A socket for several ``HTTPResponse`` one after the other: what one has read ahead the next one gets."""
-
-    class File(io.BufferedReader):
-        def close(self) -> None:
-            """Leave it open: the connection's owner closes the socket."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.file = self.File(socket.SocketIO(connection, "r"))
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return self.file
 
 
 def http_answer(response: HTTPResponse, body: bytes) -> Answer:

@@ -21,7 +21,7 @@ import pytest
 
 from nerite.core import process_memory
 from process_family import helpers_of
-from serving import IDENTITY, IN_PROCESS, PATIENCE, Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, IN_PROCESS, PATIENCE, OneReader, Serving, eventually, pbtxt, python_model, serving
 
 MB = 1 << 20
 LATEST = 1.0
@@ -301,9 +301,10 @@ def test_requests_of_one_connection_are_answered_in_their_order(server: Serving)
         ThreadPoolExecutor(1) as sending,
     ):
         sending.submit(connection.sendall, sent)
+        reader = OneReader(connection)
         ids = []
         for _ in range(4):
-            answer = http.client.HTTPResponse(connection)
+            answer = http.client.HTTPResponse(reader)  # type: ignore[arg-type]  # needs only makefile
             answer.begin()
             ids.append(json.loads(answer.read())["id"])
     assert ids == ["large", "small", "large", "small"]

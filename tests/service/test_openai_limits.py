@@ -295,8 +295,11 @@ def test_images_are_counted_before_they_are_decoded(server: Serving) -> None:
     with answering(server):
         for files, text in (
             ([png(2, 2)] * 65, "no more than 64 images"),
-            ([bomb] * 3, "'image' 2 is 8000 wide and 8000 high, and with those before it may have 134217728 pixels"),
-            ([png(10_000, 10_000)], "'image' 0 is 10000 wide and 10000 high, and may have 67108864 pixels"),
+            (
+                [bomb] * 3,
+                "'image_url' 2 is 8000 wide and 8000 high, and with those before it may have 134217728 pixels",
+            ),
+            ([png(10_000, 10_000)], "'image_url' 0 is 10000 wide and 10000 high, and may have 67108864 pixels"),
         ):
             parts = [image(file) for file in files]
             status, answer = chat(server, "seer", [{"role": "user", "content": parts}])

@@ -142,7 +142,7 @@ def test_requests_are_checked_as_in_the_server() -> None:
             model.infer({"IN": [[1]]}, sequence_id=1)
         with pytest.raises(InvalidArgument, match="must specify a non-zero or non-empty correlation ID"):
             model.infer({"IN": [[1]]}, sequence_start=True)
-        with pytest.raises(InvalidArgument, match="expects 'TYPE_STRING' for the correlation ID 'seven'"):
+        with pytest.raises(InvalidArgument, match="data-type is 'BYTES', but model 'testing' expects 'INT32'"):
             model.sequence("seven").infer({"IN": [[1]]})
         with pytest.raises(InvalidArgument, match="must specify batch-size 1"):
             model.sequence(1).infer({"IN": [[1], [1]]})
