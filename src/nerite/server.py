@@ -178,8 +178,7 @@ class InferenceServer:
         route = request.header.route
         if route is None or route[0] is not self._epoch:
             route = self._resolve(request)
-        version: RunningVersion = route[1]
-        return version
+        return cast(RunningVersion, route[1])
 
     def _resolve(self, request: InferenceRequest, decoupled: str = "") -> tuple[object, RunningVersion]:
         header = request.header
@@ -211,8 +210,8 @@ class InferenceServer:
 
     def went_to(self, request: InferenceRequest) -> RunningVersion:
         """Return the version that a request was submitted to."""
-        running: RunningVersion = request.header.route[1]
-        return running
+        assert request.header.route is not None
+        return cast(RunningVersion, request.header.route[1])
 
     def version_directory(self, running: RunningVersion) -> Path | None:
         """Return where the files of a version are, None if it has none any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from nerite.core.request import Parameter
+from nerite.core.response import Parameter
 from nerite.core.text import MAX_VALUE, mistake_in
 from triton_python_backend_utils.arguments import Range
 from triton_python_backend_utils.errors import TritonModelException

@@ -9,8 +9,9 @@ from typing import Any, Literal, Protocol, SupportsIndex, overload
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest as CoreRequest
-from nerite.core.request import Parameter, RequestHeader
+from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse as CoreResponse
+from nerite.core.response import Parameter
 from nerite.core.tensor import TensorSpec
 from triton_python_backend_utils import arguments, calls
 from triton_python_backend_utils.arguments import INT64, UINT32, UINT64, Mismatch, Text

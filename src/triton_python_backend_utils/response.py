@@ -9,8 +9,7 @@ from typing import SupportsIndex
 
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.request import InferenceRequest as CoreRequest
-from nerite.core.request import Parameter
-from nerite.core.response import EMPTY
+from nerite.core.response import EMPTY, Parameter
 from nerite.core.response import InferenceResponse as CoreResponse
 from triton_python_backend_utils import arguments
 from triton_python_backend_utils.arguments import UINT32, Mismatch

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from nerite.core.request import Parameter, RequestHeader
-from nerite.core.response import ResponseHeader
+from nerite.core.request import RequestHeader
+from nerite.core.response import Parameter, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
 REQUEST: Final = 2048

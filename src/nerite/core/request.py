@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nerite.core.byte_budget import Memo
 from nerite.core.internal_errors import Where, report
@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     from nerite.core.caller import Caller
     from nerite.core.errors import NeriteError
     from nerite.core.idempotency_key import IdempotencyKey
-    from nerite.core.response import InferenceResponse
+    from nerite.core.response import InferenceResponse, Parameter
 
 MAX_CORRELATION_ID = 128
 """Bytes of a correlation id that is text, as UTF-8: Triton says characters, and counts bytes."""
-
-Parameter: TypeAlias = bool | int | float | str
-"""The value of a request or response parameter."""
 
 
 class SharedPlace:
@@ -64,6 +61,29 @@ class RequestedOutput:
         """More than zero: the top that many classes as strings, instead of the tensor."""
         self.place = place
         """Where in shared memory the caller wants it, None if it belongs into the answer."""
+
+
+class ServedVersion(Protocol):
+    """The loaded version of a model that a request goes to, as far as requests and those around them need it."""
+
+    @property
+    def label(self) -> str:
+        """Its number, as text."""
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Answer a request through its sink. Raises what no code foresaw."""
+
+    def given_up(self, why: GaveUp) -> None:
+        """Count a request that nobody waits for any more."""
+
+    def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
+        """Note the trace of a request that was answered, ``at`` this time. On any thread."""
+
+    def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Return the calls to other models of which one must be answered before ``request``, which is here, can be."""
+
+    def begun(self, request: InferenceRequest) -> bool:
+        """Return whether an instance has ``request``, which is here."""
 
 
 class RequestHeader:
@@ -154,7 +174,7 @@ class RequestHeader:
         """Who asks, for whoever lets requests in; None where nobody wants to know."""
         self.idempotency_key = idempotency_key
         """What the client names the request by, if it means to ask again; none of the model's business."""
-        self.route: Any = None
+        self.route: tuple[object, ServedVersion] | None = None
         self.call: Any = None
         self.replies: Memo[Any, Any] = Memo()
         self.batch_size = 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from nerite.core.errors import NeriteError
-from nerite.core.request import Parameter
 from nerite.core.tensor import Buffer, TensorSpec
+
+Parameter: TypeAlias = bool | int | float | str
+"""The value of a request or response parameter."""
 
 
 class ResponseHeader:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
 
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, ServedVersion
+from nerite.observability.statistics import VersionStatistics
 
-if TYPE_CHECKING:
-    from nerite.execution.running_version import RunningVersion
+
+class LoadedVersion(ServedVersion, Protocol):
+    """A loaded version of a model, as those see it who run inside."""
+
+    name: str
+    version: int
+    statistics: VersionStatistics
+    traced: bool
+    """Each of its requests is traced."""
+    worker: str
+    """The worker that it shares with other models; empty if it shares none."""
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that may run together; 0: each request runs alone."""
+
+    def ask_ready(self, answered: Callable[[bool], None], patience: float) -> None:
+        """Tell whether all its instances can serve."""
+
+    @property
+    def runners(self) -> Collection[object]:
+        """Its instances."""
 
 
 class Door(Protocol):
@@ -20,7 +41,7 @@ class Door(Protocol):
         ``decoupled`` is the refusal of a model that may have several answers; empty if those are taken.
         """
 
-    def find(self, model: str, version: str, decoupled: str, namespace: str = "") -> RunningVersion:
+    def find(self, model: str, version: str, decoupled: str, namespace: str = "") -> LoadedVersion:
         """Return where a request for a model goes; an empty version is the latest. Raises Triton's refusals.
 
         ``namespace`` is the repository that it is of; without one the name has to do.

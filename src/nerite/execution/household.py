@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError, Unavailable
@@ -21,6 +21,7 @@ from nerite.execution import engine_reports, messages
 from nerite.execution.arena import Arena
 from nerite.execution.call_desk import CallDesk
 from nerite.execution.channel import Channel
+from nerite.execution.door import LoadedVersion
 from nerite.execution.messages import Along
 from nerite.execution.nursery import WorkerProcess
 from nerite.execution.runner import Batch, Runner
@@ -29,10 +30,6 @@ from nerite.execution.worker_plan import WorkerPlan
 from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.observability.load_times import stage
 from nerite.scheduling.backoff import Backoff
-
-if TYPE_CHECKING:
-    from nerite.execution.running_version import RunningVersion
-
 
 CLOSE_PATIENCE = 10.0
 """Seconds that a model has for ``finalize`` before its worker is killed."""
@@ -366,7 +363,7 @@ class Household:
             self._ways.forget()
         self.ways = self._ways if len(self._members) > 1 else None
 
-    def _seat_of(self, version: RunningVersion) -> int | None:
+    def _seat_of(self, version: LoadedVersion) -> int | None:
         """Return where an instance of a version lives here, if one does and can be used."""
         return next((seat for seat, each in self._members.items() if each in version.runners and each.usable), None)
 

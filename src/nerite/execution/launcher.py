@@ -25,9 +25,9 @@ from nerite.execution.ensemble import Ensemble
 from nerite.execution.households import Households
 from nerite.execution.instance_plan import instance_plans
 from nerite.execution.rationed_roster import RationedRoster
-from nerite.execution.rations import RationedMaker, Rations
+from nerite.execution.rations import Rations
 from nerite.execution.rehearsal import Rehearsal
-from nerite.execution.runner_makers import NativeMaker, NoInstances, RunnerMaker, WorkerMaker
+from nerite.execution.runner_makers import NativeMaker, NoInstances, RationedMaker, RunnerMaker, WorkerMaker
 from nerite.execution.running_version import RunningVersion
 from nerite.execution.scheduling_choice import preserves_ordering, roster
 from nerite.execution.sequence_dress import SequenceDress

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.runner import Runner
-from nerite.execution.runner_makers import RunnerMaker
 from nerite.scheduling.rate_limiter import RateLimiter, Seat
 
 
@@ -66,29 +64,3 @@ class Rations:
 
     def _granted(self) -> None:
         self.granted()
-
-
-class RationedMaker:
-    """Makes instances by another maker, once it is known that they could execute. A ``RunnerMaker``."""
-
-    def __init__(self, maker: RunnerMaker, rations: Rations) -> None:
-        self._maker = maker
-        self._rations = rations
-
-    async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
-        """Make instances. Raises ``InvalidArgument`` where there will never be what one of them needs."""
-        seats = self._rations.enter(plans)
-        try:
-            runners = await self._maker.make(plans, config)
-        except BaseException:  # whatever it was: nothing may be left behind
-            self._rations.give_up(seats)
-            raise
-        for runner, seat in zip(runners, seats, strict=True):
-            if seat is not None:
-                self._rations.seat(runner, seat)
-        return runners
-
-    def close(self) -> None:
-        """Give back what the instances shared, and their seats."""
-        self._rations.close()
-        self._maker.close()

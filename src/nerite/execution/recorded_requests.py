@@ -5,22 +5,19 @@ The parameter ``WARMUP_REQUESTS`` of the configuration names the file. Triton gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import NeriteError
-from nerite.core.request import RequestHeader
 from nerite.core.signature import Signature
-from nerite.core.tensor import Buffer
 from nerite.execution.sequence_terms import SequenceTerms
+from nerite.execution.surroundings import ReadRequest
 from nerite.execution.warm_up_data import FOLDER, Sample, checked, read_file
 
 PARAMETER: Final = "WARMUP_REQUESTS"
-ReadRequest: TypeAlias = Callable[[str, bytes], tuple[RequestHeader, Sequence[Buffer]]]
-"""Makes a request to a model of a line. Raises ``NeriteError``."""
 
 
 def samples(config: ModelConfig, signature: Signature, directory: Path, read: ReadRequest) -> list[Sample]:

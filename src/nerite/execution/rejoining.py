@@ -23,8 +23,9 @@ from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.witness import Witness
 from nerite.execution.alarm import Alarm
 from nerite.execution.turnstile import caller_of, deadline_of
-from nerite.scheduling.keyed_answers import KeepLimits, KeyedAnswer, KeyedAnswers
+from nerite.scheduling.keyed_answers import KeyedAnswer, KeyedAnswers
 from nerite.scheduling.tokens import reasons
+from nerite.scheduling.tokens.policy import KeepLimits
 
 if TYPE_CHECKING:
     from nerite.execution.keyed_queue import KeyedQueue

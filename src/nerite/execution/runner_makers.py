@@ -14,6 +14,7 @@ from nerite.backends.interface import Instance, InstanceContext, Model
 from nerite.execution.households import Households
 from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.loop_runner import LoopRunner
+from nerite.execution.rations import Rations
 from nerite.execution.runner import Runner
 from nerite.execution.settling import settle
 from nerite.execution.thread_runner import ThreadRunner
@@ -129,3 +130,29 @@ def _settle(context: InstanceContext) -> None:
     """Have this thread run where an instance belongs."""
     if refusal := settle(context.cores, context.memory_node):
         _log.warning("'%s': %s", context.name, refusal)
+
+
+class RationedMaker:
+    """Makes instances by another maker, once it is known that they could execute. A ``RunnerMaker``."""
+
+    def __init__(self, maker: RunnerMaker, rations: Rations) -> None:
+        self._maker = maker
+        self._rations = rations
+
+    async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[Runner]:
+        """Make instances. Raises ``InvalidArgument`` where there will never be what one of them needs."""
+        seats = self._rations.enter(plans)
+        try:
+            runners = await self._maker.make(plans, config)
+        except BaseException:  # whatever it was: nothing may be left behind
+            self._rations.give_up(seats)
+            raise
+        for runner, seat in zip(runners, seats, strict=True):
+            if seat is not None:
+                self._rations.seat(runner, seat)
+        return runners
+
+    def close(self) -> None:
+        """Give back what the instances shared, and their seats."""
+        self._rations.close()
+        self._maker.close()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from nerite.config.options import MetricsOptions, QueueOptions
+from nerite.core.request import RequestHeader
+from nerite.core.tensor import Buffer
 from nerite.execution.channel import Log
 from nerite.execution.door import Door
 from nerite.execution.errands import Errands
@@ -17,11 +19,12 @@ from nerite.execution.guest_memory import GuestMemory
 from nerite.execution.host_policy import HostPolicies
 from nerite.execution.nursery import Nursery
 from nerite.execution.reception import Reception
-from nerite.execution.recorded_requests import ReadRequest
 from nerite.execution.sentry import Sentry
 from nerite.scheduling.rate_limiter import RateLimiter
 
 _T = TypeVar("_T")
+ReadRequest: TypeAlias = Callable[[str, bytes], tuple[RequestHeader, Sequence[Buffer]]]
+"""Makes a request to a model of a line. Raises ``NeriteError``."""
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from nerite.core.child_request import CallRequest
 from nerite.core.errors import Unavailable
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, ServedVersion
 from nerite.scheduling.waiting import deadlocked, ring
-
-if TYPE_CHECKING:
-    from nerite.execution.running_version import RunningVersion
 
 
 def relieve(request: InferenceRequest) -> None:
@@ -37,6 +33,6 @@ def _ways(request: InferenceRequest) -> Sequence[InferenceRequest]:
     return _version(request).waits_for(request)
 
 
-def _version(request: InferenceRequest) -> RunningVersion:
-    version: RunningVersion = request.header.route[1]
-    return version
+def _version(request: InferenceRequest) -> ServedVersion:
+    assert request.header.route is not None, "a request that waits was submitted"
+    return request.header.route[1]

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nerite.core.errors import NeriteError
 from nerite.execution.channel import Channel
-from nerite.execution.door import Door
+from nerite.execution.door import Door, LoadedVersion
 from nerite.execution.ensemble_run import StepRequest
 from nerite.execution.messages import Along
 from nerite.execution.runner import Batch
 from nerite.scheduling.ensemble import link_form
 from nerite.scheduling.ensemble.graph import Stretch
-
-if TYPE_CHECKING:
-    from nerite.execution.running_version import RunningVersion
 
 _MOST: Final = 256
 """Stretches that are remembered."""
@@ -32,7 +29,7 @@ class Way:
     number: int
     """The worker knows it by this."""
     stretch: Stretch
-    versions: Sequence[RunningVersion]
+    versions: Sequence[LoadedVersion]
     """The models that follow."""
 
     @property
@@ -56,7 +53,7 @@ class Way:
 class Ways:
     """Those of one worker process. For the loop's thread only."""
 
-    def __init__(self, door: Door, channel: Channel, seat_of: Callable[[RunningVersion], int | None]) -> None:
+    def __init__(self, door: Door, channel: Channel, seat_of: Callable[[LoadedVersion], int | None]) -> None:
         """``seat_of`` finds the instance of a version in the worker."""
         self._door = door
         self._channel = channel
@@ -82,7 +79,7 @@ class Ways:
         return way if way is not None and way.open else None
 
     def _find(self, stretch: Stretch) -> Way | None:
-        versions: list[RunningVersion] = []
+        versions: list[LoadedVersion] = []
         hops: list[dict[str, object]] = []
         for link in stretch.links:
             try:

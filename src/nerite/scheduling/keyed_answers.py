@@ -13,22 +13,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+from nerite.scheduling.tokens.policy import KeepLimits
 
 _SPARE: Final = 64
 """Ends of times of grace that count no more, which are kept beside as many as there are answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeepLimits:
-    """How much is kept, over all models, and how long."""
-
-    grace_ns: int = 30_000_000_000
-    """0: nothing is kept for somebody who is not there."""
-    max_answers: int = 1000
-    """Complete ones."""
-    max_bytes: int = 64 << 20
 
 
 class KeyedAnswer:

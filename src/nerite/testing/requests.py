@@ -11,8 +11,8 @@ from typing import Final
 from numpy.typing import ArrayLike
 
 from nerite.core.errors import Internal, NeriteError
-from nerite.core.request import InferenceRequest, Parameter, RequestedOutput, RequestHeader
-from nerite.core.response import InferenceResponse
+from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
+from nerite.core.response import InferenceResponse, Parameter
 from nerite.core.signature import Signature
 from nerite.testing.arrays import Answer, to_test, to_wire
 

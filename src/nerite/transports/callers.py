@@ -15,7 +15,7 @@ from nerite.core.caller import Caller
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument
 from nerite.core.idempotency_key import NAME, IdempotencyKey
-from nerite.core.request import Parameter
+from nerite.core.response import Parameter
 from nerite.core.text import MAX_VALUE
 from nerite.scheduling.tokens.policy import Policy
 

@@ -22,8 +22,9 @@ from nerite.execution.any_instance import AnyInstance
 from nerite.execution.dispatcher import Dispatcher
 from nerite.execution.instance_plan import InstancePlan
 from nerite.execution.rationed_roster import RationedRoster
-from nerite.execution.rations import RationedMaker, Rations
+from nerite.execution.rations import Rations
 from nerite.execution.runner import Runner
+from nerite.execution.runner_makers import RationedMaker
 from nerite.execution.sentry import Sentry
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.admission import Admission

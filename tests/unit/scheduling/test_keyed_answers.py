@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.scheduling.keyed_answers import KeepLimits, KeyedAnswer, KeyedAnswers
+from nerite.scheduling.keyed_answers import KeyedAnswer, KeyedAnswers
+from nerite.scheduling.tokens.policy import KeepLimits
 
 GRACE = 30
 LIMITS = KeepLimits(GRACE, max_answers=2, max_bytes=100)

@@ -14,8 +14,8 @@ from nerite.backends.python.reshape import Reshape
 from nerite.core import footprint
 from nerite.core.byte_budget import RESPONSE_HEADERS, Memo
 from nerite.core.errors import BY_CODE, NeriteError
-from nerite.core.request import InferenceRequest, Parameter
-from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse, Parameter, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.core.text import cut
 from triton_python_backend_utils.arguments import INT64, UINT64

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, TypeAlias
 from nerite.core import footprint
 from nerite.core.byte_budget import ENSEMBLES, Memo
 from nerite.core.dtype import DataType
-from nerite.core.request import Parameter, RequestHeader
-from nerite.core.response import ResponseHeader
+from nerite.core.request import RequestHeader
+from nerite.core.response import Parameter, ResponseHeader
 from nerite.core.signature import Output, reshaped
 from nerite.core.tensor import TensorSpec
 from nerite.scheduling.ensemble.graph import Graph, Plan, Step, Stretch

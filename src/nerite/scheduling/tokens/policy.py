@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from nerite.scheduling.keyed_answers import KeepLimits
-
 EVERYBODY: Final = "default"
 """The name of the tenant that all are who are nobody else. They share one account."""
 ANY_MODEL: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLimits:
+    """How much is kept, over all models, and how long."""
+
+    grace_ns: int = 30_000_000_000
+    """0: nothing is kept for somebody who is not there."""
+    max_answers: int = 1000
+    """Complete ones."""
+    max_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.config.near import nearest
 from nerite.core.errors import InvalidArgument
-from nerite.scheduling.keyed_answers import KeepLimits
 from nerite.scheduling.tokens.policy import (
     ANY_MODEL,
     EVERYBODY,
+    KeepLimits,
     ModelLimits,
     Policy,
     PriorityClass,

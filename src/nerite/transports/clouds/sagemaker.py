@@ -13,7 +13,7 @@ from nerite.transports.bounds import Bounds
 from nerite.transports.clouds.dialects import SAGEMAKER, SAGEMAKER_MODELS
 from nerite.transports.clouds.sagemaker_models import NOT_FOUND, SagemakerModels
 from nerite.transports.http import reply
-from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.plan import Plan
 from nerite.transports.http.reply import Reply
@@ -81,7 +81,7 @@ class SagemakerService(HttpService):
         """Refuse also to invoke a model that SageMaker has not loaded, or no longer has."""
         return super().begin(head) or self._unknown(head)
 
-    def handle_again(self, connection: HttpConnection, plan: Plan, data: bytearray) -> None:
+    def handle_again(self, connection: HttpExchange, plan: Plan, data: bytearray) -> None:
         """Answer an inference as before, unless the model is gone."""
         unknown = self._unknown(connection.head)
         if unknown is None:

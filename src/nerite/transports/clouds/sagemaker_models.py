@@ -11,8 +11,8 @@ from nerite.repository import archive
 from nerite.repository.registered import RegisteredRepository
 from nerite.transports.clouds.dialects import status_of
 from nerite.transports.http import reply
-from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.errands import Errands
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.json_text import parse_settings
 from nerite.transports.http.reply import Reply
@@ -43,7 +43,7 @@ class SagemakerModels:
     def __contains__(self, name: object) -> bool:
         return name in self._models
 
-    def tell_all(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    def tell_all(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         """List the models that can be invoked."""
         listed = [_told(name, loaded) for name, loaded in self._models.items() if self._runs(loaded)]
         connection.send([reply.json_reply({"models": listed})._replace(content_type=reply.PLAIN).encode()])
@@ -58,7 +58,7 @@ class SagemakerModels:
     def tell(self, name: str) -> Call:
         """Return what describes a model."""
 
-        def answer(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+        def answer(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             loaded = self._models.get(name)
             told = NOT_FOUND if loaded is None else reply.json_reply(_told(name, loaded))
             connection.send([told._replace(content_type=reply.PLAIN).encode()])
@@ -68,7 +68,7 @@ class SagemakerModels:
     def load(self, target_model: str | None) -> Call:
         """Return what loads the model that a body names. ``target_model`` is what the caller of SageMaker calls it."""
 
-        def answer(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+        def answer(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             self._errands.start(connection, self._load(body, target_model))
 
         return answer
@@ -87,7 +87,7 @@ class SagemakerModels:
     def unload(self, name: str) -> Call:
         """Return what unloads a model, and answers when its memory is free."""
 
-        def answer(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+        def answer(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             loaded = self._models.pop(name, None)
             if loaded is None:
                 connection.send([NOT_FOUND.encode()])

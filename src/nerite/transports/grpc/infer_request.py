@@ -14,7 +14,8 @@ from nerite.core.byte_budget import GRPC_PLANS, Memo
 from nerite.core.client_text import checked
 from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
-from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, RequestHeader, SharedPlace
+from nerite.core.request import MAX_CORRELATION_ID, RequestedOutput, RequestHeader, SharedPlace
+from nerite.core.response import Parameter
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.core.text import MAX_VALUE
 from nerite.transports.callers import Sender

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import GaveUp, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.core.trace_context import TraceContext
+from nerite.http2 import Connection
 from nerite.scheduling.release_order import ReleaseOrder
-from nerite.transports.bounds import COUNTED, Share
+from nerite.transports.bounds import COUNTED, Bounds, Share
 from nerite.transports.grpc import status
-
-if TYPE_CHECKING:
-    from nerite.transports.grpc.connection import GrpcConnection
 
 _PREFIX = 5
 _OPEN_STREAM = 2048
@@ -30,6 +28,24 @@ _HIGH_WATER = 1024 * 1024
 """Bytes of responses that may wait for the client before the models are told to pause."""
 _MOST_REQUESTS = 1024
 """Requests under way on one stream beyond which no more are read."""
+
+
+class StreamConnection(Protocol):
+    """The connection of a stream, as the stream sees it."""
+
+    bounds: Bounds
+    http2: Connection
+    calls: dict[int, Any]
+    """Those under way, by the stream that each is on."""
+    congested: bool
+    """The client has not taken what was written."""
+
+    @property
+    def full(self) -> bool:
+        """Whether as much waits to be written as may wait."""
+
+    def answered(self) -> None:
+        """Write an answer: at once if no other is due, else with those that follow in this turn of the loop."""
 
 
 class StreamTarget(Protocol):
@@ -91,7 +107,7 @@ class StreamCall:
         "target",
     )
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, target: StreamTarget) -> None:
+    def __init__(self, connection: StreamConnection, stream_id: int, target: StreamTarget) -> None:
         self.connection = connection
         self.stream_id = stream_id
         self.target = target

@@ -11,8 +11,8 @@ from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailab
 from nerite.observability.log import log
 from nerite.transports import log_settings, trace_settings
 from nerite.transports.http import json_calls, load_parameters, outside, region_parameters, reply
-from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.errands import Errands
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.json_text import LARGE, parse_settings
 from nerite.transports.http.reply import Reply
 
@@ -29,15 +29,15 @@ class Administration:
         self._server = server
         self._errands = Errands()
 
-    def live(self, connection: HttpConnection, body: memoryview) -> None:
+    def live(self, connection: HttpExchange, body: memoryview) -> None:
         """Say whether the server runs."""
         connection.send([_health(self._server.live).encode()])
 
-    def ready(self, connection: HttpConnection, body: memoryview) -> None:
+    def ready(self, connection: HttpExchange, body: memoryview) -> None:
         """Say whether requests can be served."""
         self._server.ask_ready(lambda ready: connection.send([_health(ready).encode()]))
 
-    def model_ready(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+    def model_ready(self, connection: HttpExchange, body: memoryview, model: str, version: str) -> None:
         """Say whether a model can be served."""
 
         def answer(ready: bool) -> None:
@@ -48,38 +48,38 @@ class Administration:
         except NeriteError:
             answer(False)
 
-    def server_metadata(self, connection: HttpConnection, body: memoryview) -> None:
+    def server_metadata(self, connection: HttpExchange, body: memoryview) -> None:
         """Describe the server."""
         connection.send([reply.json_reply(self._server.metadata()).encode()])
 
-    def model_metadata(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+    def model_metadata(self, connection: HttpExchange, body: memoryview, model: str, version: str) -> None:
         """Describe a model."""
         connection.send([reply.json_reply(self._server.model_metadata(model, version)).encode()])
 
-    def config(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+    def config(self, connection: HttpExchange, body: memoryview, model: str, version: str) -> None:
         """Tell a model's configuration."""
         connection.send([reply.json_reply(self._server.model_config(model, version)).encode()])
 
-    def statistics(self, connection: HttpConnection, body: memoryview, model: str, version: str) -> None:
+    def statistics(self, connection: HttpExchange, body: memoryview, model: str, version: str) -> None:
         """Tell the statistics of a model."""
         connection.send([reply.json_reply({"model_stats": self._server.statistics(model, version)}).encode()])
 
-    def all_statistics(self, connection: HttpConnection, body: memoryview) -> None:
+    def all_statistics(self, connection: HttpExchange, body: memoryview) -> None:
         """Tell the statistics of all models."""
         connection.send([reply.json_reply({"model_stats": self._server.statistics("", "")}).encode()])
 
-    def quota(self, connection: HttpConnection, body: memoryview) -> None:
+    def quota(self, connection: HttpExchange, body: memoryview) -> None:
         """Tell what tenants have used, and what they have left."""
         connection.send([reply.json_reply(self._server.quota()).encode()])
 
-    def index(self, connection: HttpConnection, body: memoryview, repository: str) -> None:
+    def index(self, connection: HttpExchange, body: memoryview, repository: str) -> None:
         """List the models of the repositories."""
         ready = _object(body).get("ready", False)
         if type(ready) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         self._errands.start(connection, self._index(ready))
 
-    def load(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
+    def load(self, connection: HttpExchange, body: memoryview, repository: str, model: str) -> None:
         """Load a model."""
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
@@ -99,7 +99,7 @@ class Administration:
 
         outside.Reading(self._server.helpers, connection, json_calls.read_load, [body], done, refuse)
 
-    def unload(self, connection: HttpConnection, body: memoryview, repository: str, model: str) -> None:
+    def unload(self, connection: HttpExchange, body: memoryview, repository: str, model: str) -> None:
         """Unload a model."""
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
@@ -108,7 +108,7 @@ class Administration:
             parameters = {}
         self._errands.start(connection, _done(self._server.unload(model, parameters)))
 
-    def regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+    def regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """List the regions of shared memory."""
         listed = self._server.regions.listed(region)
         told = [
@@ -116,36 +116,36 @@ class Administration:
         ]
         connection.send([reply.json_reply(told).encode()])
 
-    def register(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+    def register(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """Register a region of shared memory."""
         self._server.regions.register(*region_parameters.system(region, body))
         connection.send([_DONE.encode()])
 
-    def unregister(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+    def unregister(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """Forget a region of shared memory, or all."""
         self._server.regions.unregister(region)
         connection.send([_DONE.encode()])
 
-    def cuda_regions(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+    def cuda_regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """List the regions of CUDA memory: there are none."""
         self._server.regions.check_cuda(region)
         connection.send([reply.json_reply([]).encode()])
 
-    def register_cuda(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+    def register_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """Refuse to register CUDA memory."""
         region_parameters.check_cuda(region, body)
         self._server.regions.register_cuda(region)
 
-    def unregister_cuda(self, connection: HttpConnection, body: memoryview, region: str) -> None:
+    def unregister_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """Forget a region of CUDA memory."""
         self._server.regions.unregister_cuda(region)
         connection.send([_DONE.encode()])
 
-    def logging(self, connection: HttpConnection, body: memoryview) -> None:
+    def logging(self, connection: HttpExchange, body: memoryview) -> None:
         """Tell what is logged."""
         connection.send([reply.json_reply(log.settings).encode()])
 
-    def change_logging(self, connection: HttpConnection, body: memoryview) -> None:
+    def change_logging(self, connection: HttpExchange, body: memoryview) -> None:
         """Change what is logged, and tell it."""
 
         def read(name: str, kind: type, value: Any) -> log_settings.Value:
@@ -160,14 +160,14 @@ class Administration:
         log_settings.change(given, read, lambda name: Unavailable(f"invalid argument for --log_format, got: {name}"))
         self.logging(connection, body)
 
-    def trace(self, connection: HttpConnection, body: memoryview, model: str) -> None:
+    def trace(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Tell what is traced."""
         told = self._server.trace_settings(model).told(model)
         # Not by way of a dict: Triton names each resource attribute with the same key.
         members = b",".join(orjson.dumps(name) + b":" + orjson.dumps(value) for name, value in told)
         connection.send([Reply(200, b"{" + members + b"}").encode()])
 
-    def change_trace(self, connection: HttpConnection, body: memoryview, model: str) -> None:
+    def change_trace(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Change what is traced, and tell it."""
 
         def read(name: str, value: Any) -> Sequence[str] | None:

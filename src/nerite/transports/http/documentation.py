@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from nerite.transports.http import reply
-from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.docs.document import document
 from nerite.transports.http.docs.page import POLICY, page
 from nerite.transports.http.docs.served import served_by
 from nerite.transports.http.errands import Errands
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
 from nerite.transports.keys import Lock
@@ -34,11 +34,11 @@ class Documentation:
         self._errands = Errands()
         self._key_headers = {category: lock.header for category, lock in locks.items()}
 
-    def docs(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    def docs(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         """Show the page."""
         self._errands.start(connection, self._page(_url(connection, head)))
 
-    def openapi(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    def openapi(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         """Return the OpenAPI document."""
         served = served_by(self._server.manager.records)
         made = document(served, self._key_headers, _url(connection, head))
@@ -59,7 +59,7 @@ class Documentation:
         return [(entry["name"], entry.get("version", ""), entry.get("state", "")) for entry in idle]
 
 
-def _url(connection: HttpConnection, head: RequestHead) -> str:
+def _url(connection: HttpExchange, head: RequestHead) -> str:
     """Return where the client found the server, as far as it says so."""
     secure = connection.secure or head.headers.get("x-forwarded-proto") == "https"
     host = head.headers.get("host", "")

@@ -9,7 +9,7 @@ from typing import Any
 from nerite.core.errors import NeriteError
 from nerite.core.internal_errors import report
 from nerite.transports.http import reply
-from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.reply import Reply
 
 
@@ -21,7 +21,7 @@ class Errands:
         self._refusal_of = refusal_of
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, connection: HttpConnection, work: Coroutine[Any, Any, Reply]) -> None:
+    def start(self, connection: HttpExchange, work: Coroutine[Any, Any, Reply]) -> None:
         """Run a coroutine, and send what it returns."""
 
         async def run() -> None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import orjson
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
-from nerite.core.request import InferenceRequest, Parameter, RequestHeader
-from nerite.core.response import InferenceResponse
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse, Parameter
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports.callers import Sender

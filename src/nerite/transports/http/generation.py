@@ -12,7 +12,7 @@ from nerite.core.response import EMPTY, InferenceResponse
 from nerite.core.trace_context import TraceContext
 from nerite.transports import refusals
 from nerite.transports.http import generate_form, json_calls, outside, reply
-from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.json_text import LARGE
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ class Generation:
 
     __slots__ = ("_begun", "_connection", "_count", "_events", "_first", "_half", "_server", "_waiting")
 
-    def __init__(
-        self, connection: HttpConnection, server: InferenceServer, *, events: bool, half: bool = False
-    ) -> None:
+    def __init__(self, connection: HttpExchange, server: InferenceServer, *, events: bool, half: bool = False) -> None:
         """``half``: FP16 and BF16 are given."""
         self._connection = connection
         self._server = server

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
-from nerite.core.request import GaveUp
-
-if TYPE_CHECKING:
-    from nerite.core.request import InferenceRequest, RequestHeader
-    from nerite.core.response import InferenceResponse
-    from nerite.transports.http.connection import HttpConnection
-    from nerite.transports.http.head import RequestHead
-    from nerite.transports.http.reply import Reply
+from nerite.core.request import GaveUp, InferenceRequest, ReplySink, RequestHeader
+from nerite.core.response import InferenceResponse
+from nerite.core.tensor import Buffer
+from nerite.core.trace_context import TraceContext
+from nerite.transports.bounds import Share
+from nerite.transports.http.head import RequestHead
+from nerite.transports.http.reply import Reply
 
 
 class Handler(Protocol):
@@ -23,16 +23,16 @@ class Handler(Protocol):
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
         """Return writable memory of ``head.content_length`` bytes for a large body, or None for any."""
 
-    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
+    def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> Question | None:
         """Answer a request, now or later, through ``connection.send``.
 
         Returns what to remember of a request that may come again with other data.
         """
 
-    def handle_again(self, connection: HttpConnection, meaning: Any, data: bytearray) -> None:
+    def handle_again(self, connection: HttpExchange, meaning: Any, data: bytearray) -> None:
         """Answer a request whose text is that of a ``Question`` with this meaning, given what follows the text."""
 
-    def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
+    def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer of an inference that ``handle`` began."""
 
 
@@ -63,3 +63,65 @@ class Question(NamedTuple):
     """The handler's own."""
     footprint: int
     """Bytes that the meaning takes in memory, about."""
+
+
+class HttpExchange(ReplySink, Protocol):
+    """A request of a connection and its reply, as those see it who answer."""
+
+    request: Work | None
+    """What the exchange runs; cancelled when the client goes."""
+    began_ns: int
+    outer_span: TraceContext | None
+
+    @property
+    def head(self) -> RequestHead:
+        """The head of the exchange that is being answered."""
+
+    @property
+    def secure(self) -> bool:
+        """Whether the client came over TLS."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether the client takes what is written."""
+
+    @property
+    def gone(self) -> bool:
+        """Nobody waits for an answer any more."""
+
+    def hold(self, share: Share) -> None:
+        """Take over bytes that were taken for the current exchange."""
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Send the reply to the current exchange, and go on to the next request."""
+
+    def open(self, first: bytes, data: bytes = b"") -> None:
+        """Begin a reply with a head of ``chunked_head`` and a first part: ``send_chunk`` and ``close_reply`` follow."""
+
+    def send_chunk(self, data: bytes) -> None:
+        """Send a part of the reply."""
+
+    def send_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """Send a part of the reply that is large: it is not copied."""
+
+    def close_reply(self) -> None:
+        """End a reply that ``open`` began, and go on to the next request."""
+
+
+class OpenConnection(Protocol):
+    """A connection, as its listener sees it."""
+
+    def look(self, now: float, seconds: float) -> None:
+        """Refuse a request that has not come on for so long."""
+
+    def forget(self) -> None:
+        """Read the next request whole, whatever it begins with: what is allowed has changed."""
+
+    def abort(self) -> None:
+        """Close without ceremony."""
+
+    def drain(self) -> None:
+        """Close with the next answer."""
+
+    def shut_down(self) -> None:
+        """Close as soon as the current exchange is answered: at once if there is none."""

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 from nerite.core import dtype as dtypes
 from nerite.core.client_text import checked
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
-from nerite.core.request import MAX_CORRELATION_ID, Parameter, RequestedOutput, SharedPlace
+from nerite.core.request import MAX_CORRELATION_ID, RequestedOutput, SharedPlace
+from nerite.core.response import Parameter
 from nerite.core.signature import show
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.core.text import MAX_VALUE

@@ -18,9 +18,8 @@ from nerite.observability.gpu_gauges import GpuGauges
 from nerite.observability.machine import Machine
 from nerite.transports.http import access, compression, reply
 from nerite.transports.http.browser_guard import BrowserGuard
-from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.errands import Errands
-from nerite.transports.http.handler import Question
+from nerite.transports.http.handler import HttpExchange, Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.turns import Turns
@@ -68,7 +67,7 @@ class MetricsService:
         """Offer nothing: no body matters here."""
         return None
 
-    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
+    def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> Question | None:
         """Answer, the page as soon as it is made."""
         if head.path in ("/metrics", "/metrics/") and head.method == "GET":
             self.send_page(connection, head, _TYPE, openly=_OPEN in head.headers.get("accept", ""))
@@ -79,7 +78,7 @@ class MetricsService:
 
     def send_page(
         self,
-        connection: HttpConnection,
+        connection: HttpExchange,
         head: RequestHead,
         content_type: str,
         headers: bytes = b"",
@@ -125,11 +124,11 @@ class MetricsService:
             await turns.go_on()
         return pieces
 
-    def handle_again(self, connection: HttpConnection, meaning: object, data: bytearray) -> None:
+    def handle_again(self, connection: HttpExchange, meaning: object, data: bytearray) -> None:
         """Answer nothing: no request on this port has data."""
         raise AssertionError("no request on this port has data")
 
-    def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
+    def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
         """Answer nothing: there are no inferences on this port."""
         raise AssertionError("no inferences on this port")
 

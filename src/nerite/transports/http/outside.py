@@ -9,7 +9,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.internal_errors import report
 from nerite.core.request import GaveUp, RequestHeader
 from nerite.execution.helper_pool import Answered, Call, HelperPool
-from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.handler import HttpExchange
 
 _SECONDS: Final = 10.0
 """For any piece of work, and more for each byte of it."""
@@ -26,7 +26,7 @@ class Reading:
     def __init__(
         self,
         helpers: HelperPool,
-        connection: HttpConnection,
+        connection: HttpExchange,
         function: Callable[..., Any],
         arguments: Sequence[Any],
         done: Callable[[list[Any]], None],

@@ -14,11 +14,11 @@ from nerite.core.request import InferenceRequest
 from nerite.transports.callers import Callers, Sender, forwarded, key_of, texts
 from nerite.transports.http import access, compression, json_calls, load_report, outside, reply, routes, uploads
 from nerite.transports.http.administration import Administration
-from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.dialect import HTTP, Dialect
 from nerite.transports.http.documentation import Documentation
 from nerite.transports.http.generate_form import Form
 from nerite.transports.http.generation import Generation
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_document import MOST
 from nerite.transports.http.infer_request import Reader
@@ -149,7 +149,7 @@ class Router:
         content_type = head.headers["content-type"]
         accepts = compression.accepted(head.headers.get("accept-encoding", ""))
 
-        def infer(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
+        def infer(connection: HttpExchange, _head: RequestHead, body: memoryview) -> None:
             self._uploads.infer(connection, reader, content_type, body)
 
         return Target(refusal=refusal, accepts=accepts, call=infer, half=self._half)
@@ -161,7 +161,7 @@ class Router:
         except NeriteError as error:
             return Target(refusal=refusal or reply.error_reply(error))
 
-        def generate(connection: HttpConnection, _head: RequestHead, body: memoryview) -> None:
+        def generate(connection: HttpExchange, _head: RequestHead, body: memoryview) -> None:
             signature = self._server.find(model, version, "").signature
             form = Form(signature, sender, self._half)
 

@@ -15,8 +15,7 @@ from nerite.core.text import shown
 from nerite.transports import refusals, shared_output
 from nerite.transports.bounds import Bounds, Share
 from nerite.transports.http import compression, infer_response, json_calls, outside, reply
-from nerite.transports.http.connection import HttpConnection
-from nerite.transports.http.handler import Question
+from nerite.transports.http.handler import HttpExchange, Question
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import Reader
 from nerite.transports.http.json_text import LARGE
@@ -68,7 +67,7 @@ class HttpService:
         data_at = max(target.json_size, 0)
         return self._server.receive_buffer(reader.model_name, reader.model_version, head.content_length, data_at)
 
-    def handle(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> Question | None:
+    def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> Question | None:
         """Answer a request. Inferences whose tensors stand behind the JSON part may come again."""
         target: Target = head.route
         try:
@@ -95,14 +94,14 @@ class HttpService:
             self._failed(connection, head, error)
         return None
 
-    def _decompress_aside(self, connection: HttpConnection, target: Target, body: memoryview) -> None:
+    def _decompress_aside(self, connection: HttpExchange, target: Target, body: memoryview) -> None:
         """Answer an inference when its body has been decompressed, in a thread."""
         share = Share(self._bounds.bytes)
         work = partial(compression.decompress, body, self._max_input_size, share.take_or_raise)
         self._bounds.aside.run("http", work, partial(self._decompressed, connection, target, share))
 
     def _decompressed(
-        self, connection: HttpConnection, target: Target, share: Share, body: memoryview | NeriteError
+        self, connection: HttpExchange, target: Target, share: Share, body: memoryview | NeriteError
     ) -> None:
         if connection.gone:
             share.give_back()
@@ -117,7 +116,7 @@ class HttpService:
         except Exception as error:
             self._failed(connection, connection.head, error)
 
-    def handle_again(self, connection: HttpConnection, plan: Plan, data: bytearray) -> None:
+    def handle_again(self, connection: HttpExchange, plan: Plan, data: bytearray) -> None:
         """Answer an inference whose JSON part was seen before on this connection."""
         given = [data] if plan.whole else plan.data(memoryview(data), 0)
         if plan.header.shared:
@@ -137,12 +136,12 @@ class HttpService:
         finally:
             self._accepting = False
 
-    def _failed(self, connection: HttpConnection, head: RequestHead, error: Exception) -> None:
+    def _failed(self, connection: HttpExchange, head: RequestHead, error: Exception) -> None:
         """Report an exception that was not foreseen, and answer with its incident."""
         failure = report("http", error, f"in a request to {shown(head.path)}")
         connection.send([reply.error_reply(failure).encode()])
 
-    def _infer(self, connection: HttpConnection, target: Target, reader: Reader, body: memoryview) -> Question | None:
+    def _infer(self, connection: HttpExchange, target: Target, reader: Reader, body: memoryview) -> Question | None:
         now = _now()
         try:
             json_size = self._json_size(target, body)
@@ -160,7 +159,7 @@ class HttpService:
         return Question(json_size, plan, plan.footprint) if plan.repeats and not target.encoding else None
 
     def _infer_outside(
-        self, connection: HttpConnection, target: Target, reader: Reader, body: memoryview, json_size: int, now: int
+        self, connection: HttpExchange, target: Target, reader: Reader, body: memoryview, json_size: int, now: int
     ) -> None:
         """Answer an inference whose JSON part a helper reads. Raises ``NeriteError`` if there is no such model."""
         signature = self._server.find(reader.model_name, reader.model_version).signature
@@ -177,7 +176,7 @@ class HttpService:
         outside.Reading(self._server.helpers, connection, json_calls.read_infer, arguments, done, refuse)
 
     def _submit(
-        self, connection: HttpConnection, reader: Reader, plan: Plan, body: memoryview, start: int, now: int
+        self, connection: HttpExchange, reader: Reader, plan: Plan, body: memoryview, start: int, now: int
     ) -> None:
         """Have an inference answered that was read; what is behind its JSON part begins at ``start``."""
         if start + plan.size != len(body):
@@ -191,7 +190,7 @@ class HttpService:
             self._accepting = False
 
     def _refuse(
-        self, connection: HttpConnection, target: Target, error: NeriteError, content_type: str = "application/json"
+        self, connection: HttpExchange, target: Target, error: NeriteError, content_type: str = "application/json"
     ) -> None:
         """Answer a request that is wrong, unless there is nobody to ask: that comes first."""
         assert target.reader is not None
@@ -222,7 +221,7 @@ class HttpService:
                 )
         return InvalidArgument(f"unexpected additional input data for model '{reader.model_name}'")
 
-    def answer(self, connection: HttpConnection, request: InferenceRequest, response: InferenceResponse) -> None:
+    def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer of an inference."""
         target: Target = connection.head.route
         if response.error is not None:
@@ -251,7 +250,7 @@ class HttpService:
         connection.send(parts)
 
     def _write_outside(
-        self, connection: HttpConnection, target: Target, request: InferenceRequest, response: InferenceResponse
+        self, connection: HttpExchange, target: Target, request: InferenceRequest, response: InferenceResponse
     ) -> None:
         """Have a helper write the answer of an inference. Raises ``NeriteError``."""
         assert response.header is not None

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nerite.core.trace_context import TraceContext
 from nerite.transports.bounds import Bounds
 from nerite.transports.http import head_span
-from nerite.transports.http.handler import Handler
+from nerite.transports.http.handler import Handler, OpenConnection
 from nerite.transports.http.head import HeadCache, RequestHead
-
-if TYPE_CHECKING:
-    from nerite.transports.http.connection import HttpConnection
 
 READ_SIZE = 256 * 1024
 
@@ -30,7 +25,7 @@ class Shared:
         self._whole_heads = whole_heads
         self.max_body = max_body
         self.heads = HeadCache()
-        self.connections: set[HttpConnection] = set()
+        self.connections: set[OpenConnection] = set()
         self.draining = False
         """Each connection ends with its next answer."""
         # One read buffer for all: a read and its handling are one step of the loop, so nobody else needs it meanwhile,

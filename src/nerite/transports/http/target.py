@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.dialect import HTTP, Dialect
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import Reader
 from nerite.transports.http.reply import Reply
 
-Call = Callable[[HttpConnection, RequestHead, memoryview], None]
+Call = Callable[[HttpExchange, RequestHead, memoryview], None]
 """Answers one request, now or later."""
 
 

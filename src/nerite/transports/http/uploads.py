@@ -19,7 +19,7 @@ from nerite.core.request import InferenceRequest
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports.http import file_tensors, json_calls, multipart, outside, reply
-from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.infer_request import Reader
 from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.multipart import Part
@@ -46,7 +46,7 @@ class Uploads:
         self._half = half
         self._pool = ThreadPoolExecutor(os.cpu_count(), "uploads")
 
-    def infer(self, connection: HttpConnection, reader: Reader, content_type: str, body: memoryview) -> None:
+    def infer(self, connection: HttpExchange, reader: Reader, content_type: str, body: memoryview) -> None:
         """Answer a request. Raises ``NeriteError`` for one that is wrong as far as can be told at once."""
         arrived_ns = time.monotonic_ns()
         signature = self._server.find(reader.model_name, reader.model_version).signature
@@ -66,7 +66,7 @@ class Uploads:
 
     def _read_outside(
         self,
-        connection: HttpConnection,
+        connection: HttpExchange,
         reader: Reader,
         arrived_ns: int,
         given: Sequence[tuple[Input, Part]],
@@ -85,9 +85,7 @@ class Uploads:
         arguments = [inputs, types, batched, self._max_size, self._half, *(part.data for _, part in given)]
         outside.Reading(self._server.helpers, connection, json_calls.read_parts, arguments, done, refuse)
 
-    def _made(
-        self, connection: HttpConnection, reader: Reader, arrived_ns: int, made: asyncio.Future[_Tensors]
-    ) -> None:
+    def _made(self, connection: HttpExchange, reader: Reader, arrived_ns: int, made: asyncio.Future[_Tensors]) -> None:
         try:
             tensors = made.result()
             if not connection.gone:
@@ -98,7 +96,7 @@ class Uploads:
             failure = report("http", error, f"in a file for '{reader.model_name}'")
             connection.send([reply.error_reply(failure).encode()])
 
-    def _submit(self, connection: HttpConnection, reader: Reader, arrived_ns: int, tensors: _Tensors) -> None:
+    def _submit(self, connection: HttpExchange, reader: Reader, arrived_ns: int, tensors: _Tensors) -> None:
         header = reader.header([spec for spec, _ in tensors])
         request = InferenceRequest(header, [data for _, data in tensors], connection, arrived_ns)
         connection.request = request

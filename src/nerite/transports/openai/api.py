@@ -43,7 +43,7 @@ from nerite.transports.openai.tools.parser import ToolParser
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
-    from nerite.transports.http.connection import HttpConnection
+    from nerite.transports.http.handler import HttpExchange
     from nerite.transports.http.head import RequestHead
 
 PREFIX: Final = "/v1/"
@@ -102,7 +102,7 @@ class OpenAi:
             for name, value in route.arguments.items()
         }
 
-        def call(connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+        def call(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             try:
                 answer(connection, body, sender, **arguments)
             except NeriteError as error:
@@ -113,27 +113,27 @@ class OpenAi:
 
         return call
 
-    def openai_models(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
+    def openai_models(self, connection: HttpExchange, body: memoryview, sender: Sender) -> None:
         """List the models."""
         connection.send([reply.json_reply({"object": "list", "data": self._models.listed()}).encode()])
 
-    def openai_model(self, connection: HttpConnection, body: memoryview, sender: Sender, model: str) -> None:
+    def openai_model(self, connection: HttpExchange, body: memoryview, sender: Sender, model: str) -> None:
         """Tell of a model."""
         connection.send([reply.json_reply(self._models.told(model)).encode()])
 
-    def openai_load(self, connection: HttpConnection, body: memoryview, sender: Sender, model: str) -> None:
+    def openai_load(self, connection: HttpExchange, body: memoryview, sender: Sender, model: str) -> None:
         """Load a model."""
         self._control.load(connection, model)
 
-    def openai_unload(self, connection: HttpConnection, body: memoryview, sender: Sender, model: str) -> None:
+    def openai_unload(self, connection: HttpExchange, body: memoryview, sender: Sender, model: str) -> None:
         """Unload a model."""
         self._control.unload(connection, model)
 
-    def completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
+    def completions(self, connection: HttpExchange, body: memoryview, sender: Sender) -> None:
         """Go on with a text."""
         self._read(connection, body, beside.COMPLETION, partial(self._complete, connection, sender))
 
-    def _complete(self, connection: HttpConnection, sender: Sender, asked: CompletionRequest) -> None:
+    def _complete(self, connection: HttpExchange, sender: Sender, asked: CompletionRequest) -> None:
         wanted = asked.wanted
         running = self._models.find(wanted.model)
         model = TextModel(wanted.model, running.signature)
@@ -153,11 +153,11 @@ class OpenAi:
         exchange.fields = sampling.fields_of(wanted.sampling, "prompt")
         self._begin(exchange, made, requests, sender, wanted.n)
 
-    def chat_completions(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
+    def chat_completions(self, connection: HttpExchange, body: memoryview, sender: Sender) -> None:
         """Go on with a conversation."""
         self._read(connection, body, beside.CHAT, partial(self._chat, connection, sender))
 
-    def _chat(self, connection: HttpConnection, sender: Sender, asked: ChatRequest) -> None:
+    def _chat(self, connection: HttpExchange, sender: Sender, asked: ChatRequest) -> None:
         running = self._models.find(asked.wanted.model)
         model = TextModel(asked.wanted.model, running.signature)
         _check(model, asked.wanted)
@@ -175,7 +175,7 @@ class OpenAi:
 
     def _converse(
         self,
-        connection: HttpConnection,
+        connection: HttpExchange,
         sender: Sender,
         asked: ChatRequest,
         model: TextModel,
@@ -195,28 +195,28 @@ class OpenAi:
         requests = self._asked(model, wanted, [prompt], sender, asked.images, special=special)
         self._begin(exchange, made, requests, sender, wanted.n)
 
-    def embeddings(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
+    def embeddings(self, connection: HttpExchange, body: memoryview, sender: Sender) -> None:
         """Turn texts into vectors."""
         self._read(connection, body, beside.EMBEDDING, partial(self._embed, connection, sender))
 
-    def _embed(self, connection: HttpConnection, sender: Sender, asked: EmbeddingRequest) -> None:
+    def _embed(self, connection: HttpExchange, sender: Sender, asked: EmbeddingRequest) -> None:
         model = TextModel(asked.model, self._models.find(asked.model, text_models.EMBEDDING).signature)
         header, (_, *rest) = model.ask(Strings(asked.texts[:1]), {}, sender)
         # One header for all, which is checked, and crosses to the worker, once.
         requests = [Asked(header, [Strings([text]).data, *rest]) for text in asked.texts]
         self._begin(Embedding(connection, asked), f"embd-{secrets.token_hex(16)}", requests, sender)
 
-    def rerank(self, connection: HttpConnection, body: memoryview, sender: Sender) -> None:
+    def rerank(self, connection: HttpExchange, body: memoryview, sender: Sender) -> None:
         """Say which texts answer a query best."""
         self._read(connection, body, beside.RERANKING, partial(self._rerank, connection, sender))
 
-    def _rerank(self, connection: HttpConnection, sender: Sender, asked: RerankRequest) -> None:
+    def _rerank(self, connection: HttpExchange, sender: Sender, asked: RerankRequest) -> None:
         signature = self._models.find(asked.model, text_models.RERANKING).signature
         made = f"rerank-{secrets.token_hex(16)}"
         work = reranking.Reranking(connection, made, asked)
         self._begin(work, made, [reranking.ask(asked, signature, sender)], sender)
 
-    def _read(self, connection: HttpConnection, body: memoryview, reader: Reader, then: Callable[[Any], None]) -> None:
+    def _read(self, connection: HttpExchange, body: memoryview, reader: Reader, then: Callable[[Any], None]) -> None:
         """Read a body, or have it read elsewhere if it is large, and go on with what it says."""
         if len(body) < beside.LARGE:
             then(reader.here(body))

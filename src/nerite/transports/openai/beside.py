@@ -29,7 +29,7 @@ from nerite.transports.openai.sampling import Setting, written
 
 if TYPE_CHECKING:
     from nerite.execution.helper_pool import Call, HelperPool
-    from nerite.transports.http.connection import HttpConnection
+    from nerite.transports.http.handler import HttpExchange
 
 LARGE: Final = 64 * 1024
 """Bytes from which on a body is read here: reading less than that takes about as long as handing it over."""
@@ -46,7 +46,7 @@ class Beside:
     def __init__(
         self,
         helpers: HelperPool,
-        connection: HttpConnection,
+        connection: HttpExchange,
         function: Callable[..., tuple[Any, ...]],
         arguments: Sequence[Any],
         then: Callable[..., None],

@@ -21,7 +21,7 @@ from nerite.transports.openai.joint_work import JointWork
 from nerite.transports.openai.sampling import not_offered
 
 if TYPE_CHECKING:
-    from nerite.transports.http.connection import HttpConnection
+    from nerite.transports.http.handler import HttpExchange
 
 _MOST: Final = 2048
 """Texts at once, as with OpenAI."""
@@ -82,7 +82,7 @@ class Embedding(JointWork):
 
     fields = MappingProxyType({"text_input": "input", "dimensions": "dimensions"})
 
-    def __init__(self, connection: HttpConnection, asked: EmbeddingRequest) -> None:
+    def __init__(self, connection: HttpExchange, asked: EmbeddingRequest) -> None:
         super().__init__(connection)
         self._asked = asked
         self._entries: list[bytes] = [b""] * len(asked.texts)

@@ -17,7 +17,7 @@ from nerite.transports.openai.shapes import Finished, Shape, Usage
 from nerite.transports.openai.tools.parser import BrokenCall, Event, ToolParser, joined
 
 if TYPE_CHECKING:
-    from nerite.transports.http.connection import HttpConnection
+    from nerite.transports.http.handler import HttpExchange
 
 _EVENTS: Final = "text/event-stream; charset=utf-8"
 _PIECE: Final = 4096
@@ -61,7 +61,7 @@ class Exchange(JointWork):
 
     def __init__(
         self,
-        connection: HttpConnection,
+        connection: HttpExchange,
         shape: Shape,
         streams: Sequence[Stream],
         *,

@@ -17,7 +17,7 @@ from nerite.transports.openai.errors import reply_of
 from nerite.transports.openai.sampling import in_words_of_client
 
 if TYPE_CHECKING:
-    from nerite.transports.http.connection import HttpConnection
+    from nerite.transports.http.handler import HttpExchange
 
 
 _AT_ONCE: Final = 64
@@ -34,7 +34,7 @@ class JointWork:
     fields: Mapping[str, str] = MappingProxyType({})
     """The fields that the client wrote, by the names that the model has for them."""
 
-    def __init__(self, connection: HttpConnection) -> None:
+    def __init__(self, connection: HttpExchange) -> None:
         self.header = RequestHeader("", "", ())
         """What the first request asks for."""
         self.id = ""

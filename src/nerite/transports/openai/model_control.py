@@ -13,7 +13,7 @@ from nerite.transports.openai.errors import ApiError, reply_of
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
-    from nerite.transports.http.connection import HttpConnection
+    from nerite.transports.http.handler import HttpExchange
     from nerite.transports.http.reply import Reply
     from nerite.transports.openai.text_models import TextModels
 
@@ -26,11 +26,11 @@ class ModelControl:
         self._models = models
         self._errands = Errands(reply_of)
 
-    def load(self, connection: HttpConnection, model: str) -> None:
+    def load(self, connection: HttpExchange, model: str) -> None:
         """Load a model that is not, and answer once it is."""
         self._errands.start(connection, self._load(model))
 
-    def unload(self, connection: HttpConnection, model: str) -> None:
+    def unload(self, connection: HttpExchange, model: str) -> None:
         """Unload a model that is loaded."""
         self._errands.start(connection, self._unload(model))
 

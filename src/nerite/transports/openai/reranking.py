@@ -24,7 +24,7 @@ from nerite.transports.openai.joint_work import JointWork
 from nerite.transports.openai.text_model import Asked
 
 if TYPE_CHECKING:
-    from nerite.transports.http.connection import HttpConnection
+    from nerite.transports.http.handler import HttpExchange
 
 QUERY: Final = "query"
 DOCUMENTS: Final = "documents"
@@ -98,7 +98,7 @@ class Reranking(JointWork):
 
     fields = MappingProxyType({"query": "query", "documents": "documents"})
 
-    def __init__(self, connection: HttpConnection, name: str, asked: RerankRequest) -> None:
+    def __init__(self, connection: HttpExchange, name: str, asked: RerankRequest) -> None:
         super().__init__(connection)
         self._name = name
         self._asked = asked

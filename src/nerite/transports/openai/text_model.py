@@ -11,8 +11,8 @@ import numpy as np
 
 from nerite.core import dtype as dtypes
 from nerite.core.dtype import DataType
-from nerite.core.request import Parameter, RequestHeader
-from nerite.core.response import InferenceResponse
+from nerite.core.request import RequestHeader
+from nerite.core.response import InferenceResponse, Parameter
 from nerite.core.signature import Input, Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 from nerite.transports.callers import Sender

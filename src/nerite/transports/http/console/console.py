@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from nerite.config.options import METRICS_CATEGORY
 from nerite.transports.http import access, reply
-from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.console import files
 from nerite.transports.http.errands import Errands
+from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.reply import Reply
@@ -81,7 +81,7 @@ class Console:
             return Target(_NO_METRICS, refusal)
         return Target(refusal=refusal, call=self._send_numbers)
 
-    def _send_instances(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    def _send_instances(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         self._errands.start(connection, self._instances())
 
     async def _instances(self) -> Reply:
@@ -92,6 +92,6 @@ class Console:
             await turns.go_on()
         return reply.json_reply(told)._replace(headers=_NO_STORE)
 
-    def _send_numbers(self, connection: HttpConnection, head: RequestHead, body: memoryview) -> None:
+    def _send_numbers(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         assert self._metrics is not None
         self._metrics.send_page(connection, head, "text/plain; charset=utf-8", _NO_STORE)
