@@ -20,7 +20,7 @@ from nerite.backends.python.reshape import Reshape
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from triton_python_backend_utils import InferenceResponse as ModelResponse
+from triton_python_backend_utils.response import InferenceResponse as ModelResponse
 from triton_python_backend_utils import TritonModelException
 from triton_python_backend_utils.request import ServedRequest
 

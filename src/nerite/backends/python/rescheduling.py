@@ -13,7 +13,7 @@ from typing import Any, Final
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import Again, InferenceResponse
-from triton_python_backend_utils import InferenceResponse as ModelResponse
+from triton_python_backend_utils.response import InferenceResponse as ModelResponse
 
 NOT_ITERATIVE: Final = InferenceResponse.failed(
     Internal(
