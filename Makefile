@@ -6,7 +6,7 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 LLM := examples/llm/models
 TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
-ENGINES := src/nerite/backends/llm/environments
+ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
 .PHONY: help setup serve serve-llm check test bench bench-backends bench-llm bench-llm-overload soak fuzz lock clean

@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import onnx
-from onnx_models import wide_mlp
 from page import command_line, machine, publish
 
-from nerite.analyze.load import Load
-from nerite.analyze.ranking import Goal
-from nerite.analyze.settings import Value
-from nerite.analyze.subject import Subject, Subjects
-from nerite.analyze.trial import completed, measured
-from nerite.bench.measurement import Rule
-from nerite.bench.preparation import Wanted
+from nerite.tools.analyze.finding import Goal
+from nerite.tools.analyze.space import Subject, Subjects, Value
+from nerite.tools.analyze.trial import Load, completed, measured
+from nerite.tools.bench.measurement import Rule
+from nerite.tools.bench.requests import TensorLoad
+from onnx_models import wide_mlp
 
 _LEVELS: Final = (4, 16)
 _WARM_UP: Final = 0.2
@@ -115,7 +113,7 @@ def beside(folder: Path, name: str, winners: Sequence[Mapping[str, Value]], roun
     models = folder / "models"
     configs = completed(models, [name])
     subjects = Subjects((Subject.read(models / name, configs[name]),))
-    load = Load((Wanted(name),), _LEVELS, _RULE, _WARM_UP)
+    load = Load((TensorLoad(name),), _LEVELS, _RULE, _WARM_UP)
     rates: list[list[float]] = [[] for _ in winners]
     for number in range(rounds):
         # Nobody is always the first.

@@ -19,9 +19,9 @@ from contestants import Contestant, identity_repository, nerite
 from loads import need, write_bodies, wrk
 from page import bring_up_to_date, machine
 
-from nerite.core.marks import Marks
+from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import NOBODY, InferenceRequest, RequestHeader
-from nerite.observability.stage_times import StageTimes
+from nerite.observability.histogram import StageTimes
 from nerite.observability.statistics import VersionStatistics
 
 _CALLS = 20_000
@@ -31,7 +31,7 @@ def by_itself(size: int, stages: StageTimes | None) -> float:
     """Return the nanoseconds that it takes to count one request of a batch of ``size``."""
     header = RequestHeader("identity", "", ())
     batch = [InferenceRequest(header, (), NOBODY, place) for place in range(size)]
-    marks = Marks()
+    marks = ExecutionTimes()
     marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns = 60_000, 61_000, 90_000, 92_000
     of = VersionStatistics(stages)
     took = min(timeit.repeat(lambda: of.executed(batch, marks, 120_000), number=_CALLS, repeat=9))

@@ -26,8 +26,9 @@ from typing import NamedTuple
 from contestants import Contestant, identity_repository, nerite
 from footprint import processor_seconds, resident
 from loads import Load, h2load, need, write_bodies, wrk
-from onnx_models import many
 from page import command_line, machine, publish
+
+from onnx_models import many
 
 MODELS = (1, 10, 100, 1000)
 IDLE = (0, 10, 100, 1000)

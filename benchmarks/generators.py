@@ -33,10 +33,10 @@ from page import command_line, machine, publish
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from conformance import perf_analyzer  # noqa: E402  the installer that the conformance tests use
-from nerite.bench.fleet import Fleet  # noqa: E402
-from nerite.bench.plan import Level, Plan  # noqa: E402
-from nerite.bench.scripts import Turns  # noqa: E402
-from nerite.client.address import Address  # noqa: E402
+from nerite.client.connection import Address  # noqa: E402
+from nerite.tools.bench.forms import RoundRobin  # noqa: E402
+from nerite.tools.bench.measurement import BenchPlan, LoadLevel  # noqa: E402
+from nerite.tools.bench.session import Fleet  # noqa: E402
 
 _WARM_UP = 0.5
 _CONNECTIONS = (1, 32)
@@ -76,8 +76,8 @@ def wrk(port: int, connections: int, seconds: float) -> float:
 def generator(port: int, connections: int, seconds: float, processes: int) -> float:
     """Return the same of the generator of ``nerite bench``."""
     request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
-    with Fleet(Plan("http", Address.parse(f"127.0.0.1:{port}"), Turns((request,))), processes) as fleet:
-        fleet.begin(Level(concurrency=connections))
+    with Fleet(BenchPlan("http", Address.parse(f"127.0.0.1:{port}"), RoundRobin((request,))), processes) as fleet:
+        fleet.begin(LoadLevel(concurrency=connections))
         time.sleep(_WARM_UP)
         fleet.take()
         began = time.perf_counter()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import hpack
 
-from nerite.http2 import Buffer, Connection, Headers, Limits, encode_headers, frames
+from nerite.http2 import Buffer, Http2Connection, Limits, RequestHeaders, encode_headers, frames
 
 ROUNDS = 7
 HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
@@ -33,15 +33,15 @@ class Replier:
     """Answers each request at its end with ``reply``, and does nothing else."""
 
     def __init__(self, reply: Buffer) -> None:
-        self.connection: Connection
+        self.connection: Http2Connection
         self.reply = (reply,)
         self.replies = 0
 
-    def request_started(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
+    def request_started(self, stream_id: int, headers: RequestHeaders, end_stream: bool) -> None:
         """Return the frames of one more request."""
         """Wait for the body."""
 
-    def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
+    def request_received(self, stream_id: int, headers: RequestHeaders, body: bytes | memoryview) -> None:
         """Reply."""
         self.data_received(stream_id, body, True)
 
@@ -100,7 +100,7 @@ def seconds_per_request(
     for _ in range(ROUNDS):
         client = Client(client_frame)
         handler = Replier(reply)
-        connection = handler.connection = Connection(handler, Limits(), 0.0)
+        connection = handler.connection = Http2Connection(handler, Limits(), 0.0)
         connection.receive(client.opening() + client.request(SMALL), 0.0)
         outbound = connection.outbound
         outbound.clear()

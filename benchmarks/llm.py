@@ -27,7 +27,7 @@ from page import machine, write
 from token_client import APIS, Figures, Request, medians, run
 
 from nerite.backends.interface import ModelContext
-from nerite.backends.llm import conversion
+from nerite.llm import installation
 
 WORKLOADS = ("128/64", "mixed", "prefix")
 STREAMS = (1, 8, 32)
@@ -63,7 +63,7 @@ def requests(workload: str, prompts: Prompts, count: int, random: random.Random)
 def measured(size: str, checkpoint: Path, folder: Path, given: argparse.Namespace) -> Iterator[Row]:
     """Let the bare engine and the server take turns."""
     prompts = Prompts(checkpoint)
-    files = conversion.converted(ModelContext(size, 1, checkpoint.parent, {}))
+    files = installation.converted(ModelContext(size, 1, checkpoint.parent, {}))
     (checkpoint.parent / "config.pbtxt").write_text(_CONFIGURATION.format(given.threads))
     with bare_engine(files, given.threads) as bare, nerite("Nerite", folder / "models", folder) as server:
         for workload in given.workloads:

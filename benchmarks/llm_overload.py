@@ -31,7 +31,7 @@ from page import machine, publish
 from token_crowd import Answer, Asked, at_a_rate, at_capacity
 
 from nerite.backends.interface import ModelContext
-from nerite.backends.llm import conversion
+from nerite.llm import installation
 
 Counts: TypeAlias = dict[tuple[str, str], Counter[str]]
 
@@ -162,7 +162,7 @@ def main() -> None:
         llm_checkpoint.write(_SIZE, model / "1")
         (model / "config.pbtxt").write_text(_CONFIG)
         (folder / "policy.toml").write_text(policy())
-        conversion.converted(ModelContext(_SIZE, 1, model, {}))
+        installation.converted(ModelContext(_SIZE, 1, model, {}))
         asks = requests(_SIZE, Prompts(model / "1"), chance)
         with nerite("Nerite", folder / "models", folder, f"--policy-file={folder / 'policy.toml'}") as server:
             highest = peak(server, asks)

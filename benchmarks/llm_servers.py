@@ -26,8 +26,8 @@ from llm_checkpoint import Prompts
 from page import machine, publish
 from token_client import Figures, medians, run
 
-from nerite.backends.llm import installation
-from nerite.backends.python import environment_store
+from nerite.backends.python import environments
+from nerite.llm import installation
 
 _API = "/v1/completions"
 _START_SECONDS = 240.0
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 @contextmanager
 def vllm_server(model: str, checkpoint: Path, folder: Path) -> Iterator[int]:
     """Run vLLM's server, and give its port."""
-    python = installation.made(installation.vllm(), environment_store.folder(""))
+    python = installation.made(installation.vllm(), environments.environments_folder(""))
     port = free_ports()[0]
     cores = os.sched_getaffinity(0)
     environment = {

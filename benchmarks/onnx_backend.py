@@ -30,15 +30,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx_models import cnn, mlp
 from onnxruntime import InferenceSession
 
 from nerite.backends import registry
-from nerite.backends.interface import Instance, InstanceContext, Marks, ModelContext
-from nerite.core import dtype as dtypes
+from nerite.backends.interface import ExecutionTimes, Instance, InstanceContext, ModelContext
+from nerite.core import tensor as dtypes
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import TensorSpec
+from onnx_models import cnn, mlp
 
 ROUNDS = 11
 SLICE_SECONDS = 0.06
@@ -120,8 +120,8 @@ def contenders(model: Opened, rows: np.ndarray, threads: int) -> dict[str, list[
     return {
         "bare": [lambda: model.session.run(None, {"IN": rows})] * threads,
         "own": [lambda session=session: session.run(None, {"IN": rows}) for session in model.own[:threads]],
-        "one": [lambda instance=instance: instance.execute(one, Marks()) for instance in instances],
-        "many": [lambda instance=instance: instance.execute(many, Marks()) for instance in instances],
+        "one": [lambda instance=instance: instance.execute(one, ExecutionTimes()) for instance in instances],
+        "many": [lambda instance=instance: instance.execute(many, ExecutionTimes()) for instance in instances],
     }
 
 

@@ -25,8 +25,9 @@ import numpy as np
 import onnx
 from contestants import nerite
 from loads import need, write_http, wrk
-from onnx_models import cnn, mlp, resnet
 from page import command_line, machine, publish
+
+from onnx_models import cnn, mlp, resnet
 
 _CONFIG = """
 backend: "{backend}"
@@ -62,7 +63,7 @@ def run(): session.run(None, feeds)
 _OPENVINO = """
 import sys, time
 import numpy as np
-from nerite.backends.openvino.framework import openvino
+from nerite.frameworks.openvino.graph import openvino
 
 ov = openvino()
 options = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": "1", "ENABLE_CPU_PINNING": "NO"}

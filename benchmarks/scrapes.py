@@ -20,8 +20,9 @@ from pathlib import Path
 from contestants import Contestant, nerite
 from counting import spent
 from loads import need
-from onnx_models import many
 from page import bring_up_to_date, machine
+
+from onnx_models import many
 
 MODELS = (10, 100, 500, 1000)
 _BODY = b'{"inputs":[{"name":"INPUT0","shape":[1,16],"datatype":"FP32","data":[%s]}]}' % b",".join([b"1"] * 16)

@@ -41,12 +41,11 @@ def treelites(kind: str, path: str, threads: int) -> Callable[[Any], Any]:
 
 def ours(kind: str, path: Path, engine: str, threads: int) -> Callable[[Any], Any]:
     """Return the prediction of an engine of ours."""
-    from nerite.backends.trees.artifact import Artifact
-    from nerite.backends.trees.engines.choice import open_engine
-    from nerite.backends.trees.forest import Forest
+    from nerite.frameworks.trees.backend import open_engine
+    from nerite.frameworks.trees.forest import Forest, ForestArtifact
 
     types = {"xgboost": "xgboost_ubj", "lightgbm": "lightgbm", "sklearn": "treelite_checkpoint"}
-    forest = Forest(kind, Artifact(path, 0, types[kind]))
+    forest = Forest(kind, ForestArtifact(path, 0, types[kind]))
     opened = open_engine(kind, forest.description, engine, threads, lambda: forest)
     return lambda rows: opened.predict(rows if rows.dtype in opened.takes else rows.astype(opened.takes[0]))
 

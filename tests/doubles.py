@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
-from nerite.core.internal_errors import Where
+from nerite.core.failures import Where
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.execution import alarm, helper
-from nerite.observability.exposition import Family, Page
-from nerite.transports.aside import result_of
+from nerite.dispatch import busy_poll
+from nerite.observability.exposition import MetricFamily, Page
+from nerite.transports.unpacking import result_of
+from nerite.workers import helper_process
 
 
 class Caller:
@@ -44,7 +45,7 @@ class Caller:
 
 def crossed(values: Sequence[Any]) -> list[Any]:
     """Return values as they arrive that were sent to a helper process, or by one."""
-    described, buffers = helper.describe(values)
+    described, buffers = helper_process.describe_call(values)
     arrived = iter(buffers)
     return [
         memoryview(bytearray(next(arrived))) if "bytes" in each else each["value"]
@@ -143,7 +144,8 @@ class FakeLoop:
 
     def rule(self, patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
         """Have its time be that of alarms, and of these modules."""
-        for module in (alarm, *modules):
+        patch.setattr(busy_poll, "_now_ns", self.now)
+        for module in modules:
             patch.setattr(module, "_now", self.now)
 
     def time(self) -> float:
@@ -292,7 +294,7 @@ class Incident:
     __hash__ = None  # type: ignore[assignment]
 
 
-def written(families: Iterable[Family], *, openly: bool = False) -> bytes:
+def written(families: Iterable[MetricFamily], *, openly: bool = False) -> bytes:
     """Return the page of some metrics."""
     page = Page(openly=openly)
     page.add(families)

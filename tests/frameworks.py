@@ -106,7 +106,7 @@ def _networks(folder: Path) -> dict[str, Artifact]:
     import onnxruntime
     import torch
 
-    from nerite.backends.openvino.framework import openvino
+    from nerite.frameworks.openvino.graph import openvino
 
     network = torch.nn.Sequential(torch.nn.Linear(WIDTH, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, WIDTH))
     given = torch.from_numpy(ROWS)

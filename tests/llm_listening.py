@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nerite.backends.llm.engine import Delta, Engine, FinishReason, GenerationRequest
-from nerite.backends.llm.sampling import SamplingParameters
 from nerite.core.errors import NeriteError
+from nerite.llm.engine import FinishReason, GenerationRequest, LlmEngine, TokenDelta
+from nerite.llm.request import SamplingParameters
 
 FEW = SamplingParameters(max_tokens=8, temperature=0, ignore_eos=True)
 
@@ -19,7 +19,7 @@ class Heard:
 
     def __init__(self, sequences: int = 1) -> None:
         self.prompt_tokens = self.text_tokens = 0
-        self.deltas: list[Delta] = []
+        self.deltas: list[TokenDelta] = []
         self.steps: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._over: queue.SimpleQueue[NeriteError | None] = queue.SimpleQueue()
         self._unfinished = sequences
@@ -63,7 +63,7 @@ def ignored(_told: object) -> None:
 
 
 def asked(
-    engine: Engine, sampling: SamplingParameters = FEW, prompt: Any = "once", id: str = "a", **more: Any
+    engine: LlmEngine, sampling: SamplingParameters = FEW, prompt: Any = "once", id: str = "a", **more: Any
 ) -> Heard:
     heard = Heard(sampling.n)
     engine.add(GenerationRequest(id, prompt, sampling, **more), heard)

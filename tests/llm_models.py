@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nerite.backends.openvino.framework import openvino
+from nerite.frameworks.openvino.graph import openvino
 
 ov = openvino()
 ops = ov.opset15

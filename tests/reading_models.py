@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llm_models import VOCABULARY, language_model, write_tokenizer
-from nerite.backends.openvino.framework import openvino
+from nerite.frameworks.openvino.graph import openvino
 
 ov = openvino()
 ops = ov.opset15

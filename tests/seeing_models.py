@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llm_models import VOCABULARY, WIDTH, network, write_tokenizer
-from nerite.backends.openvino.framework import openvino
+from nerite.frameworks.openvino.graph import openvino
 
 ov = openvino()
 ops = ov.opset15

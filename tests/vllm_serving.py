@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import serving
-from nerite.backends.llm import installation
-from nerite.backends.python.environment_store import folder
+from nerite.backends.python.environments import environments_folder
+from nerite.llm import installation
 from serving import Serving
 
-_PYTHON = installation.found(installation.vllm(), folder())
+_PYTHON = installation.found(installation.vllm(), environments_folder())
 WHERE_VLLM_IS = [
     pytest.mark.timeout(900),  # its import alone takes ten seconds, and the first answer some more
     pytest.mark.skipif(_PYTHON is None, reason="vLLM is not installed: nerite engines install vllm"),

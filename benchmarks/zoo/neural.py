@@ -112,7 +112,7 @@ def _open_onnx(model: str, version: Path) -> Call:
 
 
 def _write_openvino(model: str, version: Path) -> None:
-    from nerite.backends.openvino.framework import openvino
+    from nerite.frameworks.openvino.graph import openvino
 
     _write_onnx(model, version)
     openvino().save_model(openvino().convert_model(version / "model.onnx"), version / "model.xml")
@@ -120,7 +120,7 @@ def _write_openvino(model: str, version: Path) -> None:
 
 
 def _open_openvino(model: str, version: Path) -> Call:
-    from nerite.backends.openvino.framework import openvino
+    from nerite.frameworks.openvino.graph import openvino
 
     options = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": "1", "ENABLE_CPU_PINNING": "NO"}
     request = openvino().Core().compile_model(version / "model.xml", "CPU", options).create_infer_request()

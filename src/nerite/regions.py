@@ -27,8 +27,8 @@ from nerite.core.errors import (
     Unavailable,
     Unsupported,
 )
-from nerite.core.failure_text import system_error
-from nerite.core.request import PlacedRequest, SharedPlace
+from nerite.core.failures import system_error
+from nerite.core.request import SharedMemoryInput, SharedMemoryRequest
 from nerite.core.tensor import Buffer
 
 _FOLDER: Final = Path("/dev/shm")
@@ -61,7 +61,7 @@ class Region(NamedTuple):
     offset: int
     byte_size: int
     file: _File
-    users: weakref.WeakSet[PlacedRequest]
+    users: weakref.WeakSet[SharedMemoryRequest]
     """Requests with a tensor in it. One that was answered stays as long as something refers to it."""
 
     @property
@@ -96,7 +96,7 @@ class OutputPlace:
             raise Internal(f"unable to write to shared memory region '{region.name}': {reason}") from None
 
 
-class Regions:
+class SharedMemoryRegions:
     """Every region there is, by name."""
 
     def __init__(self, *, allowed: bool) -> None:
@@ -150,7 +150,7 @@ class Regions:
             raise NotFound(f"Unable to find system shared memory region: '{name}'")
         return [self._regions[name]]
 
-    def read(self, place: SharedPlace, room: Room) -> memoryview:
+    def read(self, place: SharedMemoryInput, room: Room) -> memoryview:
         """Return the bytes that are in a place now, in memory of ``room`` if it has some. Raises ``NeriteError``."""
         region = self._found(place)
         size = place.byte_size
@@ -167,16 +167,16 @@ class Regions:
             raise Internal(f"unable to read shared memory region '{region.name}': {reason}") from None
         return memory
 
-    def use(self, request: PlacedRequest, places: Iterable[SharedPlace]) -> None:
+    def use(self, request: SharedMemoryRequest, places: Iterable[SharedMemoryInput]) -> None:
         """Keep the regions of ``places``, which were found in them, until ``request`` is answered."""
         for place in places:
             self._regions[place.region].users.add(request)
 
-    def output(self, place: SharedPlace) -> OutputPlace:
+    def output(self, place: SharedMemoryInput) -> OutputPlace:
         """Return where an output is to be written. Raises Triton's refusals."""
         return OutputPlace(self._found(place), place.offset, place.byte_size)
 
-    def _found(self, place: SharedPlace) -> Region:
+    def _found(self, place: SharedMemoryInput) -> Region:
         """Return the region of a place that lies within it. Raises Triton's refusals."""
         if self._leaving:
             self._forget_unused()

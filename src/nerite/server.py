@@ -11,38 +11,35 @@ from pathlib import Path
 from typing import Any, cast
 
 from nerite import __version__
+from nerite.admission.tenants import TenantAdmission
 from nerite.cache.interface import ResponseCache
-from nerite.config import exposure
-from nerite.config.options import ServerOptions
-from nerite.core.child_request import ChildRequest
+from nerite.config.options import LOAD, ServerOptions, open_ports, remedy, rights
 from nerite.core.client_text import checked
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unsupported
-from nerite.core.internal_errors import report
-from nerite.core.request import InferenceRequest, PlacedRequest, ReplySink, RequestHeader, SharedPlace
+from nerite.core.failures import report
+from nerite.core.model_calls import ChildRequest
+from nerite.core.request import InferenceRequest, ReplySink, RequestHeader, SharedMemoryInput, SharedMemoryRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import ALIGNMENT, Buffer
 from nerite.core.text import MAX_VALUE
-from nerite.execution.arena import MIN_SIZE
-from nerite.execution.door import Door
-from nerite.execution.helper_pool import HelperPool
-from nerite.execution.readiness import ask_all
-from nerite.execution.reception import Reception
-from nerite.execution.running_version import RunningVersion
+from nerite.dispatch.interface import ServerEntry
+from nerite.instances.instance import all_ready
+from nerite.models.running_version import RunningVersion
 from nerite.observability.custom_metrics import Reading
-from nerite.observability.exposition import Family
-from nerite.observability.metrics import Version
-from nerite.observability.trace_settings import TraceSettings
+from nerite.observability.exposition import MetricFamily
+from nerite.observability.model_metrics import MeteredVersion
+from nerite.observability.trace import TraceSettings
 from nerite.observability.tracing import Tracing
-from nerite.regions import Regions
+from nerite.regions import SharedMemoryRegions
 from nerite.repository import refusals
-from nerite.repository.delivery import Delivery, check_names
+from nerite.repository.catalogue import ModelState, version_origin
 from nerite.repository.descriptions import Descriptions
 from nerite.repository.manager import ModelManager
-from nerite.repository.model_record import State
-from nerite.repository.origin import origin
-from nerite.repository.registered import RegisteredRepository
+from nerite.repository.repositories import LoadOverrides, RegisteredRepository, check_file_names
+from nerite.workers.helper_pool import HelperPool
+from nerite.workers.ipc.shared_memory import MIN_SIZE
 
 _NOT_OVER_HTTP = "HTTP end point doesn't support models with decoupled transaction policy"
 EXTENSIONS = (
@@ -68,9 +65,9 @@ class InferenceServer:
     def __init__(
         self,
         options: ServerOptions,
-        manager_of: Callable[[Door, Callable[[], None]], ModelManager],
+        manager_of: Callable[[ServerEntry, Callable[[], None]], ModelManager],
         cache: ResponseCache | None = None,
-        reception: Reception | None = None,
+        reception: TenantAdmission | None = None,
         helpers: HelperPool | None = None,
     ) -> None:
         """``manager_of`` makes the model manager, given this door and what to call when models come and go."""
@@ -78,7 +75,7 @@ class InferenceServer:
         self._epoch = object()
         self._cache = cache
         self._reception = reception
-        self.regions = Regions(allowed=options.device.allow_client_shared_memory)
+        self.regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
         """The shared memory that clients have registered."""
         self.tracing = Tracing(options.trace, self._trace_running)
         """What is noted of requests."""
@@ -112,7 +109,7 @@ class InferenceServer:
         """Have the cache ask where answers come from now: those of an ensemble from what came or went, perhaps."""
 
         def origin_of(running: RunningVersion) -> str:
-            return origin(running, self._manager.find, lasting=lasting)
+            return version_origin(running, self._manager.find, lasting=lasting)
 
         for record in self._manager.records:
             for running in record.running.values():
@@ -148,7 +145,7 @@ class InferenceServer:
     def request(
         self,
         header: RequestHeader,
-        data: Sequence[Buffer | SharedPlace],
+        data: Sequence[Buffer | SharedMemoryInput],
         sink: ReplySink,
         arrived_ns: int,
         request_id: str,
@@ -166,11 +163,11 @@ class InferenceServer:
             return self.receive_buffer(header.model_name, header.model_version, size, 0)
 
         regions = self.regions
-        inputs = [regions.read(each, room) if isinstance(each, SharedPlace) else each for each in data]
-        request = PlacedRequest(header, inputs, sink, arrived_ns, request_id)
+        inputs = [regions.read(each, room) if isinstance(each, SharedMemoryInput) else each for each in data]
+        request = SharedMemoryRequest(header, inputs, sink, arrived_ns, request_id)
         places = {output.name: output.place for output in header.outputs if output.place}
         request.places = {name: regions.output(place) for name, place in places.items()}
-        regions.use(request, [each for each in (*data, *places.values()) if isinstance(each, SharedPlace)])
+        regions.use(request, [each for each in (*data, *places.values()) if isinstance(each, SharedMemoryInput)])
         return request
 
     def version_of(self, request: InferenceRequest) -> RunningVersion:
@@ -257,11 +254,11 @@ class InferenceServer:
         running: list[RunningVersion] = []
         for record in self._manager.records:
             for state in record.states.values():
-                if state.state is not State.READY and state.reason != "unloaded":
+                if state.state is not ModelState.READY and state.reason != "unloaded":
                     answered(False)
                     return
             running += record.running.values()
-        ask_all([version.ask_ready for version in running], answered)
+        all_ready([version.ask_ready for version in running], answered)
 
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
         """Tell whether one model can be served: not if there is none. Raises Triton's refusals of the version."""
@@ -290,7 +287,7 @@ class InferenceServer:
         """Return the statistics of a model's ready versions; of all models if ``model`` is empty."""
         return self._descriptions.statistics(model, version)
 
-    def metrics(self) -> Iterator[Version]:
+    def metrics(self) -> Iterator[MeteredVersion]:
         """Yield every version that runs now as the metrics page reads it, when its turn comes."""
         return self._descriptions.metrics()
 
@@ -306,7 +303,7 @@ class InferenceServer:
         """Return how the engines of a model are, or of all models if ``model`` is empty: none where there are none."""
         return self._descriptions.engine_reports(model)
 
-    def cache_metrics(self) -> list[Family]:
+    def cache_metrics(self) -> list[MetricFamily]:
         """Return the metrics of the response cache, if there is one."""
         return self._cache.families() if self._cache is not None else []
 
@@ -314,7 +311,7 @@ class InferenceServer:
         """Return what tenants have used of which model, and what they have left."""
         return self._reception.quota() if self._reception is not None else {}
 
-    def admission_metrics(self) -> list[Family]:
+    def admission_metrics(self) -> list[MetricFamily]:
         """Return the metrics of letting requests in; none where nobody has to be let in."""
         return self._reception.families() if self._reception is not None else []
 
@@ -346,11 +343,11 @@ class InferenceServer:
         allowed = self._options.repository.load_files
         if allowed == "none":
             return "this server takes no files of models from clients (--model-load-files=none)"
-        ports = [port for port in exposure.open_ports(self._options) if exposure.LOAD in port.categories]
+        ports = [port for port in open_ports(self._options) if LOAD in port.categories]
         if allowed == "any" or not ports:
             return ""
         return (
-            f"files of a model may be programs, and {exposure.rights(ports)}. {exposure.remedy(ports)} "
+            f"files of a model may be programs, and {rights(ports)}. {remedy(ports)} "
             "With --model-load-files=any files are taken from anybody."
         )
 
@@ -360,7 +357,7 @@ class InferenceServer:
         if not model:
             raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
         checked(model, "the name of a model")
-        check_names(parameters)
+        check_file_names(parameters)
         for name, value in parameters.items():
             checked(name, "the name of a load parameter")
             if isinstance(value, str):
@@ -370,7 +367,7 @@ class InferenceServer:
                 f"invalid model name '{model}', model name must not contain path traversal characters"
             )
         try:
-            delivery = Delivery.of(parameters)
+            delivery = LoadOverrides.of(parameters)
         except InvalidArgument as error:
             raise refusals.not_polled(model, error.message) from None
         await self._manager.load(model, delivery)

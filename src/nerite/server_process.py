@@ -11,55 +11,101 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import uvloop
 
-from nerite import welcome
-from nerite.backends.python import installer
+from nerite import __version__
+from nerite.admission.tenants import TenantAdmission, WatchedPolicy, open_policy
+from nerite.backends.python import environments
 from nerite.cache.interface import ResponseCache
-from nerite.cache.opening import open_cache
-from nerite.config import exposure
-from nerite.config.options import ServerOptions
-from nerite.config.standing_file import watch
+from nerite.cache.local import open_cache
+from nerite.config import options as exposure
+from nerite.config.options import RepositoryOptions, ServerOptions, is_loopback
+from nerite.config.watched_file import watch_files
 from nerite.core.errors import NeriteError
-from nerite.core.internal_errors import report
-from nerite.execution.auditor import Auditor
-from nerite.execution.door import Door
-from nerite.execution.guest_memory import GuestMemory
-from nerite.execution.helper_pool import HelperPool
-from nerite.execution.host_policy import HostPolicies
-from nerite.execution.launcher import Launcher
-from nerite.execution.nursery import Nursery
-from nerite.execution.overseer import Overseer
-from nerite.execution.reception import Reception
-from nerite.execution.runner import Runner
-from nerite.execution.running_version import RunningVersion
-from nerite.execution.standing_policy import StandingPolicy, open_policy
-from nerite.execution.surroundings import Surroundings
-from nerite.execution.vigil import limit_of
-from nerite.execution.watchdog import Watchdog
+from nerite.core.failures import report
+from nerite.dispatch.busy_poll import limit_of
+from nerite.dispatch.interface import ServerEntry
+from nerite.instances.instance import ModelInstance
+from nerite.instances.placement import HostPolicies
+from nerite.models.launcher import Launcher
+from nerite.models.loop_watchdog import LoopWatchdog
+from nerite.models.running_version import Auditor, RunningVersion
 from nerite.observability import gpus
-from nerite.observability.bridge import WorkerLines
-from nerite.observability.gpu_gauges import gauges_of
-from nerite.observability.log import log
-from nerite.observability.record import Table
-from nerite.repository.maker import VersionMaker
+from nerite.observability.gpus import gauges_of
+from nerite.observability.log import WorkerLines, log
+from nerite.observability.log_records import LogTable
+from nerite.repository.catalogue import ModelRecord
 from nerite.repository.manager import ModelManager
-from nerite.repository.placement import Placement
-from nerite.repository.poller import Poller
+from nerite.repository.polling import Poller
 from nerite.repository.remote import is_remote, repository_at
-from nerite.repository.source import LocalRepository, Repository
+from nerite.repository.repositories import LocalRepository, Repository
+from nerite.repository.version_maker import GpuPlacement, VersionMaker
 from nerite.scheduling.rate_limiter import RateLimiter
 from nerite.server import InferenceServer
-from nerite.transports import keys
-from nerite.transports.callers import Callers
-from nerite.transports.http import recorded_request
-from nerite.transports.keys import KeyFile
-from nerite.transports.ports import Ports
+from nerite.transports import access
+from nerite.transports.access import Callers, KeyFile
+from nerite.transports.http import infer_request
+from nerite.transports.http.openapi import sample_of, served_models
+from nerite.transports.ports import ServerPorts
+from nerite.workers.helper_pool import HelperPool
+from nerite.workers.host.fork_server import ForkServer
+from nerite.workers.host.instance import SlowBatchMonitor
+from nerite.workers.host.server_context import ServerContext
+from nerite.workers.ipc.shared_memory import ForeignSegments
+
+# What a server says when it is up: what it serves, where, and a command that tries it.
+
+
+def welcome_lines(
+    server: InferenceServer, ports: Mapping[str, int], address: str, repository: RepositoryOptions, *, console: bool
+) -> list[str]:
+    """Return the lines, given the port of each service that is open, and whether there is a console."""
+    host = "localhost" if address in ("0.0.0.0", "::", "") else address
+    ready = [record for record in server.manager.records if record.running]
+    failed = [record.name for record in server.manager.records if record.states and not record.running]
+    said = [f"Nerite {__version__} serves {_count(len(ready), 'model')}" + _failures(failed)]
+    where = [f"{name} {host}:{port}" for name, port in ports.items()]
+    said.append(f"Listening: {', '.join(where)}")
+    if is_loopback(address):
+        said.append("Only this machine gets in. For others, start it with --address=0.0.0.0 (docs/access.md)")
+    if "HTTP" not in ports:
+        return said
+    url = f"http://{host}:{ports['HTTP']}"
+    if ready:
+        said.append(f"Try it: {_command(ready, url)}")
+        said.append(f"A command for each model: {url}/v2/docs")
+    elif repository.control_mode == "explicit":
+        said.append(f"Load a model: curl -X POST {url}/v2/repository/models/NAME/load")
+    else:
+        when = "it is loaded then" if repository.control_mode == "poll" else "start the server again"
+        said.append(f"Put a model into {repository.paths[0]}, and {when}. {server.control_note}")
+    if console:
+        said.append(f"Watch it: {url}/ui")
+    return said
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _failures(names: list[str]) -> str:
+    return f"; {_count(len(names), 'model')} failed to load: {', '.join(names)} (why: see above)" if names else ""
+
+
+def _command(records: Sequence[ModelRecord], url: str) -> str:
+    """Return a curl command that works: an inference by the first model for which that is short, else a look at one."""
+    served = [each for each in served_models(records) if each.latest and each.paths]
+    for each in served:
+        sample = sample_of(each.signature, decoupled=each.decoupled)
+        if sample is not None and sample.brief:
+            return sample.curl(url + each.paths[0])
+    return f"curl {url}/v2/models/{records[0].name}"
+
 
 _COLLECT_EVERY = 10_000
 """Objects made and not yet gone, before the collector looks for cycles. A batch of requests is some thousand."""
@@ -93,9 +139,9 @@ class ServerProcess:
         self._loader = ThreadPoolExecutor(max(options.repository.load_threads, 1) * 2, "load")
         self._repositories: list[Repository] = []
         self._key_files: dict[str, KeyFile] = {}
-        self._policy: StandingPolicy | None = None
-        self._reception: Reception
-        self._ports: Ports
+        self._policy: WatchedPolicy | None = None
+        self._reception: TenantAdmission
+        self._ports: ServerPorts
         self._stop_asked = asyncio.Event()
 
     async def serve(self) -> int:
@@ -105,7 +151,7 @@ class ServerProcess:
             cache = await self._open_cache()
             self._policy = open_policy(self._options.policy_file) if self._options.policy_file else None
             restricted = (*self._options.http.restricted.values(), *self._options.grpc.restricted.values())
-            self._key_files = keys.open_files(restricted)
+            self._key_files = access.open_files(restricted)
         except NeriteError as error:
             log.error(error.message)
             return 1
@@ -114,19 +160,19 @@ class ServerProcess:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._asked_to_stop)
         lines = WorkerLines(log)
-        nursery = Nursery(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
-        guests = GuestMemory()
+        nursery = ForkServer(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
+        guests = ForeignSegments()
         helpers = HelperPool(nursery, loop, guests)
         device = self._options.device
         library = gpus.open_library()
         found = gpus.of_this_machine(library, os.environ, device.min_compute_capability)
-        placement = Placement(library, found, device.min_compute_capability, device.load_gpu_limits)
-        reception = self._reception = Reception(None if self._policy is None else self._policy.policy, loop)
+        placement = GpuPlacement(library, found, device.min_compute_capability, device.load_gpu_limits)
+        reception = self._reception = TenantAdmission(None if self._policy is None else self._policy.policy, loop)
         gauges = gauges_of(library, found, self._options.metrics, os.environ)
         loading = asyncio.Semaphore(max(self._options.repository.load_threads, 1))
 
-        def manager(door: Door, on_change: Callable[[], None]) -> ModelManager:
-            around = Surroundings(
+        def manager(door: ServerEntry, on_change: Callable[[], None]) -> ModelManager:
+            around = ServerContext(
                 loop,
                 self._loader,
                 loading,
@@ -138,7 +184,7 @@ class ServerProcess:
                 self._options.queue,
                 HostPolicies(device.host_policies),
                 None if device.rate_limit == "off" else RateLimiter(device.rate_limit_resources),
-                recorded_request.read,
+                infer_request.read_recorded_request,
                 reception,
                 self._options.metrics,
             )
@@ -149,8 +195,8 @@ class ServerProcess:
 
         server = InferenceServer(self._options, manager, cache, reception, helpers)
         callers = None if self._policy is None else Callers(lambda: reception.policy)
-        self._ports = Ports(server, self._options, self._key_files, callers, gauges)
-        watchdog: Watchdog | None = None
+        self._ports = ServerPorts(server, self._options, self._key_files, callers, gauges)
+        watchdog: LoopWatchdog | None = None
         try:
             start = loop.create_task(self._start(server))
             stop = loop.create_task(self._stop_asked.wait())
@@ -161,7 +207,7 @@ class ServerProcess:
             if not start.result():
                 return 1
             if self._options.stall_seconds:
-                watchdog = Watchdog(loop, self._options.stall_seconds)
+                watchdog = LoopWatchdog(loop, self._options.stall_seconds)
             watching = [loop.create_task(_lasting(work)) for work in self._watching(server)]
             await stop
             for task in watching:
@@ -184,7 +230,7 @@ class ServerProcess:
             helpers.close()
             nursery.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
-            installer.stop()
+            environments.stop_installer()
 
     def _open_repositories(self) -> list[Repository]:
         """Return the places that the flags name. Raises ``NeriteError`` for one that cannot be right."""
@@ -257,7 +303,7 @@ class ServerProcess:
     def _welcome(self, server: InferenceServer) -> None:
         """Say what is served and how to try it: to a person as it is, so that it can be pasted; else as log lines."""
         http = self._options.http
-        lines = welcome.lines(server, self._ports.opened, http.address, self._options.repository, console=http.console)
+        lines = welcome_lines(server, self._ports.opened, http.address, self._options.repository, console=http.console)
         if sys.stdout.isatty() and not log.file and log.format != "json":
             print("", *lines, "", sep="\n", file=sys.__stdout__, flush=True)
         else:
@@ -268,18 +314,18 @@ class ServerProcess:
         """Yield what goes on beside the serving: looking at workers, and at files that may change."""
         yield Auditor(lambda: _versions(server)).run
         if self._options.stall_seconds:
-            yield Overseer(lambda: _runners(server), self._options.stall_seconds).run
+            yield SlowBatchMonitor(lambda: _runners(server), self._options.stall_seconds).run
         if self._options.repository.control_mode == "poll":
             yield Poller(server.manager, self._options.repository.poll_secs).run
         for file in self._key_files.values():
-            yield partial(watch, file, partial(self._changed, file))
+            yield partial(watch_files, file, partial(self._changed, file))
         if self._policy is not None:
-            yield partial(watch, self._policy, partial(self._changed, self._policy))
+            yield partial(watch_files, self._policy, partial(self._changed, self._policy))
 
-    def _changed(self, file: KeyFile | StandingPolicy) -> None:
+    def _changed(self, file: KeyFile | WatchedPolicy) -> None:
         """Have what is new in a file count from the next request on."""
         (log.warning if file.problem else log.info)(file.news())
-        if isinstance(file, StandingPolicy):
+        if isinstance(file, WatchedPolicy):
             self._reception.follow(file.policy)
         self._ports.forget()
 
@@ -335,14 +381,14 @@ async def _give_up_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def _model_table(index: list[dict[str, str]]) -> Table:
+def _model_table(index: list[dict[str, str]]) -> LogTable:
     """Return which models there are, and why some of them do not run."""
     rows = []
     for entry in index:
         state = entry.get("state", "")
         reason = entry.get("reason", "")
         rows.append((entry["name"], entry.get("version", "-"), f"{state}: {reason}" if reason else state))
-    return Table(("Model", "Version", "Status"), rows)
+    return LogTable(("Model", "Version", "Status"), rows)
 
 
 def _versions(server: InferenceServer) -> Iterator[RunningVersion]:
@@ -351,7 +397,7 @@ def _versions(server: InferenceServer) -> Iterator[RunningVersion]:
         yield from record.running.values()
 
 
-def _runners(server: InferenceServer) -> Iterator[Runner]:
+def _runners(server: InferenceServer) -> Iterator[ModelInstance]:
     """Yield the instances of all models that run."""
     for running in _versions(server):
         yield from running.runners

@@ -5,49 +5,50 @@ numpy and the standard library only. Names, signatures and error texts are those
 differences are in the documentation, under Python models.
 """
 
-from triton_python_backend_utils.calls import ResponseIterator
-from triton_python_backend_utils.data_types import (
-    TRITON_STRING_TO_NUMPY,
-    deserialize_bytes_tensor,
-    numpy_to_triton_type,
-    serialize_byte_tensor,
-    triton_string_to_numpy,
-    triton_to_numpy_type,
-)
 from triton_python_backend_utils.errors import TritonError, TritonModelException
 from triton_python_backend_utils.logger import Logger
-from triton_python_backend_utils.lookup import (
+from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricKind
+from triton_python_backend_utils.model import (
+    ModelConfig,
     get_input_config_by_name,
     get_input_tensor_by_name,
+    get_model_dir,
     get_output_config_by_name,
     get_output_tensor_by_name,
+    is_model_ready,
+    load_model,
+    unload_model,
     using_decoupled_model_transaction_policy,
 )
-from triton_python_backend_utils.memory import (
-    TRITONSERVER_MEMORY_CPU,
-    TRITONSERVER_MEMORY_GPU,
-    MemoryType,
-    PreferredMemory,
-)
-from triton_python_backend_utils.metric_store import MetricKind
-from triton_python_backend_utils.metrics import Metric, MetricFamily
-from triton_python_backend_utils.model_config import ModelConfig
-from triton_python_backend_utils.model_control import is_model_ready, load_model, unload_model
-from triton_python_backend_utils.model_directory import get_model_dir
 from triton_python_backend_utils.request import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
+    ResponseIterator,
+)
+from triton_python_backend_utils.request_options import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
 )
 from triton_python_backend_utils.response import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,
     InferenceResponseSender,
 )
-from triton_python_backend_utils.tensor import Tensor
-from triton_python_backend_utils.trace import InferenceTrace
+from triton_python_backend_utils.tensor import (
+    TRITON_STRING_TO_NUMPY,
+    Tensor,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
 
 __all__ = [
     "Tensor",

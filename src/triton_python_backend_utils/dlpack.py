@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nerite.core import dtype as dtypes
-from nerite.core.dtype import DataType
+from nerite.core import tensor as dtypes
+from nerite.core.tensor import DataType
 from triton_python_backend_utils.errors import TritonModelException
 
 CPU = 1

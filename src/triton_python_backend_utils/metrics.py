@@ -2,15 +2,230 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
-from collections.abc import Sequence
-from typing import ClassVar, SupportsFloat
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final, NamedTuple, SupportsFloat, TypeAlias
 
+from nerite.core.text import MAX_VALUE, text_error
 from triton_python_backend_utils import arguments
-from triton_python_backend_utils.arguments import Mismatch, Text
+from triton_python_backend_utils.arguments import BindingEnum, Mismatch, Text
 from triton_python_backend_utils.errors import TritonModelException, incompatible, incompatible_call
-from triton_python_backend_utils.metric_store import STORE, Holding, MetricKind, Sample
+
+# The values of custom metrics, kept in the process of the model until the server reads them.
+#
+# Counting is an addition under a lock. Whoever runs the model calls ``collect`` when somebody asks for the metrics,
+# and adds up what the instances of a model report; a model's own ``value()`` tells what its process has counted.
+
+Labels: TypeAlias = tuple[tuple[str, str], ...]
+
+_FAMILY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+class MetricKind(BindingEnum):
+    """What a metric counts, with Triton's numbers."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+class MetricSample:
+    """One metric of a family: one set of labels. A histogram has buckets, the others a value."""
+
+    __slots__ = ("bounds", "counts", "holders", "labels", "set_ns", "value")
+
+    def __init__(self, labels: Labels, bounds: Sequence[float]) -> None:
+        self.labels = labels
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        """How many observations fell into each bucket; the last one has no upper bound."""
+        self.value = 0.0
+        """Of a counter or gauge; the sum of a histogram's observations."""
+        self.set_ns = 0
+        """When a gauge was set last (``time.monotonic_ns``); 0 if it only went up and down."""
+        self.holders = 0
+
+
+class StoredFamily:
+    """All metrics of one name."""
+
+    __slots__ = ("description", "holders", "kind", "name", "samples")
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        self.name = name
+        self.description = description
+        self.kind = kind
+        self.samples: dict[Labels, MetricSample] = {}
+        self.holders = 0
+
+
+class MetricHolding:
+    """What one object of a model's has of a family: the metrics that it made, until they are released."""
+
+    __slots__ = ("family", "released", "samples", "store")
+
+    def __init__(self, store: MetricStore, family: StoredFamily) -> None:
+        self.store = store
+        self.family = family
+        self.samples: dict[Labels, MetricSample] = {}
+        self.released = False
+
+
+class MetricReading(NamedTuple):
+    """A family as it was at one moment; plain data that can be sent to another process."""
+
+    name: str
+    description: str
+    kind: int
+    samples: list[tuple[Labels, float, tuple[float, ...], list[int], int]]
+    """Labels, value, bucket bounds and bucket counts of each metric, and when it was set."""
+
+
+class MetricStore:
+    """The custom metrics of one process. Every method may be called from any thread.
+
+    Raises ``ValueError`` with Triton's text for what a metric cannot do.
+    """
+
+    def __init__(self) -> None:
+        # Re-entrant, because a collection of garbage inside a method may end a family, which releases its metrics.
+        self._lock = threading.RLock()
+        self._families: dict[str, StoredFamily] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Called at the first change after ``collect``, by whichever thread makes it."""
+        self._told = False
+
+    def family(self, name: str, description: str, kind: MetricKind) -> MetricHolding:
+        """Return a holding of the family called ``name``; make that if there is none.
+
+        A family, and each metric, stays until each of its holders has released it.
+        """
+        if _FAMILY_NAME.fullmatch(name) is None:
+            raise ValueError("Invalid metric name")
+        with self._lock:
+            family = self._families.setdefault(name, StoredFamily(name, description, kind))
+            if family.kind != kind:
+                raise ValueError("Family name already exists with different type")
+            family.holders += 1
+        return MetricHolding(self, family)
+
+    def metric(self, holding: MetricHolding, labels: Mapping[str, str], bounds: Sequence[float]) -> MetricSample:
+        """Return the metric of a family with these labels; make it if there is none."""
+        for name, value in labels.items():
+            if not isinstance(value, str):
+                raise ValueError("attempt to access JSON non-string as string")
+            if _LABEL_NAME.fullmatch(name) is None:
+                raise ValueError("Invalid label name")
+            if (mistake := text_error(value, MAX_VALUE)) is not None:
+                raise ValueError(f"the value of label '{name}' {mistake}")
+        key = tuple(sorted(labels.items()))
+        with self._lock:
+            sample = holding.samples.get(key)
+            if sample is None:
+                sample = holding.samples[key] = holding.family.samples.setdefault(key, MetricSample(key, bounds))
+                sample.holders += 1
+                self._tell()
+        return sample
+
+    def release(self, holding: MetricHolding) -> None:
+        """Give a holding up: its metrics can be used no more, and those that have no other holder are removed."""
+        family = holding.family
+        with self._lock:
+            holding.released = True
+            for sample in holding.samples.values():
+                sample.holders -= 1
+                if not sample.holders:
+                    del family.samples[sample.labels]
+                    self._tell()
+            family.holders -= 1
+            if not family.holders:
+                del self._families[family.name]
+
+    def increment(self, holding: MetricHolding, sample: MetricSample, value: float) -> None:
+        """Add to a counter or a gauge."""
+        family = _of(holding)
+        if family.kind == MetricKind.HISTOGRAM:
+            raise _cannot(family, "Increment")
+        if family.kind == MetricKind.COUNTER and value < 0:
+            raise ValueError(
+                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
+            )
+        with self._lock:
+            sample.value += value
+            self._tell()
+
+    def set(self, holding: MetricHolding, sample: MetricSample, value: float) -> None:
+        """Set a gauge."""
+        family = _of(holding)
+        if family.kind != MetricKind.GAUGE:
+            raise _cannot(family, "Set")
+        with self._lock:
+            sample.value = value
+            sample.set_ns = time.monotonic_ns()
+            self._tell()
+
+    def observe(self, holding: MetricHolding, sample: MetricSample, value: float) -> None:
+        """Count an observation in a histogram."""
+        family = _of(holding)
+        if family.kind != MetricKind.HISTOGRAM:
+            raise _cannot(family, "Observe")
+        with self._lock:
+            sample.value += value
+            sample.counts[bisect.bisect_left(sample.bounds, value)] += 1
+            self._tell()
+
+    def value(self, holding: MetricHolding, sample: MetricSample) -> float:
+        """Return the value of a counter or a gauge."""
+        family = _of(holding)
+        if family.kind == MetricKind.HISTOGRAM:
+            raise _cannot(family, "Value")
+        return sample.value
+
+    def collect(self) -> list[MetricReading]:
+        """Return everything, as it is now."""
+        with self._lock:
+            self._told = False
+            return [
+                MetricReading(
+                    family.name,
+                    family.description,
+                    int(family.kind),
+                    [
+                        (one.labels, one.value, one.bounds, list(one.counts), one.set_ns)
+                        for one in list(family.samples.values())
+                    ],
+                )
+                for family in list(self._families.values())
+            ]
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self.on_change()
+
+
+def _of(holding: MetricHolding) -> StoredFamily:
+    if holding.released:
+        raise ValueError(
+            "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object "
+            "should be deleted AFTER its corresponding 'Metric' objects have been deleted. Keep it as long as its "
+            "metrics: self.family = MetricFamily(...)."
+        )
+    return holding.family
+
+
+def _cannot(family: StoredFamily, operation: str) -> ValueError:
+    return ValueError(f"TRITONSERVER_METRIC_KIND_{family.kind.name} does not support {operation}")
+
+
+STORE: Final = MetricStore()
+"""The store of this process."""
 
 
 class Metric:
@@ -18,7 +233,7 @@ class Metric:
 
     __slots__ = ("_holding", "_sample")
 
-    def __init__(self, holding: Holding, sample: Sample) -> None:
+    def __init__(self, holding: MetricHolding, sample: MetricSample) -> None:
         self._holding = holding
         self._sample = sample
 
@@ -71,7 +286,7 @@ class MetricFamily:
     __slots__ = ("_holding",)
 
     def __init__(self, name: Text, description: Text, kind: MetricKind) -> None:
-        self._holding: Holding | None = None
+        self._holding: MetricHolding | None = None
         try:
             plain = arguments.text("name", name), arguments.text("description", description)
             arguments.instance(kind, MetricKind)

@@ -2,26 +2,237 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from asyncio import Future
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol, SupportsIndex, overload
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Final, Literal, Protocol, SupportsIndex, overload
 
-from nerite.core.errors import NeriteError
+from nerite.core import headers, model_calls
+from nerite.core.byte_budget import MODEL_CALLS, Memo
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.request import MAX_CORRELATION_ID, RequestedOutput, RequestHeader
 from nerite.core.request import InferenceRequest as CoreRequest
-from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse as CoreResponse
 from nerite.core.response import Parameter
 from nerite.core.tensor import TensorSpec
-from triton_python_backend_utils import arguments, calls
+from nerite.core.text import MAX_NAME, text_error
+from triton_python_backend_utils import arguments
 from triton_python_backend_utils.arguments import INT64, UINT32, UINT64, Mismatch, Text
-from triton_python_backend_utils.calls import ResponseIterator
-from triton_python_backend_utils.errors import TritonModelException, incompatible, incompatible_call
-from triton_python_backend_utils.memory import TRITONSERVER_MEMORY_CPU, PreferredMemory
-from triton_python_backend_utils.parameters import Parameters, checked
+from triton_python_backend_utils.errors import (
+    ErrorCode,
+    Parameters,
+    TritonError,
+    TritonModelException,
+    checked_parameters,
+    incompatible,
+    incompatible_call,
+    mistake_in_parameters,
+)
+from triton_python_backend_utils.request_options import TRITONSERVER_MEMORY_CPU, InferenceTrace, PreferredMemory
 from triton_python_backend_utils.response import InferenceResponse, InferenceResponseSender
-from triton_python_backend_utils.tensor import ReceivedTensor, Tensor
-from triton_python_backend_utils.trace import InferenceTrace
+from triton_python_backend_utils.tensor import ReceivedTensor, Tensor, wire_form
+
+# A model's request to another model, on its way to the server, and what comes back.
+#
+# Request headers are shared: as long as a model asks with the same names, types and shapes, all its requests have the
+# same header object, which crosses to the server once.
+
+_START: Final = 1
+_END: Final = 2
+_headers: Memo[tuple[Any, ...], RequestHeader] = Memo()
+
+
+class ResponseIterator:
+    """The responses of another model to one request, in the order in which it sends them; ``async for`` works too.
+
+    The called model waits while more than a few are not read. An iterator that is dropped before its end cancels the
+    request.
+    """
+
+    __slots__ = ("_call", "_over")
+
+    def __init__(self, call: model_calls.BlsCall) -> None:
+        self._call = call
+        self._over = False
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._over:
+            raise StopIteration("Iteration is done for the responses.")
+        try:
+            response, self._over = self._call.next()
+        except NeriteError as error:
+            raise TritonModelException(error.message) from None
+        return _received(response)
+
+    def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        if self._over:
+            raise StopAsyncIteration
+        await _here(self._call)
+        return next(self)
+
+    def cancel(self) -> None:
+        """Cancel the request, if it has not ended.
+
+        The iteration goes on with what the called model still sends: mostly a response with the error ``CANCELLED``.
+        Raises ``TritonModelException`` in a process that the model has forked.
+        """
+        if self._over:
+            return
+        try:
+            self._call.cancel()
+        except NeriteError as error:
+            raise TritonModelException(error.message) from None
+
+    def __del__(self) -> None:
+        if not self._over:
+            self._over = True
+            self._call.give_up()
+
+
+def ask(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
+    """Send a request to another model, and wait for its response. Raises ``TritonModelException``."""
+    call = _start(request, decoupled)
+    return ResponseIterator(call) if decoupled else _only(call)
+
+
+def ask_async(
+    request: InferenceRequest, *, decoupled: bool
+) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
+    """Send a request to another model at once; the future has its response, or the iterator once there is a first.
+
+    Cancelling the future cancels the request. Raises ``TritonModelException``, and ``RuntimeError`` outside of a
+    coroutine.
+    """
+    loop = asyncio.get_running_loop()
+    call = _start(request, decoupled)
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def here() -> None:
+        if not future.done():
+            future.set_result(ResponseIterator(call) if decoupled else _only(call))
+
+    def ended(future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            call.give_up()
+
+    future.add_done_callback(ended)
+    call.when_next(loop, here)
+    return future
+
+
+async def _here(call: model_calls.BlsCall) -> None:
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    call.when_next(loop, lambda: None if future.done() else future.set_result(None))
+    await future
+
+
+class _Refused:
+    """A call that is not sent: its only answer says why. Triton answers with an error, too, rather than to raise it."""
+
+    __slots__ = ("_error", "final")
+
+    def __init__(self, error: NeriteError) -> None:
+        self._error = error
+        self.final = False
+
+    def next(self) -> tuple[CoreResponse, bool]:
+        self.final = True
+        return CoreResponse.failed(self._error), True
+
+    def when_next(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        loop.call_soon(call)
+
+    def cancel(self) -> None:
+        pass
+
+    def give_up(self) -> None:
+        pass
+
+
+def _start(request: InferenceRequest, decoupled: bool) -> model_calls.BlsCall:
+    inputs = request.inputs()
+    name = request.request_id()
+    try:
+        header = _header(request, inputs, decoupled)
+        if len(name) > MAX_NAME:
+            raise InvalidArgument(f"request_id {text_error(name)}")
+    except NeriteError as error:
+        return _Refused(error.prefixed(f"Model {request.target()[0]} - Error when running inference: "))
+    data = [wire_form(tensor) for tensor in inputs]
+    try:
+        return model_calls.current.call(header, data, name, request.trace().request, decoupled=decoupled)
+    except NeriteError as error:
+        raise TritonModelException(error.message) from None
+
+
+def _only(call: model_calls.BlsCall) -> InferenceResponse:
+    """Return the one response of a model that is not decoupled; that it was the last may be said apart."""
+    response, final = call.next()
+    while not final:
+        _, final = call.next()
+    return _received(response)
+
+
+def _header(request: InferenceRequest, inputs: list[Tensor], decoupled: bool) -> RequestHeader:
+    model, version = request.target()
+    outputs = frozenset(request.requested_output_names())
+    correlation_id, flags, timeout = request.correlation_id(), request.flags(), request.timeout()
+    form: list[Any] = [model, version, decoupled, outputs, correlation_id, flags, timeout]
+    for tensor in inputs:
+        form += (tensor._name, tensor._datatype, tensor._shape)
+    parameters = request.custom()
+    if parameters:
+        form += sorted((name, repr(value)) for name, value in parameters.items())
+    key = tuple(form)
+    header = _headers.get(key)
+    if header is None:
+        header = RequestHeader(
+            model,
+            "" if version == -1 else str(version),
+            [TensorSpec(tensor._name, tensor._datatype, tensor._shape) for tensor in inputs],
+            [RequestedOutput(name) for name in sorted(outputs)],
+            parameters=parameters,
+            timeout_us=timeout,
+            sequence_id=correlation_id,
+            sequence_start=bool(flags & _START),
+            sequence_end=bool(flags & _END),
+        )
+        _check(header)
+        MODEL_CALLS.put(_headers, key, header, headers.request_header_bytes(header))
+    return header
+
+
+def _check(header: RequestHeader) -> None:
+    """Raise ``NeriteError`` for a header that could not be sent, or that the server refuses from clients."""
+    names = [("model_name", header.model_name)]
+    names += [("the name of an input", spec.name) for spec in header.inputs]
+    names += [("the name of a requested output", output.name) for output in header.outputs]
+    for what, name in names:
+        if (mistake := text_error(name)) is not None:
+            raise InvalidArgument(f"{what} {mistake}")
+    if isinstance(header.sequence_id, str) and len(header.sequence_id.encode()) > MAX_CORRELATION_ID:
+        raise Unsupported("string correlation ID cannot be longer than 128 characters")
+    if (mistake := mistake_in_parameters(header.parameters, INT64)) is not None:
+        raise InvalidArgument(f"Unsupported value type on parameters\n{mistake}")
+
+
+def _received(response: CoreResponse) -> InferenceResponse:
+    if response.error is not None:
+        return InferenceResponse(error=TritonError(response.error.message, ErrorCode[response.error.code]))
+    if response.header is None:
+        return InferenceResponse([])
+    received = InferenceResponse(list(map(ReceivedTensor, response.header.outputs, response.data)))
+    received._parameters = response.header.parameters
+    return received
+
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -103,7 +314,7 @@ class InferenceRequest:
             raise TritonModelException(f"Input tensor for {of} should not be empty.")
         if "" in self._requested:
             raise TritonModelException(f"Requested output name for {of} should not be empty.")
-        self._parameters = checked(parameters)
+        self._parameters = checked_parameters(parameters)
 
     def inputs(self) -> list[Tensor]:
         """Return the input tensors."""
@@ -166,7 +377,7 @@ class InferenceRequest:
         With ``decoupled`` return an iterator over any number of responses; a decoupled model needs that. Raises
         ``TritonModelException`` outside of ``execute``.
         """
-        return calls.ask(self, decoupled=self._flag("exec", decoupled))
+        return ask(self, decoupled=self._flag("exec", decoupled))
 
     @overload
     def async_exec(self, decoupled: Literal[False] = False) -> Future[InferenceResponse]: ...
@@ -179,7 +390,7 @@ class InferenceRequest:
 
         Raises as ``exec`` does, and ``RuntimeError`` outside of a coroutine.
         """
-        return calls.ask_async(self, decoupled=self._flag("async_exec", decoupled))
+        return ask_async(self, decoupled=self._flag("async_exec", decoupled))
 
     def target(self) -> tuple[str, int]:
         """Return model and version, -1 for the latest. For the server: no part of Triton's interface."""

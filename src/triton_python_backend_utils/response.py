@@ -14,12 +14,13 @@ from nerite.core.response import InferenceResponse as CoreResponse
 from triton_python_backend_utils import arguments
 from triton_python_backend_utils.arguments import UINT32, Mismatch
 from triton_python_backend_utils.errors import (
+    Parameters,
     TritonError,
     TritonModelException,
+    checked_parameters,
     incompatible,
     incompatible_call,
 )
-from triton_python_backend_utils.parameters import Parameters, checked
 from triton_python_backend_utils.tensor import Tensor
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
@@ -59,7 +60,7 @@ class InferenceResponse:
             raise _wrong(output_tensors, error, mismatch) from None
         self._tensors = [*output_tensors]
         self._error = error
-        self._parameters: dict[str, Parameter] | None = None if parameters is None else checked(parameters)
+        self._parameters: dict[str, Parameter] | None = None if parameters is None else checked_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         """Return the tensors."""

@@ -10,9 +10,9 @@ from typing import Final
 
 from fuzz.case import Case
 from fuzz.lanes import Outcome
+from nerite.admission.tenants import open_policy
 from nerite.config import json_form, loading
 from nerite.core.errors import InvalidArgument
-from nerite.execution.standing_policy import open_policy
 
 _SECONDS: Final = 5.0
 """Seconds of processor time that reading a file may take. The largest take 0.2."""

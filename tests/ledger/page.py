@@ -12,7 +12,7 @@ from ledger.metrics import METRICS
 from ledger.pb_utils import PB_UTILS
 from ledger.request_parameters import REQUEST_PARAMETERS
 from nerite.cli import flags
-from nerite.config import no_effect
+from nerite.config import validate
 
 
 class Section(NamedTuple):
@@ -42,8 +42,8 @@ server is started with it. A test holds the page complete.
 
 def sections() -> list[Section]:
     """Return the tables, in their order."""
-    without = {name: why.reason for name, why in no_effect.FIELDS.items() if not why.heeded_by}
-    partly = {name: why.heeded_by for name, why in no_effect.FIELDS.items() if why.heeded_by}
+    without = {name: why.reason for name, why in validate.FIELDS.items() if not why.heeded_by}
+    partly = {name: why.heeded_by for name, why in validate.FIELDS.items() if why.heeded_by}
     idle = {flag.name: flag.accepted for flag in flags.FLAGS if flag.accepted}
     return [
         Section("Fields of `config.pbtxt`", CONFIG_FIELDS, without, partly),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nerite.execution.quota import families
-from nerite.transports import callers
+from nerite.admission.tenants import quota_families
+from nerite.transports import access
 from pages import ROOT, Page, run
 from serving import IDENTITY, Serving, python_model, serving
 from tools import require
@@ -42,6 +42,6 @@ def test_the_commands(server: Serving, tmp_path: Path) -> None:
 
 def test_every_name_is_on_the_page() -> None:
     text = (ROOT / "docs" / "admission.md").read_text()
-    names = [family.name.removeprefix("nerite_admission_") for family in families([], [], {})]
-    for name in (*names, callers.CLASS, *callers.TIMEOUTS, *callers.KEYS, *callers.RETRIES):
+    names = [family.name.removeprefix("nerite_admission_") for family in quota_families([], [], {})]
+    for name in (*names, access.CLASS, *access.TIMEOUTS, *access.KEYS, *access.RETRIES):
         assert f"`{name}" in text, name

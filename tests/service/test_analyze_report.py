@@ -13,10 +13,8 @@ import pytest
 from PIL import Image
 
 from browser import Browser, browsing
-from nerite.analyze import report
-from nerite.analyze.finding import Finding, combined
-from nerite.analyze.ranking import Goal
-from nerite.cli.analyze.telling import HEADINGS, row
+from nerite.tools.analyze import finding
+from nerite.tools.analyze.finding import HEADINGS, Finding, Goal, combined, row
 
 FOUND = Path(__file__).with_name("analysis.jsonl")
 """The findings in a checkpoint: of the guided search for the network of benchmarks/analyze.py."""
@@ -70,7 +68,7 @@ def page(tmp_path: Path) -> Path:
     about = (f"{len(findings)} of 72 configurations", "http, concurrency 4, 16", "2 cores")
     table = [HEADINGS, *(row(each, goal) for each in goal.winners(findings))]
     path = tmp_path / "page.html"
-    path.write_text(report.render(report.Heading("network", about), findings, goal, table, DIFF))
+    path.write_text(finding.render(finding.AnalyzeHeading("network", about), findings, goal, table, DIFF))
     return path
 
 

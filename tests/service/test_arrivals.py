@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from grpc_streams import Stream
 from nerite.core.tensor import join_bytes
-from nerite.wire.fields import nested
+from nerite.wire.fields import nested_field as field
 from nerite.wire.grpc_service import ModelInferRequest, ModelInferResponse
 from raw_grpc import INFER, STREAM, RawGrpc, Watch, framed, resident
 from serving import IDENTITY, Serving, binary_request, eventually, pbtxt, python_model, serving
@@ -50,7 +50,7 @@ def zeros(size: int) -> bytes:
 
 
 def parameters(count: int) -> bytes:
-    return b"".join(nested(4, nested(1, b"k%d" % number) + nested(2, b"\x08\x01")) for number in range(count))
+    return b"".join(field(4, field(1, b"k%d" % number) + field(2, b"\x08\x01")) for number in range(count))
 
 
 ATTACKS: dict[str, tuple[Callable[[], bytes], bool, int, str]] = {
@@ -59,18 +59,18 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], bool, int, str]] = {
     "8 MB of field 0": (lambda: bytes(8 * MB), False, 13, "Unable to parse request"),
     "4 million raw contents": (lambda: b"\x3a\x00" * 4_000_000, False, 3, "most of them 'raw_input_contents'"),
     "4 million unknown fields": (lambda: b"\x08\x00" * 4_000_000, False, 3, "most of them unknown"),
-    "4 million fields of an input": (lambda: nested(5, b"\x08\x00" * 4_000_000), False, 3, "most of them in 'inputs'"),
+    "4 million fields of an input": (lambda: field(5, b"\x08\x00" * 4_000_000), False, 3, "most of them in 'inputs'"),
     "300,000 parameters": (lambda: parameters(300_000), False, 3, "most of them 'parameters'"),
     "a shape of 4 million dimensions": (
-        lambda: nested(5, nested(3, b"\x01" * 4_000_000)), False, 3, "'shape' has 4000000 elements, more than the 1024",
+        lambda: field(5, field(3, b"\x01" * 4_000_000)), False, 3, "'shape' has 4000000 elements, more than the 1024",
     ),
-    "a name of 8 MB": (lambda: nested(1, b"x" * 8 * MB), False, 3, "8388613 bytes beside its tensors, more than the"),
+    "a name of 8 MB": (lambda: field(1, b"x" * 8 * MB), False, 3, "8388613 bytes beside its tensors, more than the"),
     "4 million strings": (
-        lambda: nested(1, b"texts") + nested(5, nested(2, b"BYTES") + nested(5, b"\x42\x00" * 4_000_000)),
+        lambda: field(1, b"texts") + field(5, field(2, b"BYTES") + field(5, b"\x42\x00" * 4_000_000)),
         False, 3, "texts",
     ),
     "4 million numbers that are not packed": (
-        lambda: nested(5, nested(2, b"INT64") + nested(5, b"\x18\x00" * 4_000_000)),
+        lambda: field(5, field(2, b"INT64") + field(5, b"\x18\x00" * 4_000_000)),
         False, 3, "in the contents of",
     ),
 }  # fmt: skip

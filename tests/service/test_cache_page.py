@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from nerite.cache.redis.settings import RedisSettings
+from nerite.cache.redis import RedisSettings
 from pages import ROOT, Page
 from redis_server import redis_server
 from serving import Serving, adds, eventually, pbtxt, python_model, serving

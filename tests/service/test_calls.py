@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from laboratory import COUNTER, laboratory, said, waiting_for
-from nerite.execution.calls import WINDOW
+from nerite.workers.child.bls import WINDOW
 from serving import IDENTITY, Serving, ensemble, eventually, pbtxt, python_model, serving, step
 
 TELLING = """
@@ -439,7 +439,7 @@ told_all.set()
 holding.join()
 say(*answers)
 """
-    program = f"import threading\nfrom nerite.core import host\n{program}"
+    program = f"import threading\nfrom nerite.core import model_calls as host\n{program}"
     assert said(server, program, id="forking") == ["None"]
     for line in ("printed in the fork", "logged in the fork", "an error in the fork"):
         eventually(lambda line=line: line in server.text)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from llm_models import language_model
-from nerite.cli.chat.terminal import COMMANDS
+from nerite.tools.chat import COMMANDS
 from pages import ROOT, Page, rows, run
 from serving import Serving, serving
 

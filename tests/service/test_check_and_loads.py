@@ -211,7 +211,7 @@ def write(path: Path, content: Any, *, is_directory: bool) -> None:
 @pytest.fixture(scope="module")
 def rows(repository: Path) -> dict[str, list[dict[str, Any]]]:
     """What ``nerite check`` finds, by model."""
-    command = [sys.executable, "-m", "nerite.cli.check", str(repository), "--json"]
+    command = [sys.executable, "-m", "nerite.tools.check", str(repository), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     found: dict[str, list[dict[str, Any]]] = {}
     for row in json.loads(done.stdout):
@@ -245,7 +245,7 @@ def test_what_is_wrong_in_code_stands_there(repository: Path, rows: dict[str, li
 
 
 def test_code_is_read_where_it_is_not_run(repository: Path) -> None:
-    command = [sys.executable, "-m", "nerite.cli.check", str(repository), "--disable-auto-complete-config", "--json"]
+    command = [sys.executable, "-m", "nerite.tools.check", str(repository), "--disable-auto-complete-config", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     found = {row["model"]: row["message"] for row in json.loads(done.stdout)}
     assert "code_raises" not in found

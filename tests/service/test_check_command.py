@@ -21,7 +21,7 @@ TENSORS = (
 
 
 def check(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nerite.cli.check", *map(str, arguments)]
+    command = [sys.executable, "-m", "nerite.tools.check", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd)
 
 

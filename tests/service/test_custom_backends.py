@@ -24,7 +24,7 @@ import os, signal, time
 
 import numpy as np
 
-from nerite.core.engine_report import Begun, EngineReport, Progress
+from nerite.core.engine_report import EngineReport, RequestBegun, RequestProgress
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -52,8 +52,8 @@ class EchoBackend:
             if value == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             if value == 7:
-                begun = Begun(time.monotonic_ns(), 5)
-                progress = [Progress(request, 2, begun)]
+                begun = RequestBegun(time.monotonic_ns(), 5)
+                progress = [RequestProgress(request, 2, begun)]
                 self.reporter.report(EngineReport(running=3, total_blocks=8, free_blocks=6, progress=progress))
             if value == 8:
                 self.reporter.give_up("nothing goes on here")

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import Internal, NeriteError, Overloaded
-from nerite.execution import helper_pool
-from nerite.execution.arena import address_of
-from nerite.execution.guest_memory import GuestMemory
-from nerite.execution.helper_pool import Call, HelperPool, TimeIsUp
-from nerite.execution.nursery import Nursery
+from nerite.workers import helper_pool
+from nerite.workers.helper_pool import HelperCall, HelperPool, HelperTimeout
+from nerite.workers.host.fork_server import ForkServer
+from nerite.workers.ipc.shared_memory import ForeignSegments, address_of
 from serving import eventually
 
 WHAT = "trying it"
@@ -29,10 +28,10 @@ Scenario = Callable[["Caller"], Awaitable[None]]
 class Caller:
     """Calls, and waits for answers."""
 
-    def __init__(self, pool: HelperPool, guests: GuestMemory) -> None:
+    def __init__(self, pool: HelperPool, guests: ForeignSegments) -> None:
         self.pool = pool
         self.guests = guests
-        self.call: Call
+        self.call: HelperCall
 
     def begin(self, function: str, *arguments: Any, seconds: float = 60) -> asyncio.Future[list[Any]]:
         answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
@@ -53,8 +52,8 @@ class Caller:
 @asynccontextmanager
 async def calling(most: int) -> AsyncIterator[Caller]:
     loop = asyncio.get_running_loop()
-    nursery = Nursery(loop, lambda *said: None)
-    guests = GuestMemory()
+    nursery = ForkServer(loop, lambda *said: None)
+    guests = ForeignSegments()
     pool = HelperPool(nursery, loop, guests, most)
     try:
         yield Caller(pool, guests)
@@ -139,7 +138,7 @@ def test_one_that_takes_too_long_ends_and_the_next_is_answered() -> None:
     async def scenario(caller: Caller) -> None:
         first = await caller.ask("os:getpid")
         began = time.monotonic()
-        with pytest.raises(TimeIsUp, match=r"trying it took more than 0\.3 s"):
+        with pytest.raises(HelperTimeout, match=r"trying it took more than 0\.3 s"):
             await caller.ask("time:sleep", 600, seconds=0.3)
         assert time.monotonic() - began < 30
         assert await caller.ask("os:getpid") != first
@@ -152,7 +151,7 @@ def test_a_process_that_is_stopped_is_replaced_when_the_time_is_up() -> None:
     async def scenario(caller: Caller) -> None:
         first = await caller.ask("os:getpid")
         os.kill(first, signal.SIGSTOP)
-        with pytest.raises(TimeIsUp):
+        with pytest.raises(HelperTimeout):
             await caller.ask("os:getpid", seconds=0.3)
         assert await caller.ask("os:getpid") != first
 
@@ -260,7 +259,7 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
             raise Internal("could not start a worker process")
 
         with monkeypatch.context() as without:
-            without.setattr(Nursery, "spawn", refused)
+            without.setattr(ForkServer, "spawn", refused)
             with pytest.raises(Internal, match="could not start a worker process"):
                 await caller.ask("os:getpid")
         assert await caller.ask("os:getpid") > 0

@@ -12,7 +12,7 @@ import pytest
 
 import serving
 from nerite.backends import registry
-from nerite.config.backend_choice import FRAMEWORKS
+from nerite.config.defaults import FRAMEWORKS
 from serving import IDENTITY, python_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nerite.core import process_memory
+from nerite.core import memory
 from process_family import helpers_of
 from serving import IDENTITY, IN_PROCESS, PATIENCE, OneReader, Serving, eventually, pbtxt, python_model, serving
 
@@ -313,7 +313,7 @@ def test_requests_of_one_connection_are_answered_in_their_order(server: Serving)
 def test_memory_comes_back(server: Serving) -> None:
     def taken() -> int:
         """Return the bytes of the server, and of its helpers."""
-        return sum(map(process_memory.of, [server.process.pid, *helpers_of(server.process.pid)]))
+        return sum(map(memory.memory_of, [server.process.pid, *helpers_of(server.process.pid)]))
 
     body = infer(b"[" + repeated(b"{},", 24 * MB) + b"1]", [1, 1])
     server.ask("POST", NUMBERS, body)
@@ -331,7 +331,7 @@ def test_a_client_that_goes_ends_the_work_for_it(server: Serving) -> None:
     head = f"POST {NUMBERS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.ports["HTTPService"]), timeout=PATIENCE) as connection:
         connection.sendall(head.encode() + body)
-        eventually(lambda: any(process_memory.of(pid) > 200 * MB for pid in helpers_of(server.process.pid)))
+        eventually(lambda: any(memory.memory_of(pid) > 200 * MB for pid in helpers_of(server.process.pid)))
     eventually(lambda: set(before).isdisjoint(helpers_of(server.process.pid)))
     assert server.infer("numbers", [1.0]) == [1.0]
 

@@ -1,6 +1,6 @@
 """Checkpoints of Hugging Face in a repository: converted on the first load, by the real exporter where that is there.
 
-Its environment has 1.4 GB. What needs no exporter is in tests/unit/backends/test_llm_conversion.py.
+Its environment has 1.4 GB. What needs no exporter is in tests/unit/llm/test_llm_conversion.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 
 import serving
 from checkpoints import language_checkpoint
-from nerite.backends.llm import installation
-from nerite.backends.python import environment_store
+from nerite.backends.python import environments
+from nerite.llm import installation
 
-PLACE = environment_store.folder()
+PLACE = environments.environments_folder()
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,8 +9,8 @@ import pytest
 
 import serving
 from checkpoints import language_checkpoint
-from nerite.backends.llm import installation
-from nerite.backends.python.environment_store import folder
+from nerite.backends.python.environments import environments_folder
+from nerite.llm import installation
 from nerite.observability.gpus import driver_is_loaded
 
 CONFIG = """
@@ -23,7 +23,7 @@ FEW = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(
-    not driver_is_loaded() or installation.found(installation.TENSORRT_LLM, folder()) is None,
+    not driver_is_loaded() or installation.found(installation.TENSORRT_LLM, environments_folder()) is None,
     reason="there is no GPU, or TensorRT-LLM is not installed: nerite engines install tensorrt-llm",
 )
 def test_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,7 +317,7 @@ def test_an_engine_that_dies_takes_its_processes_along_and_comes_back(server: Se
 
 
 def worker_of(server: Serving) -> int:
-    return next(pid for pid in processes_of(server.process.pid) if "nerite.execution.worker" in command(pid))
+    return next(pid for pid in processes_of(server.process.pid) if "nerite.workers.child.worker" in command(pid))
 
 
 def command(pid: int) -> str:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from doubles import request
-from nerite.core.at_hand import at_hand, ids_at_hand
+from nerite.core.request import at_hand, current_request_ids
 from serving import IDENTITY, eventually, python_model, serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
@@ -37,7 +37,7 @@ def test_a_thread_that_knows_its_request() -> None:
         "contextvars": contextvars,
         "threading": threading,
         "request": request(),
-        "work": lambda _: told.append(ids_at_hand()),
+        "work": lambda _: told.append(current_request_ids()),
     }
     exec(compile(blocks("python")[0], "docs/logs.md", "exec"), names)
     at_hand.reset(before)

@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from onnx import TensorProto, helper, numpy_helper
 
-import nerite.mlflow_plugin
+import nerite.tools.mlflow_deployments
 from object_store import KEYS, object_store, refusing
 from serving import IDENTITY, Serving, pbtxt, python_model, serving
 
@@ -202,6 +202,6 @@ def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_help() -> None:
-    assert "NERITE_MODEL_REPOSITORY" in nerite.mlflow_plugin.target_help()
+    assert "NERITE_MODEL_REPOSITORY" in nerite.tools.mlflow_deployments.target_help()
     with pytest.raises(MlflowException, match="nerite serve"):
-        nerite.mlflow_plugin.run_local("nerite", "net", "models:/net/1")
+        nerite.tools.mlflow_deployments.run_local("nerite", "net", "models:/net/1")

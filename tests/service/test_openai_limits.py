@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from answering import answering
 from llm_models import language_model
-from nerite.core import process_memory
+from nerite.core import memory
 from seeing_models import seeing_model
 from serving import Serving, eventually, python_model, serving
 
@@ -126,13 +126,13 @@ def chat(server: Serving, model: str, messages: Any, **fields: Any) -> tuple[int
 )
 def test_numbers_without_end(server: Serving, fields: dict[str, Any], param: str | None, code: str) -> None:
     body = json.dumps({"model": "echo", "messages": HELLO, **fields}, separators=(",", ":")).encode()
-    before = process_memory.of(server.process.pid)
+    before = memory.memory_of(server.process.pid)
     with answering(server):
         status, _, answer = server.ask("POST", "/v1/chat/completions", body)
     error = json.loads(answer)["error"]
     assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
     assert status == (400 if param else 413)
-    eventually(lambda: process_memory.of(server.process.pid) < before + (64 << 20), what="the memory did not return")
+    eventually(lambda: memory.memory_of(server.process.pid) < before + (64 << 20), what="the memory did not return")
 
 
 def test_large_bodies_say_the_same_as_small_ones(server: Serving) -> None:
@@ -215,12 +215,12 @@ def test_many_embeddings(server: Serving) -> None:
 
 
 def test_prompts_of_all_choices_are_as_large_as_a_body_may_be(server: Serving) -> None:
-    before = process_memory.of(server.process.pid)
+    before = memory.memory_of(server.process.pid)
     with answering(server):
         status, answer = ask(server, "/v1/completions", model="echo", prompt="x" * 20_000_000, n=128, echo=True)
     assert (status, answer["error"]["param"]) == (400, "n")
     assert "All choices together have 2560" in answer["error"]["message"]
-    eventually(lambda: process_memory.of(server.process.pid) < before + (64 << 20), what="the memory did not return")
+    eventually(lambda: memory.memory_of(server.process.pid) < before + (64 << 20), what="the memory did not return")
 
 
 MILLION = 1_000_000
@@ -250,7 +250,7 @@ def test_sampling_parameters_have_bounds(server: Serving, said: dict[str, Any], 
 def test_sequences_are_counted_on_each_way_in(server: Serving) -> None:
     """Before anything is made for each of them."""
     (worker,) = [pid for name, pid in server.workers().items() if name.startswith("chat")]
-    before = process_memory.of(worker)
+    before = memory.memory_of(worker)
     with answering(server):
         for body in (
             {"text_input": "once", "parameters": {"n": MILLION}},
@@ -274,7 +274,7 @@ def test_sequences_are_counted_on_each_way_in(server: Serving) -> None:
             assert came.wait(60)
             client.stop_stream()
         assert "'n' has to be 1 to 128" in str(answers[0])
-    assert process_memory.of(worker) < before + (64 << 20)
+    assert memory.memory_of(worker) < before + (64 << 20)
 
 
 def png(width: int, height: int) -> bytes:
@@ -291,7 +291,7 @@ def test_images_are_counted_before_they_are_decoded(server: Serving) -> None:
     bomb = png(8000, 8000)
     assert len(bomb) < 20_000
     (worker,) = [pid for name, pid in server.workers().items() if name.startswith("seer")]
-    before = process_memory.of(worker)
+    before = memory.memory_of(worker)
     with answering(server):
         for files, text in (
             ([png(2, 2)] * 65, "no more than 64 images"),
@@ -308,7 +308,7 @@ def test_images_are_counted_before_they_are_decoded(server: Serving) -> None:
         files = [base64.b64encode(png(2, 2)).decode()] * 65
         status, answer = ask(server, "/v2/models/seer/generate", text_input="what is it", image=files)
         assert (status, "'image' has 65 images, and may have 64" in answer["error"]) == (400, True)
-    assert process_memory.of(worker) < before + (64 << 20)
+    assert memory.memory_of(worker) < before + (64 << 20)
 
 
 def test_what_it_takes_for_a_prompt_is_known_before_it_is_tokenized(server: Serving) -> None:

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 
-from nerite.backends.openvino.framework import openvino
+from nerite.frameworks.openvino.graph import openvino
 from serving import Serving, serving
 
 ov = openvino()

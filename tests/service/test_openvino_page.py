@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerite.backends.openvino.framework import openvino
+from nerite.frameworks.openvino.graph import openvino
 from pages import Page, run
 from serving import serving
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from triton_python_backend_utils import model_directory
+from triton_python_backend_utils import model
 
 _OF_LIBRARIES = ("AOTI_", "ENABLE_RUNTIME_UPTIME", "HDF5_", "KMP_", "TF2_", "TF_CPP_", "TORCH", "TPU_")
 """How variables begin that are set for good when a library is imported."""
@@ -36,7 +36,7 @@ def state() -> dict[str, Any]:
     return {
         "sys.path": list(sys.path),
         "directory": os.getcwd(),
-        "open models": list(model_directory._open),
+        "open models": list(model._open),
         "log": (ours.level, ours.propagate, list(ours.handlers)),
         "handlers of all logs": [each for each in logging.getLogger().handlers if not _of_pytest(each)],
         "signals": [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],

@@ -24,15 +24,15 @@ CALLS = {
 }
 KNOWN = {
     # The conditions of our own packages, as they are installed.
-    "nerite/cli/doctor/installed.py": ["eval"],
+    "nerite/tools/doctor_machine.py": ["eval"],
     # Between a worker and the process that it has started, over a pair of sockets that have no name.
-    "nerite/backends/llm/openvino_genai/line.py": ["pickle.loads"],
+    "nerite/llm/openvino_genai/messages.py": ["pickle.loads"],
     # Whether it compiles; what comes of it is not run.
     "nerite/backends/python/backend.py": ["compile"],
     # A module of the model, which is a program in any case.
     "nerite/backends/python/module.py": ["__import__"],
     # nerite add --trust, in a process of its own.
-    "nerite/artifacts/conversion/scikit_learn.py": ["pickle.loads", "joblib.load"],
+    "nerite/artifacts/convert_scikit_learn.py": ["pickle.loads", "joblib.load"],
 }
 
 

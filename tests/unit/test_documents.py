@@ -29,3 +29,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
     local = [link for link in links if "://" not in link]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_the_glossary_names_classes_that_there_are() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## Glossary")[2]
+    named = set(re.findall(r"`([A-Z]\w+)`", text))
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert len(named) > 40
+    assert sorted(name for name in named if not re.search(rf"^class {name}\b", source, re.MULTILINE)) == []

@@ -7,11 +7,9 @@ import re
 import pytest
 
 from nerite.backends import registry
-from nerite.cli.add.command import _parser
-from nerite.config.backend_choice import FRAMEWORKS
-from nerite.config.gpus import Gpus
+from nerite.config.defaults import FRAMEWORKS, Gpus, normalise_instances
 from nerite.config.model_config import ModelConfig
-from nerite.config.normalise import normalise_instances
+from nerite.tools.add.command import _parser
 from pages import ROOT, Page, rows
 
 TABLE = rows("docs/frameworks.md", "`backend`")

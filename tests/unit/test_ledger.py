@@ -17,7 +17,7 @@ from ledger import config_fields, endpoints, flags, metrics, page
 from ledger import pb_utils as models
 from nerite.backends.registry import ENTRIES
 from nerite.cli.flags import FLAGS
-from nerite.config import no_effect
+from nerite.config import validate
 from nerite.config.model_config import ModelConfig
 from nerite.config.schema import schema_of
 from nerite.config.text import parse_text
@@ -65,7 +65,7 @@ def leaves(descriptor: object, place: str = "") -> Iterator[str]:
 
 
 def test_every_field_of_a_configuration_is_in_it() -> None:
-    listed = config_fields.CONFIG_FIELDS.keys() | no_effect.FIELDS.keys()
+    listed = config_fields.CONFIG_FIELDS.keys() | validate.FIELDS.keys()
     every = list(leaves(model_config.ModelConfig.DESCRIPTOR))
     assert len(every) > 120
     unlisted = [name for name in every if not any(f"{name}.".startswith(f"{parent}.") for parent in listed)]
@@ -119,7 +119,7 @@ def test_the_page_is_made_from_it() -> None:
 def told(text: str, backend: str) -> list[str]:
     parsed = parse_text(text, "config.pbtxt")
     assert parsed.mistakes == ()
-    return list(no_effect.without_effect(parsed.config, backend))
+    return list(validate.without_effect(parsed.config, backend))
 
 
 SET = {
@@ -153,10 +153,10 @@ SET = {
 }
 
 
-@pytest.mark.parametrize("field", no_effect.FIELDS)
+@pytest.mark.parametrize("field", validate.FIELDS)
 def test_what_has_no_effect_is_told(field: str) -> None:
-    why = no_effect.FIELDS[field]
-    for backend in ("", *sorted(no_effect.BACKENDS)):
+    why = validate.FIELDS[field]
+    for backend in ("", *sorted(validate.BACKENDS)):
         lines = [line for line in told(SET[field], backend) if line.startswith(f"'{field}' has no effect")]
         assert len(lines) == (backend not in why.heeded_by), backend
     assert told(SET[field], "a_backend_of_a_user") == []
@@ -170,7 +170,7 @@ def test_what_is_not_set_is_not_told() -> None:
 
 
 def test_backends_are_those_that_there_are() -> None:
-    assert ENTRIES.keys() == no_effect.BACKENDS
+    assert ENTRIES.keys() == validate.BACKENDS
 
 
 def test_the_fields_are_those_of_the_protocol() -> None:

@@ -15,7 +15,7 @@ def named() -> set[str]:
     """Return the names in the sources: those of the admission are put together there."""
     sources = (path for path in (ROOT / "src" / "nerite").rglob("*.py") if "backends" not in path.parts)
     names = {name for path in sources for name in _NAME.findall(path.read_text())}
-    quota = (ROOT / "src/nerite/execution/quota.py").read_text()
+    quota = (ROOT / "src/nerite/admission/tenants.py").read_text()
     table = quota[quota.index("_COUNTERS: Final") : quota.index("def _counter")]
     admission = re.findall(r'(?:_counter|_gauge)?\(\s*"([a-z_]+)",', table)
     return names | {f"nerite_admission_{name}" for name in admission}

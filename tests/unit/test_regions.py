@@ -1,4 +1,4 @@
-"""Regions of shared memory, on real files of it."""
+"""SharedMemoryRegions of shared memory, on real files of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
-from nerite.core.request import NOBODY, PlacedRequest, RequestHeader, SharedPlace
+from nerite.core.request import NOBODY, RequestHeader, SharedMemoryInput, SharedMemoryRequest
 from nerite.core.response import EMPTY
-from nerite.regions import Regions
+from nerite.regions import SharedMemoryRegions
 
 KEY = f"nerite_test_{os.getpid()}"
 
@@ -25,19 +25,19 @@ def file() -> Iterator[Path]:
 
 
 @pytest.fixture
-def regions() -> Regions:
-    return Regions(allowed=True)
+def regions() -> SharedMemoryRegions:
+    return SharedMemoryRegions(allowed=True)
 
 
 def no_room(size: int) -> None:
     """A model has no memory for it."""
 
 
-def read(of: Regions, offset: int, size: int, name: str = "r") -> memoryview:
-    return of.read(SharedPlace(name, offset, size), no_room)
+def read(of: SharedMemoryRegions, offset: int, size: int, name: str = "r") -> memoryview:
+    return of.read(SharedMemoryInput(name, offset, size), no_room)
 
 
-def test_inputs_are_what_was_there(regions: Regions, file: Path) -> None:
+def test_inputs_are_what_was_there(regions: SharedMemoryRegions, file: Path) -> None:
     regions.register("r", KEY, 100, 1000)
     data = read(regions, 10, 4)
     assert bytes(data) == bytes([110, 111, 112, 113])
@@ -48,16 +48,16 @@ def test_inputs_are_what_was_there(regions: Regions, file: Path) -> None:
     assert bytes(data) == bytes([7, 111, 112, 113])
 
 
-def test_inputs_are_read_into_memory_of_the_model(regions: Regions, file: Path) -> None:
+def test_inputs_are_read_into_memory_of_the_model(regions: SharedMemoryRegions, file: Path) -> None:
     regions.register("r", KEY, 0, 1000)
     room = memoryview(bytearray(4))
-    assert regions.read(SharedPlace("r", 10, 4), lambda size: room) is room
+    assert regions.read(SharedMemoryInput("r", 10, 4), lambda size: room) is room
     assert bytes(room) == bytes([10, 11, 12, 13])
 
 
-def test_outputs_are_written(regions: Regions, file: Path) -> None:
+def test_outputs_are_written(regions: SharedMemoryRegions, file: Path) -> None:
     regions.register("r", KEY, 100, 1000)
-    place = regions.output(SharedPlace("r", 10, 4))
+    place = regions.output(SharedMemoryInput("r", 10, 4))
     assert place.size == 4
     place.write(b"ab")
     place.write(b"")
@@ -65,18 +65,18 @@ def test_outputs_are_written(regions: Regions, file: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 5000])
-def test_any_offset(regions: Regions, file: Path, offset: int) -> None:
+def test_any_offset(regions: SharedMemoryRegions, file: Path, offset: int) -> None:
     regions.register("r", "//" + KEY, offset, 10240 - offset)
     assert bytes(read(regions, 0, 1)) == bytes([offset % 256])
     (region,) = regions.listed("r")
     assert region[:4] == ("r", "//" + KEY, offset, 10240 - offset)
 
 
-def test_who_writes_to_a_region_keeps_it(regions: Regions, file: Path) -> None:
+def test_who_writes_to_a_region_keeps_it(regions: SharedMemoryRegions, file: Path) -> None:
     regions.register("r", KEY, 0, 100)
-    place = regions.output(SharedPlace("r", 0, 100))
+    place = regions.output(SharedMemoryInput("r", 0, 100))
     regions.unregister("r")
-    for ask in (lambda: read(regions, 0, 100), lambda: regions.output(SharedPlace("r", 0, 100))):
+    for ask in (lambda: read(regions, 0, 100), lambda: regions.output(SharedMemoryInput("r", 0, 100))):
         with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
             ask()
     place.write(b"a")
@@ -88,11 +88,11 @@ def descriptors() -> int:
     return sum(os.path.basename(os.readlink(link)) == KEY for link in links if link.is_symlink())
 
 
-def test_a_region_stays_until_requests_that_use_it_are_answered(regions: Regions, file: Path) -> None:
+def test_a_region_stays_until_requests_that_use_it_are_answered(regions: SharedMemoryRegions, file: Path) -> None:
     for name in "ab":
         regions.register(name, KEY, 0, 100)
-    place = SharedPlace("a", 0, 100)
-    answered, lost = (PlacedRequest(RequestHeader("m", "", ()), (), NOBODY, 0) for _ in range(2))
+    place = SharedMemoryInput("a", 0, 100)
+    answered, lost = (SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0) for _ in range(2))
     for request in (answered, lost):
         regions.use(request, [place, place])
     regions.unregister("")
@@ -109,7 +109,7 @@ def test_a_region_stays_until_requests_that_use_it_are_answered(regions: Regions
     assert [region.byte_size for region in regions.listed("")] == [50]
 
 
-def test_what_nobody_uses_is_given_back(regions: Regions, file: Path) -> None:
+def test_what_nobody_uses_is_given_back(regions: SharedMemoryRegions, file: Path) -> None:
     for name in "ab":
         regions.register(name, KEY, 0, 100)
     assert descriptors() == 2
@@ -117,7 +117,7 @@ def test_what_nobody_uses_is_given_back(regions: Regions, file: Path) -> None:
     assert descriptors() == 1
     with pytest.raises(InvalidArgument):
         regions.register("c", KEY, 0, 1 << 20)
-    place = regions.output(SharedPlace("b", 0, 100))
+    place = regions.output(SharedMemoryInput("b", 0, 100))
     regions.unregister("")
     regions.unregister("c")
     assert (descriptors(), regions.listed("")) == (1, [])
@@ -131,9 +131,9 @@ SHORTENED = (
 
 
 @pytest.mark.parametrize("left", [0, 4096, 8100, 8999])
-def test_a_file_that_was_shortened(regions: Regions, file: Path, left: int) -> None:
+def test_a_file_that_was_shortened(regions: SharedMemoryRegions, file: Path, left: int) -> None:
     regions.register("r", KEY, 100, 8900)
-    place = regions.output(SharedPlace("r", 8000, 900))
+    place = regions.output(SharedMemoryInput("r", 8000, 900))
     os.truncate(file, left)
     for use in (lambda: read(regions, 8000, 900), lambda: place.write(bytes(900))):
         with pytest.raises(InvalidArgument, match=SHORTENED.format(left)):
@@ -141,24 +141,26 @@ def test_a_file_that_was_shortened(regions: Regions, file: Path, left: int) -> N
     assert file.stat().st_size == left, "it must not be made longer"
     if left > 200:  # what is there is there
         assert len(read(regions, 0, 100)) == 100
-        regions.output(SharedPlace("r", 0, 100)).write(b"x" * 100)
+        regions.output(SharedMemoryInput("r", 0, 100)).write(b"x" * 100)
     os.truncate(file, 10240)
     assert bytes(read(regions, 8899, 1)) == (bytes([8999 % 256]) if left > 8999 else b"\0")
     place.write(b"y" * 900)
     assert file.read_bytes()[8100:9000] == b"y" * 900
 
 
-def test_a_file_that_was_made_longer_or_removed(regions: Regions, file: Path) -> None:
+def test_a_file_that_was_made_longer_or_removed(regions: SharedMemoryRegions, file: Path) -> None:
     regions.register("r", KEY, 0, 100)
     os.truncate(file, 1 << 20)
     assert bytes(read(regions, 99, 1)) == bytes([99])
     file.unlink()
     file.write_bytes(b"another file")  # of the same name
-    regions.output(SharedPlace("r", 0, 1)).write(b"z")
+    regions.output(SharedMemoryInput("r", 0, 1)).write(b"z")
     assert (bytes(read(regions, 0, 2)), file.read_bytes()) == (b"z\1", b"another file")
 
 
-def test_inputs_without_room_have_bounds(regions: Regions, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_without_room_have_bounds(
+    regions: SharedMemoryRegions, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nerite.regions._MOST", 1000)
     regions.register("r", KEY, 0, 10240)
     held = [read(regions, 0, 400), read(regions, 0, 600)]
@@ -171,13 +173,13 @@ def test_inputs_without_room_have_bounds(regions: Regions, file: Path, monkeypat
     assert len(read(regions, 0, 600)) == 600
 
 
-def test_regions_are_listed_by_name(regions: Regions, file: Path) -> None:
+def test_regions_are_listed_by_name(regions: SharedMemoryRegions, file: Path) -> None:
     for name in "ba":
         regions.register(name, KEY, 0, 100)
     assert [region.name for region in regions.listed("")] == ["a", "b"]
 
 
-MISTAKES: dict[str, tuple[Callable[[Regions], object], type[NeriteError], str]] = {
+MISTAKES: dict[str, tuple[Callable[[SharedMemoryRegions], object], type[NeriteError], str]] = {
     "twice": (lambda of: of.register("known", KEY, 0, 1), AlreadyExists, "shared memory region 'known' already in"),
     "no file": (lambda of: of.register("r", "nobody", 0, 1), Internal, "Unable to open shared memory region: 'nobody'"),
     "another folder": (lambda of: of.register("r", "../etc/passwd", 0, 1), Internal, "Unable to open shared memory"),
@@ -199,7 +201,11 @@ MISTAKES: dict[str, tuple[Callable[[Regions], object], type[NeriteError], str]] 
     ),
     "listed": (lambda of: of.listed("r"), NotFound, "Unable to find system shared memory region: 'r'"),
     "offset": (lambda of: read(of, 100, 1, "known"), InvalidArgument, "Invalid offset for shared memory"),
-    "size": (lambda of: of.output(SharedPlace("known", 90, 11)), InvalidArgument, "Invalid offset + byte size for"),
+    "size": (
+        lambda of: of.output(SharedMemoryInput("known", 90, 11)),
+        InvalidArgument,
+        "Invalid offset + byte size for",
+    ),
     "CUDA": (lambda of: of.register_cuda("r"), Unsupported, "failed to register CUDA shared memory region: 'r', GPUs"),
     "CUDA listed": (lambda of: of.check_cuda("r"), NotFound, "Unable to find cuda shared memory region: 'r'"),
     "CUDA of the system": (lambda of: of.check_cuda("known"), NotFound, "The region named 'known' is registered as"),
@@ -207,7 +213,7 @@ MISTAKES: dict[str, tuple[Callable[[Regions], object], type[NeriteError], str]] 
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(regions: Regions, file: Path, name: str) -> None:
+def test_mistakes(regions: SharedMemoryRegions, file: Path, name: str) -> None:
     regions.register("known", KEY, 0, 100)
     call, kind, told = MISTAKES[name]
     with pytest.raises(kind) as refusal:
@@ -215,7 +221,7 @@ def test_mistakes(regions: Regions, file: Path, name: str) -> None:
     assert refusal.value.message.startswith(told)
 
 
-def test_a_link_is_not_followed(regions: Regions, tmp_path: Path) -> None:
+def test_a_link_is_not_followed(regions: SharedMemoryRegions, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     link = Path("/dev/shm") / f"{KEY}_link"
     link.symlink_to(tmp_path / "secret")
@@ -230,5 +236,5 @@ def test_a_link_is_not_followed(regions: Regions, tmp_path: Path) -> None:
 def test_nothing_is_registered_unless_that_is_allowed(call: str) -> None:
     arguments = ("r", KEY, 0, 1) if call == "register" else ("r",)
     with pytest.raises(Unsupported, match="Start the server with '--allow-client-shm=true' to enable"):
-        getattr(Regions(allowed=False), call)(*arguments)
-    assert Regions(allowed=False).listed("") == []
+        getattr(SharedMemoryRegions(allowed=False), call)(*arguments)
+    assert SharedMemoryRegions(allowed=False).listed("") == []

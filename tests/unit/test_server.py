@@ -10,11 +10,11 @@ import pytest
 from doubles import Caller, request
 from nerite.config.options import ServerOptions
 from nerite.core.errors import Unavailable
-from nerite.repository.model_record import ModelRecord, State, VersionState
+from nerite.repository.catalogue import ModelRecord, ModelState, VersionState
 from nerite.server import InferenceServer
 
-READY = VersionState(State.READY)
-UNLOADED = VersionState(State.UNAVAILABLE, "unloaded")
+READY = VersionState(ModelState.READY)
+UNLOADED = VersionState(ModelState.UNAVAILABLE, "unloaded")
 
 
 class Running:
@@ -46,7 +46,7 @@ class Bench:
         record = ModelRecord(name, unreadable=unreadable)
         for version, state in states.items():
             record.states[int(version[1:])] = state
-            if state.state is State.READY:
+            if state.state is ModelState.READY:
                 running: Any = Running()
                 record.running[int(version[1:])] = running
         self.manager.known[name] = record
@@ -68,9 +68,9 @@ def bench() -> Bench:
     [
         (READY, True),
         (UNLOADED, True),
-        (VersionState(State.UNAVAILABLE, "Internal: why"), False),
-        (VersionState(State.LOADING), False),
-        (VersionState(State.UNLOADING), False),
+        (VersionState(ModelState.UNAVAILABLE, "Internal: why"), False),
+        (VersionState(ModelState.LOADING), False),
+        (VersionState(ModelState.UNLOADING), False),
     ],
 )
 def test_ready_by_the_state_of_a_version(bench: Bench, state: VersionState, ready: bool) -> None:

@@ -8,9 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from nerite.artifacts.artifact import Unusable
-from nerite.artifacts.candidate import Candidate
-from nerite.artifacts.kinds import onnx
+from nerite.artifacts import graph_kinds
+from nerite.artifacts.artifact import Candidate, Unusable
 from nerite.core.errors import Internal, NeriteError
 
 _MOST: Final = 1000
@@ -79,7 +78,7 @@ def _explanation(folder: Path, model: Path | None) -> str:
             file = Candidate(inner if (inner := model / model.name).is_file() else model)
             file.check()
             if file.suffix == ".onnx":
-                onnx.recognise(file)
+                graph_kinds.recognise_onnx(file)
     except Unusable as error:
         return error.message.replace("\n    ", ". ")
     except OSError:  # what cannot be read is told by who had to read it

@@ -5,52 +5,31 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from nerite.artifacts.artifact import Artifact, Unusable
-from nerite.artifacts.candidate import Candidate
-from nerite.artifacts.kinds import (
-    exported_program,
-    foreign,
-    hugging_face,
-    lightgbm,
-    litert,
-    nemo,
-    onnx,
-    openvino,
-    paddle,
-    python_model,
-    safetensors,
-    saved_model,
-    scikit_learn,
-    tensorrt,
-    torch_checkpoint,
-    torchscript,
-    treelite,
-    triton_model,
-    xgboost,
-)
-from nerite.artifacts.logged_model import LoggedModel, logged_model
+from nerite.artifacts import directory_kinds, graph_kinds, torch_kinds, tree_kinds
+from nerite.artifacts.artifact import Artifact, Candidate, Unusable
+from nerite.artifacts.readers import LoggedModel, logged_model
 from nerite.config.loading import CONFIG_FILE
 
 _KINDS: Final = (
-    triton_model,
-    tensorrt,
-    saved_model,
-    hugging_face,
-    python_model,
-    foreign,
-    torchscript,
-    exported_program,
-    torch_checkpoint,
-    nemo,
-    scikit_learn,
-    xgboost,
-    lightgbm,
-    litert,
-    openvino,
-    paddle,
-    safetensors,
-    treelite,
-    onnx,
+    directory_kinds.recognise_triton_model,
+    graph_kinds.recognise_tensorrt,
+    graph_kinds.recognise_saved_model,
+    directory_kinds.recognise_hugging_face,
+    directory_kinds.recognise_python_model,
+    directory_kinds.recognise_foreign,
+    torch_kinds.recognise_torchscript,
+    torch_kinds.recognise_exported_program,
+    torch_kinds.recognise_torch_checkpoint,
+    directory_kinds.recognise_nemo,
+    tree_kinds.recognise_scikit_learn,
+    tree_kinds.recognise_xgboost,
+    tree_kinds.recognise_lightgbm,
+    graph_kinds.recognise_litert,
+    graph_kinds.recognise_openvino,
+    graph_kinds.recognise_paddle,
+    torch_kinds.recognise_safetensors,
+    tree_kinds.recognise_treelite,
+    graph_kinds.recognise_onnx,
 )
 """Those whose signs are plain come first: an ONNX file has no magic word, and is asked about last."""
 _KNOWN: Final = (
@@ -88,7 +67,7 @@ def _named(artifact: Artifact, candidate: Candidate, logged: LoggedModel) -> Art
 
 
 def _one_of_the_kinds(candidate: Candidate) -> Artifact | None:
-    return next((found for kind in _KINDS if (found := kind.recognise(candidate)) is not None), None)
+    return next((found for recognised in _KINDS if (found := recognised(candidate)) is not None), None)
 
 
 def _only_one_in(directory: Candidate) -> Artifact:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from nerite.core.engine_report import EngineReport
-from nerite.core.marks import Marks
+from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 
@@ -105,7 +105,9 @@ class InstanceContext:
 class Instance(Protocol):
     """One copy of a model, used by one thread at a time; on a CPU not always by the same."""
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
+    def execute(
+        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+    ) -> Sequence[InferenceResponse | None]:
         """Answer each request of a batch, in order.
 
         The requests were checked against the model's signature. Raise to fail all of them with one error; return
@@ -181,7 +183,7 @@ __all__ = [
     "Discerning",
     "Instance",
     "InstanceContext",
-    "Marks",
+    "ExecutionTimes",
     "Model",
     "ModelContext",
     "Preparing",

@@ -6,23 +6,115 @@ A name is looked for among our own, in the backend directory (``directory.py``),
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import sys
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from nerite.backends import directory, packages
-from nerite.backends.interface import Backend, Discerning, ModelContext, Preparing
-from nerite.config.backend_choice import fitting
-from nerite.config.model_config import ModelConfig
-from nerite.config.near import nearest
-from nerite.core.errors import InvalidArgument, NotHere
+from nerite.backends.interface import INTERFACE, Backend, Discerning, ModelContext, Preparing
+from nerite.config.defaults import fitting
+from nerite.config.mistake import nearest
+from nerite.config.model_config import ModelConfig, ModelParameter
+from nerite.core.errors import InvalidArgument, NotHere, Unsupported
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+# The backend directory: ``<directory>/<name>/model.py`` is the backend called ``<name>``, written in Python.
+#
+# Triton calls them python-based backends. The file is what a Python model's own ``model.py`` is, and serves all
+# models that name the backend; these have nothing but artifacts in their version directories. An environment in an
+# archive beside it is that of all its models, unless they ask for another.
+
+SETTING: Final = "backend-directory"
+"""The one of ``ModelContext.settings`` that says where the directory is."""
+RUNTIME: Final = "model.py"
+"""The file, and what a configuration calls ``runtime`` then."""
+_ENVIRONMENT: Final = "pb_exec_env_model.py.tar.gz"
+_ENVIRONMENT_PARAMETER: Final = "EXECUTION_ENV_PATH"
 
 
-class Entry(NamedTuple):
+def backend_code(directory: str, name: str) -> Path | None:
+    """Return the file that is the backend ``name``; None where the directory has none."""
+    # A name with a slash would lead out of the directory.
+    file = Path(directory, name, RUNTIME).absolute()
+    return file if directory and name and "/" not in name and file.is_file() else None
+
+
+def backend_library(directory: str, name: str) -> Path | None:
+    """Return the shared library that is Triton's backend ``name``, where there is one."""
+    file = Path(directory, name, f"libtriton_{name}.so")
+    return file if directory and file.is_file() else None
+
+
+def directory_names(directory: str) -> list[str]:
+    """Return the backends that the directory has."""
+    return [file.parent.name for file in Path(directory).glob(f"*/{RUNTIME}")] if directory else []
+
+
+def fill_in_from_directory(config: ModelConfig, file: Path) -> ModelConfig:
+    """Return the configuration of a model that ``file`` serves, with what follows from that."""
+    parameters = config.parameters
+    environment = file.with_name(_ENVIRONMENT)
+    if _ENVIRONMENT_PARAMETER not in parameters and environment.exists():
+        parameters = {**parameters, _ENVIRONMENT_PARAMETER: ModelParameter(string_value=str(environment))}
+    return dataclasses.replace(config, runtime=RUNTIME, parameters=parameters)
+
+
+# Backends from Python packages: any package may offer some, as entry points of the group ``nerite.backends``.
+#
+# An entry point leads to a class like ``Backend`` of ``interface.py``. Reading what is installed takes a moment, so
+# it is done only for names that nobody else knows.
+
+GROUP: Final = "nerite.backends"
+
+
+def package_names() -> list[str]:
+    """Return the backends that installed packages offer."""
+    return [point.name for point in _points()]
+
+
+def package_backend(name: str) -> Backend | None:
+    """Make the backend ``name``; return None where no package offers it. Imports the package's module.
+
+    Raises ``Unsupported`` where two packages offer it, it cannot be imported, or is for another interface.
+    """
+    points = _points(name)
+    if not points:
+        return None
+    if len(points) > 1:
+        packages = " and ".join(map(_package, points))
+        raise Unsupported(f"backend '{name}' is offered by the packages {packages}: uninstall all but one of them")
+    (point,) = points
+    offered = f"backend '{name}' of the package {_package(point)}"
+    try:
+        found = point.load()()
+    except Exception as error:  # whatever its module raises is what is wrong with it
+        raise NotHere(f"{offered} cannot be imported: {type(error).__name__}: {error}") from error
+    written_for = getattr(found, "interface", None)
+    if written_for != INTERFACE:
+        raise Unsupported(
+            f"{offered} is written for version {written_for} of the interface of backends; this Nerite has version "
+            f"{INTERFACE}. Install a version of the package for it"
+        )
+    return cast(Backend, found)
+
+
+def _points(name: str | None = None) -> list[EntryPoint]:
+    from importlib.metadata import entry_points  # takes longer than all the rest that a worker imports
+
+    return list(entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name))
+
+
+def _package(point: EntryPoint) -> str:
+    return "?" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+
+
+class BackendEntry(NamedTuple):
     """Where a backend of ours is, and what has to be installed for it."""
 
     module: str
@@ -34,21 +126,21 @@ class Entry(NamedTuple):
     """The extra of ours that brings the framework."""
 
 
-ENTRIES: Final[dict[str, Entry]] = {
-    "fil": Entry("nerite.backends.trees", "TreesBackend", "treelite", "fil"),
-    "litert": Entry("nerite.backends.litert", "LiteRtBackend", "ai_edge_litert", "litert"),
-    "llm": Entry("nerite.backends.llm", "LlmBackend", extra="llm"),
-    "onnxruntime": Entry("nerite.backends.onnxruntime", "OnnxRuntimeBackend", "onnxruntime", "onnx"),
-    "openvino": Entry("nerite.backends.openvino", "OpenVinoBackend", "openvino", "openvino"),
-    "python": Entry("nerite.backends.python", "PythonBackend"),
-    "pytorch": Entry("nerite.backends.pytorch", "PyTorchBackend", "torch", "torch"),
-    "tensorflow": Entry("nerite.backends.tensorflow", "TensorFlowBackend", "tensorflow", "tensorflow"),
-    "tensorrt": Entry("nerite.backends.tensorrt", "TensorRtBackend", "tensorrt", "tensorrt"),
-    "tensorrt_llm": Entry("nerite.backends.llm", "TensorRtLlmBackend"),
-    "vllm": Entry("nerite.backends.llm", "VllmBackend"),
+ENTRIES: Final[dict[str, BackendEntry]] = {
+    "fil": BackendEntry("nerite.frameworks.trees", "TreesBackend", "treelite", "fil"),
+    "litert": BackendEntry("nerite.frameworks.litert", "LiteRtBackend", "ai_edge_litert", "litert"),
+    "llm": BackendEntry("nerite.llm", "LlmBackend", extra="llm"),
+    "onnxruntime": BackendEntry("nerite.backends.onnxruntime", "OnnxRuntimeBackend", "onnxruntime", "onnx"),
+    "openvino": BackendEntry("nerite.frameworks.openvino", "OpenVinoBackend", "openvino", "openvino"),
+    "python": BackendEntry("nerite.backends.python", "PythonBackend"),
+    "pytorch": BackendEntry("nerite.frameworks.pytorch", "PyTorchBackend", "torch", "torch"),
+    "tensorflow": BackendEntry("nerite.frameworks.tensorflow", "TensorFlowBackend", "tensorflow", "tensorflow"),
+    "tensorrt": BackendEntry("nerite.frameworks.tensorrt", "TensorRtBackend", "tensorrt", "tensorrt"),
+    "tensorrt_llm": BackendEntry("nerite.llm", "TensorRtLlmBackend"),
+    "vllm": BackendEntry("nerite.llm", "VllmBackend"),
 }
 
-GENERATING: Final = frozenset(name for name, entry in ENTRIES.items() if entry.module == "nerite.backends.llm")
+GENERATING: Final = frozenset(name for name, entry in ENTRIES.items() if entry.module == "nerite.llm")
 """Those whose models have an engine that generates tokens."""
 
 
@@ -59,12 +151,12 @@ def backend_of(context: ModelContext) -> Backend:
     where a package is missing or wrong.
     """
     name, runtime = context.config.get("backend", ""), context.config.get("runtime", "")
-    place = context.settings.get(directory.SETTING, "")
+    place = context.settings.get(SETTING, "")
     if name in ENTRIES:
         if context.environment and _lacks_framework(ENTRIES[name]):
             raise not_in_environment(context.name, ENTRIES[name].package)
         return backend(name)
-    if runtime in ("", directory.RUNTIME) and (file := directory.code(place, name)) is not None:
+    if runtime in ("", RUNTIME) and (file := backend_code(place, name)) is not None:
         return _written_in_python(name, file)
     if not runtime and (found := _of_a_package(name)) is not None:
         return found
@@ -91,7 +183,7 @@ def is_installed(name: str) -> bool:
     return not _lacks_framework(ENTRIES[name])
 
 
-def _lacks_framework(entry: Entry) -> bool:
+def _lacks_framework(entry: BackendEntry) -> bool:
     return bool(entry.package) and importlib.util.find_spec(entry.package) is None
 
 
@@ -125,10 +217,10 @@ def prepared(context: ModelContext) -> Path | None:
 
 def filled_in(config: ModelConfig, place: str) -> ModelConfig:
     """Return ``config`` with what follows from a backend in the backend directory ``place``, if it is one."""
-    if config.backend in ENTRIES or config.runtime not in ("", directory.RUNTIME):
+    if config.backend in ENTRIES or config.runtime not in ("", RUNTIME):
         return config
-    file = directory.code(place, config.backend)
-    return config if file is None else directory.filled_in(config, file)
+    file = backend_code(place, config.backend)
+    return config if file is None else fill_in_from_directory(config, file)
 
 
 @cache
@@ -143,7 +235,7 @@ _packaged: dict[str, Backend] = {}
 
 def _of_a_package(name: str) -> Backend | None:
     """Return the backend that a package offers. One that is not there now may be installed a moment later."""
-    if name not in _packaged and (found := packages.backend(name)) is not None:
+    if name not in _packaged and (found := package_backend(name)) is not None:
         _packaged[name] = found
     return _packaged.get(name)
 
@@ -154,7 +246,7 @@ def _not_found(context: ModelContext, name: str, runtime: str, place: str) -> st
         return (
             f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
         )
-    if runtime == directory.RUNTIME:
+    if runtime == RUNTIME:
         searched = Path(place, name, runtime)
         return (
             f"unable to find Python backend based backend library '{runtime}' for model '{context.name}', "
@@ -170,13 +262,13 @@ def _not_found(context: ModelContext, name: str, runtime: str, place: str) -> st
 
 def _known(context: ModelContext, name: str, place: str) -> str:
     """Return what there is instead, which of it may be meant, and how more come."""
-    library = directory.library(place, name)
+    library = backend_library(place, name)
     no_library = "" if library is None else f"'{library}' is no help: Nerite runs no shared libraries. "
-    known = sorted({*ENTRIES, *directory.names(place), *packages.names()})
+    known = sorted({*ENTRIES, *directory_names(place), *package_names()})
     hint = f"Did you mean {meant}? " if (meant := _meant(context, name, known)) else ""
     return (
         f"{no_library}The backends there are: {', '.join(known)}. {hint}Install the package that offers it, or put its "
-        f"{directory.RUNTIME} into {Path(place, name)} (see --backend-directory)."
+        f"{RUNTIME} into {Path(place, name)} (see --backend-directory)."
     )
 
 

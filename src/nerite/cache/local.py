@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from nerite.cache import footprint
-from nerite.cache.complaint import Complaint
-from nerite.cache.interface import Found
+from nerite.cache import interface
+from nerite.cache.interface import Found, RateLimitedWarning, ResponseCache, bad_choice, refuse_unknown
+from nerite.config.options import CacheOptions
+from nerite.core import headers
+from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.observability.exposition import UNLABELLED, Family
+from nerite.observability.exposition import UNLABELLED, MetricFamily
 from nerite.observability.statistics import Duration
 
 _now = time.monotonic_ns
@@ -33,7 +35,7 @@ class LocalCache:
         """The one that was not asked for longest comes first."""
         self._headers: dict[ResponseHeader, int] = {}
         """How many of the responses have each header."""
-        self._too_large = Complaint()
+        self._too_large = RateLimitedWarning()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -56,11 +58,11 @@ class LocalCache:
         began = _now()
         if key in self._kept:
             self._forget(key)
-        takes = footprint.of_response(response)
-        if takes + footprint.of_header(header) > self.size:
+        takes = interface.response_bytes(response)
+        if takes + headers.response_header_bytes(header) > self.size:
             self._too_large.say(
                 f"Failed to insert key [{key.hex()}] into response cache: Requested byte_size: "
-                f"{takes + footprint.of_header(header)} is greater than total cache size: {self.size}"
+                f"{takes + headers.response_header_bytes(header)} is greater than total cache size: {self.size}"
             )
             return
         self._enter(header)
@@ -77,21 +79,21 @@ class LocalCache:
         users = self._headers.get(header, 0)
         self._headers[header] = users + 1
         if not users:
-            self.used += footprint.of_header(header)
+            self.used += headers.response_header_bytes(header)
 
     def _forget(self, key: bytes) -> None:
         response = self._kept.pop(key)
-        self.used -= footprint.of_response(response)
+        self.used -= interface.response_bytes(response)
         header = response.header
         assert header is not None
         self._headers[header] -= 1
         if not self._headers[header]:
             del self._headers[header]
-            self.used -= footprint.of_header(header)
+            self.used -= headers.response_header_bytes(header)
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """Return the cache's own metrics."""
-        return [Family(name, text, "gauge", [(UNLABELLED, read(self))]) for name, text, read in _GAUGES]
+        return [MetricFamily(name, text, "gauge", [(UNLABELLED, read(self))]) for name, text, read in _GAUGES]
 
     def close(self) -> None:
         """Give back nothing: all there is is in this process."""
@@ -119,3 +121,48 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[LocalCache], float]], ...]] = (
         lambda cache: cache.insertions.ns // 1000,
     ),
 )
+
+# From ``--cache-config`` to the cache it asks for.
+
+_EXAMPLE = "--cache-config=local,size=1048576"
+
+
+async def open_cache(options: CacheOptions, environment: Mapping[str, str]) -> ResponseCache | None:
+    """Return the cache that the options ask for, ready for use; None if they ask for none.
+
+    Raises ``NeriteError``, in Triton's words where it has any.
+    """
+    match options.name:
+        case "":
+            return None
+        case "local":
+            return _local(options.settings)
+        case "redis":
+            try:
+                from nerite.cache.redis import open_redis
+            except ModuleNotFoundError as error:
+                if error.name != "hiredis":
+                    raise
+                raise Unsupported(
+                    "the cache 'redis' needs the package 'hiredis'. Install it with: pip install 'nerite[redis]'"
+                ) from None
+            return await open_redis(options.settings, environment)
+    raise InvalidArgument(
+        f"unable to find 'libtritoncache_{options.name}.so' for cache. Searched: {options.directory}. "
+        f"The caches of this server are {bad_choice(options.name, ('local', 'redis'))}"
+    )
+
+
+def _local(settings: Mapping[str, str]) -> LocalCache:
+    failed = "Failed to initialize LocalCache:"
+    text = settings.get("size")
+    if text is None:
+        raise InvalidArgument(f"{failed} config didn't contain a valid 'size' field. Say how many bytes: {_EXAMPLE}")
+    refuse_unknown("local", settings, ("size",))
+    try:
+        size = int(text)
+    except ValueError:
+        raise Internal(f"{failed} stoull. '{text}' is not a number of bytes: {_EXAMPLE}") from None
+    if size <= 0:
+        raise Internal(f"{failed} failed to allocate buffer. {size} bytes are too few: {_EXAMPLE}")
+    return LocalCache(size)

@@ -6,14 +6,13 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Literal
+from typing import Final
 
-from nerite.cli.usage_error import UsageError
+from nerite.cli.errors import UsageError
 from nerite.core.errors import NeriteError
-from nerite.intake.destination import DEFAULT, repository_at
-from nerite.observability.table import render, terminal_width
+from nerite.observability.log_records import render, terminal_width
 
 
 def new_parser(program: str, description: str, epilog: str, usage: str | None = None) -> argparse.ArgumentParser:
@@ -22,22 +21,6 @@ def new_parser(program: str, description: str, epilog: str, usage: str | None = 
     return argparse.ArgumentParser(
         prog=program, usage=usage, description=description, epilog=epilog, formatter_class=formatter
     )
-
-
-def add_repository(
-    parser: argparse._ActionsContainer,
-    name: str = "--repository",
-    metavar: str = "DIRECTORY",
-    nargs: Literal["?"] | None = None,
-) -> None:
-    """Add the argument ``name``, which ``repository_of`` reads."""
-    where = f"the model repository (default: $NERITE_MODEL_REPOSITORY, else {DEFAULT})"
-    parser.add_argument(name, metavar=metavar, nargs=nargs, default="", help=where)
-
-
-def repository_of(options: argparse.Namespace) -> Path:
-    """Return the repository that is named, or meant. Raises ``InvalidArgument`` for one that is no directory."""
-    return repository_at(options.repository, os.environ)
 
 
 def status_of(program: str, act: Callable[[], int], refusal: type[Exception] = NeriteError) -> int:
@@ -101,3 +84,60 @@ def agreed(question: str, *, otherwise: bool) -> bool:
     """Ask whoever is there; an empty answer means ``otherwise``."""
     answer = input(f"{question} {'[Y/n]' if otherwise else '[y/N]'} ").strip().lower()
     return answer in ("y", "yes") or (otherwise and not answer)
+
+
+# How far something has come, on one line of a terminal; nothing where there is no terminal.
+
+_WIDTH: Final = 30
+_EVERY: Final = 0.1
+"""Seconds between two drawings."""
+
+
+class ProgressBar:
+    """A line on standard error, drawn again and again. A context manager, which leaves the line empty."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._drawn = 0.0
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def doing(self, what: str) -> None:
+        """Say what begins now."""
+        self._draw(f"{what} ...")
+
+    def bar(self, what: str, done: int, total: int) -> None:
+        """Show how many of its bytes are done."""
+        if total > 0:
+            self.part(what, done / total, f"of {megabytes(total)}")
+
+    def part(self, what: str, part: float, remark: str) -> None:
+        """Show how much of it is done, from 0 to 1, and a remark."""
+        now = time.monotonic()
+        if part < 1 and now - self._drawn < _EVERY:
+            return
+        self._drawn = now
+        part = min(1.0, part)
+        filled = round(part * _WIDTH)
+        self._draw(f"{what} [{'#' * filled}{'.' * (_WIDTH - filled)}] {part:4.0%} {remark}".rstrip())
+
+    def clear(self) -> None:
+        """Leave the line to others."""
+        self._draw("")
+
+    def _draw(self, text: str) -> None:
+        if self._shown:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def megabytes(size: int) -> str:
+    """Print a number of bytes for people."""
+    if size < 1_000:
+        return f"{size} bytes"
+    if size < 1_000_000:
+        return f"{size / 1e3:.1f} kB"
+    return f"{size / 1e6:,.1f} MB" if size < 1_000_000_000 else f"{size / 1e9:,.2f} GB"

@@ -6,11 +6,14 @@ is read and checked but has no effect in this version; the server says so once a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
 from operator import add
+from typing import Any
 
-from nerite.cli import compound as parts
-from nerite.cli.flag import Flag
-from nerite.cli.kinds import (
+from nerite.cli import flag_values as parts
+from nerite.cli.flag_values import (
     AT_LEAST_ONE,
     BOOLEAN,
     BYTES,
@@ -25,12 +28,70 @@ from nerite.cli.kinds import (
     PORT,
     TEXT,
     VERBOSITY,
-    Kind,
+    ValueKind,
     at_least,
     choice,
     not_negative,
 )
-from nerite.config.options import LOG_FORMATS
+from nerite.config.options import LOG_FORMATS, ServerOptions
+
+# One flag of the command line: a row of the table in ``flags``.
+
+_DEFAULTS = ServerOptions()
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Name, type, meaning and destination of a flag."""
+
+    name: str
+    """Without the dashes."""
+    group: str
+    kind: ValueKind
+    help: str
+    field: str = ""
+    """Where the value goes in ``ServerOptions``, dotted; empty where ``assembly`` works it out."""
+    join: Callable[[Any, Any], Any] | None = None
+    """Joins what a repeated flag brought so far with what it brings now. None: the last one wins."""
+    accepted: str = ""
+    """Why the flag has no effect in this version; empty for a flag that works. Its values are checked all the same."""
+    stands_for: str = ""
+    """The flag that this one is another name of."""
+    deprecated: str = ""
+    """Triton's warning whenever the flag is used; ``{value}`` is its value."""
+    default_text: str = ""
+    """The default in words, where the value in ``ServerOptions`` does not say it well."""
+
+    @property
+    def key(self) -> str:
+        """The name under which the value is kept."""
+        return self.stands_for or self.name
+
+    @property
+    def environment(self) -> str:
+        """The environment variable that sets this flag."""
+        return "NERITE_" + self.name.upper().replace("-", "_")
+
+    @property
+    def ours(self) -> bool:
+        """Triton has no such flag."""
+        return self.group == "Nerite"
+
+    @property
+    def default(self) -> str:
+        """The default as help shows it."""
+        if self.default_text or not self.field:
+            return self.default_text
+        value = at(_DEFAULTS, self.field)
+        if isinstance(value, bool):
+            return str(value).lower()
+        return "" if value is None or value in ((), {}) else str(value)
+
+
+def at(options: object, path: str) -> Any:
+    """Return the value at a dotted path of ``ServerOptions``."""
+    return reduce(getattr, path.split("."), options)
+
 
 _LOOP = "one event loop serves every connection"
 _NO_POOL = "there is no pool to size"
@@ -48,32 +109,32 @@ _CACHE_SIZE = (
     "CLI args would be: '--cache-config=local,size={value}'"
 )
 
-_ORIGIN = Kind("origin", parts.cors_origin)
-_HOST = Kind("name", parts.host_name)
-_PATH = Kind("path", lambda text: (text,))
-_MODEL = Kind("name", lambda text: (text,))
+_ORIGIN = ValueKind("origin", parts.cors_origin)
+_HOST = ValueKind("name", parts.host_name)
+_PATH = ValueKind("path", lambda text: (text,))
+_MODEL = ValueKind("name", lambda text: (text,))
 _FORMAT = choice("log-format", LOG_FORMATS, any_case=False)
 _CONTROL = choice("model-control-mode", ("none", "poll", "explicit"))
 _LOAD_FILES = choice("model-load-files", ("guarded", "any", "none"))
 _LEVEL = choice("grpc_infer_response_compression_level", ("none", "low", "medium", "high"))
 _LIMITER = choice("rate-limit", ("off", "execution_count"))
 _INPUT_SIZE = at_least(1, "Error: --http-max-input-size must be greater than 0.", INT64)
-_SECONDS = Kind("float", not_negative)
+_SECONDS = ValueKind("float", not_negative)
 _UPLOAD_TIMEOUT = at_least(0, "Error: --http-upload-timeout must not be negative.")
 _GRPC_UPLOAD_TIMEOUT = at_least(0, "Error: --grpc-upload-timeout must not be negative.")
 _MESSAGE_SIZE = at_least(1, "Error: --grpc-max-message-size must be greater than 0.")
 _IN_FLIGHT = at_least(0, "Error: --max-bytes-in-flight must not be negative.", INT64)
 _POOL_SIZE = at_least(1, "Error: --grpc-max-response-pool-size must be greater than 0.")
-_BACKEND = Kind("[backend,]setting=value", parts.backend_config)
-_CACHE = Kind("cache,setting=value", parts.cache_config)
-_TRACE = Kind("[mode,]setting=value", parts.trace_config)
-_METRICS = Kind("setting=value", parts.metrics_config)
-_RANGE = Kind("first-last", parts.port_range)
-_RESOURCE = Kind("name:count[:device]", parts.rate_limit_resource)
-_POLICY = Kind("policy,setting=value", parts.host_policy)
-_POOL = Kind("device:bytes", parts.device_bytes)
-_LIMIT = Kind("device:fraction", parts.device_fraction)
-_TRACE_LEVEL = Kind("OFF|TIMESTAMPS|TENSORS", parts.trace_level)
+_BACKEND = ValueKind("[backend,]setting=value", parts.backend_config)
+_CACHE = ValueKind("cache,setting=value", parts.cache_config)
+_TRACE = ValueKind("[mode,]setting=value", parts.trace_config)
+_METRICS = ValueKind("setting=value", parts.metrics_config)
+_RANGE = ValueKind("first-last", parts.port_range)
+_RESOURCE = ValueKind("name:count[:device]", parts.rate_limit_resource)
+_POLICY = ValueKind("policy,setting=value", parts.host_policy)
+_POOL = ValueKind("device:bytes", parts.device_bytes)
+_LIMIT = ValueKind("device:fraction", parts.device_fraction)
+_TRACE_LEVEL = ValueKind("OFF|TIMESTAMPS|TENSORS", parts.trace_level)
 
 
 def _deprecated(flag: str, instead: str) -> str:

@@ -1,6 +1,6 @@
 """The two programs: ``nerite`` with its commands, and ``tritonserver``.
 
-A command is a module with ``run(arguments) -> exit status``. It is imported when it is used.
+A command is a function ``(arguments) -> exit status``. Its module is imported when it is used.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+
+import nerite
 
 COMMANDS = {
     "serve": "serve model repositories over HTTP and gRPC",
@@ -28,7 +30,25 @@ COMMANDS = {
     "environments": "list the environments that were made for models, and remove old ones",
     "version": "print the version",
 }
-"""Name and purpose of each command. ``nerite.cli.<name>`` is its module."""
+"""Name and purpose of each command."""
+_MODULES = {
+    "serve": "cli.serve:run",
+    "add": "tools.add.command:run",
+    "rm": "tools.models:run_rm",
+    "ls": "tools.models:run_ls",
+    "show": "tools.models:run_show",
+    "check": "tools.check:run",
+    "doctor": "tools.doctor:run",
+    "client": "tools.client:run",
+    "top": "tools.top:run",
+    "bench": "tools.bench.command:run",
+    "analyze": "tools.analyze.command:run",
+    "quota": "tools.quota:run",
+    "engines": "tools.environments:run_engines",
+    "chat": "tools.chat:run",
+    "environments": "tools.environments:run_environments",
+    "version": "cli.main:run_version",
+}
 
 
 def overview() -> str:
@@ -68,8 +88,15 @@ def tritonserver() -> int:
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    status: int = importlib.import_module(f"nerite.cli.{name}").run(arguments)
+    module, _, function = _MODULES[name].partition(":")
+    status: int = getattr(importlib.import_module(f"nerite.{module}"), function)(arguments)
     return status
+
+
+def run_version(arguments: Sequence[str]) -> int:
+    """Print the version; return the exit status."""
+    print(f"nerite {nerite.__version__}")
+    return 0
 
 
 def _unknown(name: str) -> str:
@@ -77,7 +104,7 @@ def _unknown(name: str) -> str:
         return f"nerite: flags stand after a command.\nTry: nerite serve {name}"
     if os.path.isdir(name):
         return f"nerite: unknown command '{name}'.\nTo serve the models in that directory: nerite serve {name}"
-    from nerite.cli.suggestion import did_you_mean
+    from nerite.cli.errors import did_you_mean
 
     return "\n".join(filter(None, (f"nerite: unknown command '{name}'.", did_you_mean(name, COMMANDS), overview())))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nerite.cli.flag import Flag
-from nerite.cli.flags import FLAGS, GROUPS
+from nerite.cli.flags import FLAGS, GROUPS, Flag
 
 _INTRODUCTION = """\
 # Flags

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nerite.cli.command import show
-from nerite.cli.command_line import CommandLine, parse
-from nerite.cli.help import usage
-from nerite.cli.usage_error import HelpRequested, UsageError
-from nerite.observability import bridge
-from nerite.observability.log import log
+from nerite.cli.command_line import CommandLine, parse_command_line, usage
+from nerite.cli.errors import HelpRequested, UsageError
+from nerite.observability.log import install_logging, log
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,9 @@ class Manner:
 
     def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> CommandLine:
         """Read a command line. Raises as ``command_line.parse``."""
-        return parse(arguments, environment, self.program, repositories=self.repositories, address=self.address)
+        return parse_command_line(
+            arguments, environment, self.program, repositories=self.repositories, address=self.address
+        )
 
 
 NERITE = Manner(
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str], manner: Manner = NERITE) -> int:
         print(f"error: cannot write the log file '{error.filename}': {error.strerror}", file=sys.stderr)
         return 1
     _mention(command)
-    bridge.install(log)
+    install_logging(log)
     # Not earlier: a wrong flag, or help, is answered without loading the server.
     from nerite.server_process import run as run_server
 

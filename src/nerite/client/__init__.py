@@ -4,9 +4,23 @@ Needs nothing of the server's: it imports ``nerite.core`` alone.
 """
 
 from nerite.client.client import Client
-from nerite.client.completion import Part
-from nerite.client.description import Model, ModelVersion, TensorDescription
-from nerite.client.error import ClientError
-from nerite.client.statistics import Measure, ModelStatistics
+from nerite.client.connection import ClientError
+from nerite.client.models import (
+    CompletionPart,
+    DurationCount,
+    ModelDescription,
+    ModelStatistics,
+    ModelVersion,
+    TensorDescription,
+)
 
-__all__ = ["Client", "ClientError", "Measure", "Model", "ModelStatistics", "ModelVersion", "Part", "TensorDescription"]
+__all__ = [
+    "Client",
+    "ClientError",
+    "DurationCount",
+    "ModelDescription",
+    "ModelStatistics",
+    "ModelVersion",
+    "CompletionPart",
+    "TensorDescription",
+]

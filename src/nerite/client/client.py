@@ -11,15 +11,17 @@ from urllib.parse import quote
 
 import orjson
 
-from nerite.client import completion, infer_form
-from nerite.client.address import Address
-from nerite.client.completion import Part
-from nerite.client.connection import Answer, Connection, text_of
-from nerite.client.conversion import to_json
-from nerite.client.description import Model, ModelVersion
-from nerite.client.error import ClientError
-from nerite.client.metrics import MetricsPage
-from nerite.client.statistics import ModelStatistics
+from nerite.client import tensors
+from nerite.client.connection import Address, ClientError, HttpAnswer, HttpClientConnection, text_of
+from nerite.client.models import (
+    CompletionPart,
+    MetricsPage,
+    ModelDescription,
+    ModelStatistics,
+    ModelVersion,
+    completion_parts,
+)
+from nerite.client.tensors import to_json
 from nerite.core.tensor import Array, Buffer
 
 
@@ -39,8 +41,8 @@ class Client:
         timeout: float = 60.0,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        self._connection = Connection(Address.parse(url), headers or {}, timeout, context)
-        self._models: dict[tuple[str, str], Model] = {}
+        self._connection = HttpClientConnection(Address.parse(url), headers or {}, timeout, context)
+        self._models: dict[tuple[str, str], ModelDescription] = {}
 
     def __enter__(self) -> Client:
         return self
@@ -71,9 +73,9 @@ class Client:
             raise ClientError(text_of(answer.status, answer.body), answer.status)
         return MetricsPage(answer.body.decode(errors="replace"))
 
-    def model(self, name: str, version: str = "") -> Model:
+    def model(self, name: str, version: str = "") -> ModelDescription:
         """Return the metadata of a model: its inputs and outputs. Without a version, of the one that answers."""
-        return Model.read(self._json("GET", _path(name, version)))
+        return ModelDescription.read(self._json("GET", _path(name, version)))
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
         """Return the whole configuration of a model."""
@@ -99,9 +101,9 @@ class Client:
         try:
             if key not in self._models:
                 self._models[key] = self.model(model, version)
-            parts, length = infer_form.encode(self._models[key], inputs, outputs, parameters or {})
-            headers = {infer_form.HEADER_LENGTH: str(length), "Content-Type": "application/octet-stream"}
-            return infer_form.decode(self._ask("POST", f"{_path(model, version)}/infer", parts, headers))
+            parts, length = tensors.encode(self._models[key], inputs, outputs, parameters or {})
+            headers = {tensors.HEADER_LENGTH: str(length), "Content-Type": "application/octet-stream"}
+            return tensors.decode(self._ask("POST", f"{_path(model, version)}/infer", parts, headers))
         except ClientError:
             # The model may have become another one since it was asked about.
             self._models.pop(key, None)
@@ -141,7 +143,7 @@ class Client:
         settings: Mapping[str, Any] | None = None,
         *,
         usage: bool = False,
-    ) -> Generator[Part]:
+    ) -> Generator[CompletionPart]:
         """Have a text model answer under ``/v1``; yield the answer part by part, as it comes.
 
         Each of ``messages`` has a ``role`` and a ``content``. ``settings`` are what else chat completions take:
@@ -153,7 +155,7 @@ class Client:
             document["stream_options"] = {"include_usage": True}
         headers = {"Content-Type": "application/json"}
         body = [orjson.dumps(document)]
-        yield from completion.parts(self._connection.lines("POST", "/v1/chat/completions", body, headers))
+        yield from completion_parts(self._connection.lines("POST", "/v1/chat/completions", body, headers))
 
     def load(
         self,
@@ -217,7 +219,7 @@ class Client:
 
     def _ask(
         self, method: str, path: str, body: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None
-    ) -> Answer:
+    ) -> HttpAnswer:
         answer = self._connection.ask(method, path, body, headers)
         if answer.status != 200:
             raise ClientError(text_of(answer.status, answer.body), answer.status)

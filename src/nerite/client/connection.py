@@ -8,15 +8,70 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import orjson
 
-from nerite.client.address import Address
-from nerite.client.error import ClientError, Unreachable, text_in
 from nerite.core.tensor import Buffer
 
+# The one error of the client.
 
-class Answer(NamedTuple):
+
+class ClientError(Exception):
+    """What was asked for did not happen. ``str()`` is the server's text where it answered, and the client's where not.
+
+    ``status`` is the HTTP status of the answer; None if there was none, because the server did not answer or because
+    what was to be sent cannot be sent.
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Unreachable(ClientError):
+    """Nobody accepted the connection."""
+
+
+def text_in(error: object) -> str:
+    """Return what the field ``error`` of an answer says: a text, or under ``/v1`` an object that has it."""
+    return str(error.get("message", error) if isinstance(error, Mapping) else error)
+
+
+# Where a server is: what stands in a URL, of which most may be left out.
+
+DEFAULT_PORT = 8000
+
+
+class Address(NamedTuple):
+    """A server's place. ``prefix`` is what stands before each path, for a server behind a proxy."""
+
+    tls: bool
+    host: str
+    port: int
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read ``[http[s]://]host[:port][/prefix]``. Without a scheme the port is 8000. Raises ``ClientError``."""
+        bare = "://" not in url
+        try:
+            parts = urlsplit(f"http://{url}" if bare else url)
+            port = parts.port
+        except ValueError as error:
+            raise ClientError(f"'{url}' is no address: {error}. Write it as HOST:PORT.") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ClientError(f"'{url}' is no address. Write it as HOST:PORT or https://HOST:PORT.")
+        if port is None:
+            port = DEFAULT_PORT if bare else {"http": 80, "https": 443}[parts.scheme]
+        return cls(parts.scheme == "https", parts.hostname, port, parts.path.rstrip("/"))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
+
+
+class HttpAnswer(NamedTuple):
     """What came back. The body is the caller's own: arrays that are views on it may be written to."""
 
     status: int
@@ -24,7 +79,7 @@ class Answer(NamedTuple):
     body: bytearray
 
 
-class Connection:
+class HttpClientConnection:
     """Sends one request after the other. Not for several threads at once."""
 
     def __init__(
@@ -38,13 +93,13 @@ class Connection:
 
     def ask(
         self, method: str, path: str, body: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Return the answer, whatever its status. Raises ``ClientError`` where there is none."""
         try:
             if self._http.sock is not None and _has_ended(self._http.sock):
                 self._http.close()
             response = self._send(self._http, method, path, body, headers or {})
-            return Answer(response.status, response.headers, _whole(response))
+            return HttpAnswer(response.status, response.headers, _whole(response))
         except (OSError, http.client.HTTPException) as error:
             # Nobody knows what would come on it next.
             self._http.close()

@@ -13,18 +13,129 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nerite.config import lenient_json
-from nerite.config.field_types import BOUNDS, show_float, single
-from nerite.config.mistake import FieldPath, Mistake, Source
+from nerite.config.mistake import ConfigSource, FieldPath, Mistake, field_remedy, meant_value
 from nerite.config.model_config import ModelConfig
-from nerite.config.near import field_remedy, meant_value
-from nerite.config.parsed import Parsed
-from nerite.config.schema import PACKAGE, FieldSchema, MessageSchema, schema_of
+from nerite.config.schema import BOUNDS, PACKAGE, FieldSchema, MessageSchema, schema_of, show_float, single
+from nerite.config.text import Parsed
+
+# JSON as protobuf's parser takes it: names without quotes, strings in single ones, a comma behind the last element.
+#
+# Triton reads the configuration of a load so. What else JSON does not have (comments, numbers in hexadecimal, words
+# for values) is refused, as it is there.
+
+_SPACE: Final = re.compile(r"[ \t\n\v\f\r]*")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_WORDS: Final = {"true": True, "false": False, "null": None}
+_PIECES: Final = {
+    quote: re.compile(rf"([^{quote}\\]*)({quote}|\\u[0-9A-Fa-f]{{4}}|\\[^u])", re.DOTALL) for quote in "\"'"
+}
+_ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+"""Any other character stands for itself."""
+_LONGEST: Final = 4_000
+"""Digits of a whole number: Python refuses to read many more."""
+
+
+def parse_lenient_json(text: str) -> Any:
+    """Return the value that ``text`` is.
+
+    Raises ``ValueError`` with the place of what is wrong, and ``RecursionError``.
+    """
+    value, at = _value(text, _space(text, 0))
+    if at < len(text):
+        raise _wrong("the end", text, at)
+    return value
+
+
+def _value(text: str, at: int) -> tuple[Any, int]:
+    """Return the value that begins at a place, and where the next thing begins."""
+    first = text[at : at + 1]
+    if first == "{":
+        return _object(text, _space(text, at + 1))
+    if first == "[":
+        return _array(text, _space(text, at + 1))
+    if first and first in _PIECES:
+        return _string(text, at)
+    if (number := _NUMBER.match(text, at)) is not None and len(number[0]) < _LONGEST:
+        whole = number[1] is None and number[2] is None
+        return int(number[0]) if whole else float(number[0]), _space(text, number.end())
+    word = _NAME.match(text, at)
+    if word is None or word[0] not in _WORDS:
+        raise _wrong("a value", text, at)
+    return _WORDS[word[0]], _space(text, word.end())
+
+
+def _object(text: str, at: int) -> tuple[dict[str, Any], int]:
+    members: dict[str, Any] = {}
+    while not text.startswith("}", at):
+        name, at = _name(text, at)
+        if not text.startswith(":", at):
+            raise _wrong("':'", text, at)
+        members[name], at = _value(text, _space(text, at + 1))
+        at = _next(text, at, "}")
+    return members, _space(text, at + 1)
+
+
+def _array(text: str, at: int) -> tuple[list[Any], int]:
+    elements = []
+    while not text.startswith("]", at):
+        element, at = _value(text, at)
+        elements.append(element)
+        at = _next(text, at, "]")
+    return elements, _space(text, at + 1)
+
+
+def _next(text: str, at: int, end: str) -> int:
+    """Return where the next element begins, or where the ``end`` is."""
+    if text.startswith(",", at):
+        return _space(text, at + 1)
+    if not text.startswith(end, at):
+        raise _wrong(f"',' or '{end}'", text, at)
+    return at
+
+
+def _name(text: str, at: int) -> tuple[str, int]:
+    if text[at : at + 1] in ('"', "'"):
+        return _string(text, at)
+    name = _NAME.match(text, at)
+    if name is None or name[0] in _WORDS:
+        raise _wrong("the name of a field", text, at)
+    return name[0], _space(text, name.end())
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    quote, began = _PIECES[text[at]], at
+    pieces: list[str] = []
+    at += 1
+    while (piece := quote.match(text, at)) is not None:
+        plain, end = piece.groups()
+        pieces.append(plain)
+        at = piece.end()
+        if end[0] != "\\":
+            # Halves of a character that come one after the other are one.
+            whole = "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+            return whole, _space(text, at)
+        pieces.append(chr(int(end[2:], 16)) if len(end) > 2 else _ESCAPES.get(end[1], end[1]))
+    raise _wrong("the end of the string, which begins here,", text, began)
+
+
+def _space(text: str, at: int) -> int:
+    """Return where what is no white space begins."""
+    space = _SPACE.match(text, at)
+    assert space is not None
+    return space.end()
+
+
+def _wrong(expected: str, text: str, at: int) -> ValueError:
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    found = repr(text[at : at + 20]) if at < len(text) else "nothing"
+    return ValueError(f"Expected {expected} at line {line} column {column}, got {found}")
+
 
 _ROOT: Final = schema_of(ModelConfig)
 _INTEGER: Final = re.compile("-?[0-9]+")
-_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_LONGEST: Final = 40
+_JSON_FORM_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_JSON_FORM_LONGEST: Final = 40
 """Digits: a number with more is out of every range, and Python refuses to read thousands of them."""
 _HUGE: Final = 10**300
 _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -47,17 +158,17 @@ def from_json(data: Mapping[str, Any]) -> ModelConfig:
 def parse_json(text: str, name: str = "") -> Parsed:
     """Read the JSON ``text``, which ``name`` says the origin of. Never raises."""
     try:
-        data = lenient_json.parse(text)
+        data = parse_lenient_json(text)
     except ValueError as error:
         mistake = Mistake(message=str(error), file=name, remedy="Write the configuration as one JSON object.")
-        return Parsed(ModelConfig(), Source(name), (mistake,), None)
+        return Parsed(ModelConfig(), ConfigSource(name), (mistake,), None)
     except RecursionError:
         mistake = Mistake(
             message="Message too deep. Max recursion depth reached.",
             file=name,
             remedy="Write the configuration with less nesting: none that is right is so deep.",
         )
-        return Parsed(ModelConfig(), Source(name), (mistake,), None)
+        return Parsed(ModelConfig(), ConfigSource(name), (mistake,), None)
     return read_json(data, name)
 
 
@@ -69,7 +180,7 @@ def read_json(data: object, name: str = "") -> Parsed:
     else:
         config = ModelConfig()
         reader.report(": Root element must be a message.", (), "Write the configuration as one JSON object.")
-    source = Source(name)
+    source = ConfigSource(name)
     doubtful = frozenset(str(mistake.path[0]) for mistake in reader.mistakes if mistake.path)
     whole = all(mistake.path for mistake in reader.mistakes)
     return Parsed(config, source, tuple(source.place(reader.mistakes)), doubtful if whole else None)
@@ -244,7 +355,7 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, int):
         return value
     if isinstance(value, str) and _INTEGER.fullmatch(value):
-        return int(value) if len(value) < _LONGEST else None
+        return int(value) if len(value) < _JSON_FORM_LONGEST else None
     number = _real(value)
     return int(number) if number is not None and number.is_integer() else None
 
@@ -252,6 +363,6 @@ def _whole(value: Any) -> int | None:
 def _real(value: Any) -> float | None:
     if isinstance(value, int | float):
         return float(value) if abs(value) < _HUGE or isinstance(value, float) else None
-    if isinstance(value, str) and _NUMBER.fullmatch(value):
+    if isinstance(value, str) and _JSON_FORM_NUMBER.fullmatch(value):
         return float(value)
     return _NOT_FINITE.get(value) if isinstance(value, str) else None

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from nerite.config.backend_choice import ENSEMBLE, choose_backend, fitting
-from nerite.config.completion import Complete, CompletionUnavailable, apply_completion
-from nerite.config.gpus import NO_GPUS, Gpus
-from nerite.config.initial_states import FOLDER, read_initial_state
-from nerite.config.json_form import parse_json
-from nerite.config.mistake import FieldPath, Mistake, Source
-from nerite.config.model_config import ModelConfig
-from nerite.config.no_effect import without_effect
-from nerite.config.normalise import normalise, normalise_instances
-from nerite.config.parsed import Parsed
-from nerite.config.signature import read_labels
-from nerite.config.text import parse_text
+from nerite.config.defaults import ENSEMBLE, NO_GPUS, Gpus, choose_backend, fitting, normalise, normalise_instances
+from nerite.config.json_form import from_json, parse_json
+from nerite.config.mistake import ConfigSource, FieldPath, Mistake
+from nerite.config.model_config import ModelConfig, ModelTransactionPolicy, ModelVersionPolicy
+from nerite.config.signature import FOLDER, read_initial_state, read_labels
+from nerite.config.text import Parsed, parse_text
 from nerite.config.validate import (
     check_brought,
     check_config,
@@ -33,10 +27,106 @@ from nerite.config.validate import (
     check_sequences,
     check_tensors,
     metric_warnings,
+    without_effect,
 )
 from nerite.config.validate_tensors import repeated_names
-from nerite.config.versions import Versions, find_versions, select_versions
 from nerite.core.errors import Internal, NeriteError, NotFound
+
+# The version directories of a model: which there are, and which of them a version policy serves.
+
+_OTHER_DIRECTORIES: Final = frozenset({"warmup", "initial_state", "configs"})
+"""Directories of a model that have a meaning of their own and are no versions."""
+_LARGEST: Final = 2**63 - 1
+
+
+class Versions(NamedTuple):
+    """The versions that were found, in ascending order, and what to tell about the directories that are none."""
+
+    numbers: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class VersionSelection(NamedTuple):
+    """The versions to serve, in ascending order, and what to tell about those that are asked for and missing."""
+
+    numbers: tuple[int, ...]
+    errors: tuple[str, ...] = ()
+
+
+def find_versions(subdirectories: Iterable[str]) -> Versions:
+    """Tell the versions among the names of a model's subdirectories. The warnings are Triton's log lines."""
+    numbers, warnings = [], []
+    for name in sorted(subdirectories):
+        if name in _OTHER_DIRECTORIES:
+            continue
+        if len(name) > 1 and name.startswith("0"):
+            reason = "which contains leading zeros in its directory name"
+        elif name.isascii() and name.isdigit() and int(name[:20]) <= _LARGEST:
+            numbers.append(int(name))
+            continue
+        else:
+            reason = "which fails to convert to integral number"
+        warnings.append(f"ignore version directory '{name}' {reason}")
+    return Versions(tuple(sorted(numbers)), tuple(warnings))
+
+
+def select_versions(policy: ModelVersionPolicy, existing: Iterable[int], model: str) -> VersionSelection:
+    """Choose among the ``existing`` versions. The errors are Triton's log lines; the other versions still load."""
+    numbers = sorted(existing)
+    if policy.specific is not None:
+        wanted = dict.fromkeys(policy.specific.versions)
+        errors = [
+            f"version {version} is specified for model '{model}', but the version directory is not present"
+            for version in wanted
+            if version not in numbers
+        ]
+        return VersionSelection(tuple(version for version in numbers if version in wanted), tuple(errors))
+    if policy.latest is not None:
+        count = policy.latest.num_versions
+        return VersionSelection(tuple(numbers[len(numbers) - min(count, len(numbers)) :]))
+    return VersionSelection(tuple(numbers))
+
+
+# What a backend's own completion of a configuration may change, whatever it returns.
+
+Complete: TypeAlias = Callable[[ModelConfig, int], Mapping[str, Any] | None]
+"""Completes a configuration from the artifact of a version: the whole configuration in JSON form, or None where the
+backend has nothing to say. Raises ``NeriteError`` where the two contradict each other, ``CompletionUnavailable`` where
+there is nobody to ask."""
+
+_SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
+class CompletionUnavailable(Exception):
+    """The artifact cannot be looked at here, which says nothing about the configuration. ``str()`` says why."""
+
+
+def apply_completion(config: ModelConfig, completed: Mapping[str, Any]) -> ModelConfig:
+    """Return ``config`` with what ``completed`` says about batch size, tensors, scheduling and decoupling; normalised.
+
+    The scheduler is taken over only where none is set. Raises ``Internal`` if ``completed`` has another one,
+    ``InvalidArgument`` if it is no configuration.
+    """
+    given = from_json(completed)
+    before, after = _scheduler(config), _scheduler(given)
+    if before and before != after:
+        raise Internal(f"Cannot update scheduling choice from {before} to {after or 'none'} when auto-completing.")
+    changes: dict[str, Any] = {
+        "max_batch_size": given.max_batch_size,
+        "input": given.input,
+        "output": given.output,
+    }
+    if after and not before:
+        changes[after] = getattr(given, after)
+    if given.model_transaction_policy is not None:
+        decoupled = given.model_transaction_policy.decoupled
+        changes["model_transaction_policy"] = ModelTransactionPolicy(decoupled=decoupled)
+    return normalise(dataclasses.replace(config, **changes))
+
+
+def _scheduler(config: ModelConfig) -> str:
+    return next((name for name in _SCHEDULERS if getattr(config, name) is not None), "")
+
 
 CONFIG_FILE: Final = "config.pbtxt"
 _BACKEND_FIELDS: Final = ("backend", "platform", "default_model_filename")
@@ -261,7 +351,7 @@ def _read(directory: Path, config_name: str, override: str | None, *, required: 
         data = path.read_bytes()
     except FileNotFoundError as error:
         if not required:
-            return Parsed(ModelConfig(), Source(str(directory))), False
+            return Parsed(ModelConfig(), ConfigSource(str(directory))), False
         remedy = f"Write {path}, or allow it to be completed from the model."
         return _unreadable(path, error, remedy), False
     except OSError as error:

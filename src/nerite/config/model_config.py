@@ -16,10 +16,315 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from nerite.config.field_types import DataTypeName, Double, Int32, Int64, Uint32
-from nerite.config.optimization import ModelOptimizationPolicy
-from nerite.config.scheduling_choice import ModelDynamicBatching, ModelEnsembling, ModelSequenceBatching
-from nerite.config.tensors import BatchInput, BatchOutput, ModelInput, ModelOutput
+from nerite.config.schema import DataTypeName, Double, Int32, Int64, Single, Uint32, Uint64
+
+# What a model takes and gives, as typed data: inputs, outputs and the helper tensors of ragged batches.
+#
+# See ``model_config.py`` for the conventions that all of these classes follow.
+
+InputFormat = Annotated[Literal["FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW"], "ModelInput.Format"]
+BatchInputKind = Annotated[
+    Literal[
+        "BATCH_ELEMENT_COUNT",
+        "BATCH_ACCUMULATED_ELEMENT_COUNT",
+        "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO",
+        "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE",
+        "BATCH_ITEM_SHAPE",
+        "BATCH_ITEM_SHAPE_FLATTEN",
+    ],
+    "BatchInput.Kind",
+]
+BatchOutputKind = Annotated[Literal["BATCH_SCATTER_WITH_INPUT_SHAPE"], "BatchOutput.Kind"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTensorReshape:
+    """The shape that the framework sees instead of ``dims``. Empty: a scalar an element of the batch."""
+
+    shape: tuple[Int64, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """An input. ``dims`` is without the batch dimension; -1 is any size."""
+
+    name: str = ""
+    data_type: DataTypeName = "TYPE_INVALID"
+    format: InputFormat = "FORMAT_NONE"
+    dims: tuple[Int64, ...] = ()
+    reshape: ModelTensorReshape | None = None
+    is_shape_tensor: bool = False
+    allow_ragged_batch: bool = False
+    optional: bool = False
+    is_non_linear_format_io: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOutput:
+    """An output. ``dims`` is without the batch dimension; -1 is any size."""
+
+    name: str = ""
+    data_type: DataTypeName = "TYPE_INVALID"
+    dims: tuple[Int64, ...] = ()
+    reshape: ModelTensorReshape | None = None
+    label_filename: str = ""
+    """A file beside config.pbtxt: one class name a line."""
+    is_shape_tensor: bool = False
+    is_non_linear_format_io: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchInput:
+    """A tensor that the server makes, to tell a model where the elements of a ragged batch begin and end."""
+
+    kind: BatchInputKind = "BATCH_ELEMENT_COUNT"
+    target_name: tuple[str, ...] = ()
+    data_type: DataTypeName = "TYPE_INVALID"
+    source_input: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOutput:
+    """Outputs of a ragged batch that are cut apart by the shapes of an input."""
+
+    target_name: tuple[str, ...] = ()
+    kind: BatchOutputKind = "BATCH_SCATTER_WITH_INPUT_SHAPE"
+    source_input: tuple[str, ...] = ()
+
+
+# The three ways to schedule a model, as typed data: dynamic batching, sequence batching, an ensemble.
+#
+# See ``model_config.py`` for the conventions that all of these classes follow.
+
+TimeoutAction = Annotated[Literal["REJECT", "DELAY"], "ModelQueuePolicy.TimeoutAction"]
+ControlKind = Annotated[
+    Literal["CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_READY", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_CORRID"],
+    "ModelSequenceBatching.Control.Kind",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelQueuePolicy:
+    """What a queue does when it is full or when a request has waited too long."""
+
+    timeout_action: TimeoutAction = "REJECT"
+    default_timeout_microseconds: Uint64 = 0
+    """0: no timeout."""
+    allow_timeout_override: bool = False
+    max_queue_size: Uint32 = 0
+    """0: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDynamicBatching:
+    """Requests that arrive near each other are executed together."""
+
+    preferred_batch_size: tuple[Int32, ...] = ()
+    max_queue_delay_microseconds: Uint64 = 0
+    preserve_ordering: bool = False
+    priority_levels: Uint64 = 0
+    default_priority_level: Uint64 = 0
+    default_queue_policy: ModelQueuePolicy | None = None
+    priority_queue_policy: dict[Uint64, ModelQueuePolicy] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceControl:
+    """One signal that tells a model about the sequence it works on, and how the signal is encoded."""
+
+    MESSAGE: ClassVar[str] = "ModelSequenceBatching.Control"
+    kind: ControlKind = "CONTROL_SEQUENCE_START"
+    int32_false_true: tuple[Int32, ...] = ()
+    fp32_false_true: tuple[Single, ...] = ()
+    bool_false_true: tuple[bool, ...] = ()
+    data_type: DataTypeName = "TYPE_INVALID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceControlInput:
+    """An input tensor that carries signals."""
+
+    MESSAGE: ClassVar[str] = "ModelSequenceBatching.ControlInput"
+    name: str = ""
+    control: tuple[SequenceControl, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceInitialState:
+    """What a state holds before the first request of a sequence."""
+
+    MESSAGE: ClassVar[str] = "ModelSequenceBatching.InitialState"
+    ONEOFS: ClassVar[dict[str, tuple[str, ...]]] = {"state_data": ("zero_data", "data_file")}
+    data_type: DataTypeName = "TYPE_INVALID"
+    dims: tuple[Int64, ...] = ()
+    name: str = ""
+    zero_data: bool | None = None
+    data_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceState:
+    """A tensor that one request of a sequence leaves for the next."""
+
+    MESSAGE: ClassVar[str] = "ModelSequenceBatching.State"
+    input_name: str = ""
+    output_name: str = ""
+    data_type: DataTypeName = "TYPE_INVALID"
+    dims: tuple[Int64, ...] = ()
+    initial_state: tuple[SequenceInitialState, ...] = ()
+    use_same_buffer_for_input_output: bool = False
+    use_growable_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceDirect:
+    """Each sequence keeps one batch slot of one instance for its whole life."""
+
+    MESSAGE: ClassVar[str] = "ModelSequenceBatching.StrategyDirect"
+    max_queue_delay_microseconds: Uint64 = 0
+    minimum_slot_utilization: Single = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOldest:
+    """Each sequence keeps one instance; the oldest requests of all its sequences make the batch."""
+
+    MESSAGE: ClassVar[str] = "ModelSequenceBatching.StrategyOldest"
+    max_candidate_sequences: Int32 = 0
+    preferred_batch_size: tuple[Int32, ...] = ()
+    max_queue_delay_microseconds: Uint64 = 0
+    preserve_ordering: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSequenceBatching:
+    """Requests with one sequence id go to one instance, in order. Neither strategy set means ``direct``."""
+
+    ONEOFS: ClassVar[dict[str, tuple[str, ...]]] = {"strategy_choice": ("direct", "oldest")}
+    direct: SequenceDirect | None = None
+    oldest: SequenceOldest | None = None
+    max_sequence_idle_microseconds: Uint64 = 0
+    control_input: tuple[SequenceControlInput, ...] = ()
+    state: tuple[SequenceState, ...] = ()
+    iterative_sequence: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleStep:
+    """One model of an ensemble. The maps lead from the model's tensor names to the ensemble's."""
+
+    MESSAGE: ClassVar[str] = "ModelEnsembling.Step"
+    model_name: str = ""
+    model_version: Int64 = 0
+    """-1: the latest."""
+    input_map: dict[str, str] = field(default_factory=dict)
+    output_map: dict[str, str] = field(default_factory=dict)
+    model_namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEnsembling:
+    """Models whose outputs are the inputs of others, served as one."""
+
+    step: tuple[EnsembleStep, ...] = ()
+    max_inflight_requests: Uint32 = 0
+    """Of each step; 0: no limit."""
+
+
+# How a framework may optimise a model, as typed data.
+#
+# See ``model_config.py`` for the conventions that all of these classes follow.
+
+ModelPriority = Annotated[
+    Literal["PRIORITY_DEFAULT", "PRIORITY_MAX", "PRIORITY_MIN"], "ModelOptimizationPolicy.ModelPriority"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizationGraph:
+    """How hard the framework optimises the graph: 0 its default, -1 basic, 1 extended, 2 not at all."""
+
+    MESSAGE: ClassVar[str] = "ModelOptimizationPolicy.Graph"
+    level: Int32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaGraphShape:
+    """The shape of one input of a captured CUDA graph."""
+
+    MESSAGE: ClassVar[str] = "ModelOptimizationPolicy.Cuda.GraphSpec.Shape"
+    dim: tuple[Int64, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaGraphLowerBound:
+    """The smallest shapes that a captured CUDA graph may be used for."""
+
+    MESSAGE: ClassVar[str] = "ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound"
+    batch_size: Int32 = 0
+    input: dict[str, CudaGraphShape] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaGraphSpec:
+    """The shapes of one CUDA graph to capture."""
+
+    MESSAGE: ClassVar[str] = "ModelOptimizationPolicy.Cuda.GraphSpec"
+    batch_size: Int32 = 0
+    input: dict[str, CudaGraphShape] = field(default_factory=dict)
+    graph_lower_bound: CudaGraphLowerBound | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizationCuda:
+    """What concerns CUDA alone."""
+
+    MESSAGE: ClassVar[str] = "ModelOptimizationPolicy.Cuda"
+    graphs: bool = False
+    busy_wait_events: bool = False
+    graph_spec: tuple[CudaGraphSpec, ...] = ()
+    output_copy_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """An execution provider and its options."""
+
+    MESSAGE: ClassVar[str] = "ModelOptimizationPolicy.ExecutionAccelerators.Accelerator"
+    name: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionAccelerators:
+    """The execution providers for instances on GPUs and for those on the CPU."""
+
+    MESSAGE: ClassVar[str] = "ModelOptimizationPolicy.ExecutionAccelerators"
+    gpu_execution_accelerator: tuple[Accelerator, ...] = ()
+    cpu_execution_accelerator: tuple[Accelerator, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedMemoryBuffer:
+    """Whether tensors pass through page-locked memory on their way to a GPU."""
+
+    MESSAGE: ClassVar[str] = "ModelOptimizationPolicy.PinnedMemoryBuffer"
+    enable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptimizationPolicy:
+    """Everything about optimisation; which parts matter depends on the backend."""
+
+    graph: OptimizationGraph | None = None
+    priority: ModelPriority = "PRIORITY_DEFAULT"
+    cuda: OptimizationCuda | None = None
+    execution_accelerators: ExecutionAccelerators | None = None
+    input_pinned_memory: PinnedMemoryBuffer | None = None
+    output_pinned_memory: PinnedMemoryBuffer | None = None
+    gather_kernel_buffer_threshold: Uint32 = 0
+    eager_batching: bool = False
+
 
 InstanceKind = Annotated[Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"], "ModelInstanceGroup.Kind"]
 SecondaryDeviceKind = Annotated[Literal["KIND_NVDLA"], "ModelInstanceGroup.SecondaryDevice.SecondaryDeviceKind"]

@@ -6,11 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from nerite.config.cursor import CLOSERS, Astray, Cursor, unfilled
-from nerite.config.field_types import BOUNDS, single
-from nerite.config.mistake import FieldPath
-from nerite.config.near import meant_value
-from nerite.config.schema import FieldSchema
+from nerite.config.mistake import FieldPath, meant_value
+from nerite.config.scanner import CLOSERS, Astray, Cursor, unfilled
+from nerite.config.schema import BOUNDS, FieldSchema, single
 
 Scalar: TypeAlias = int | float | str | bool
 

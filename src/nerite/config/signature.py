@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Final
 
-from nerite.config.model_config import ModelConfig
-from nerite.config.tensors import ModelOutput
-from nerite.core import dtype
-from nerite.core.errors import Internal, Unsupported
-from nerite.core.signature import Input, Output, Signature
+from nerite.config.model_config import ModelConfig, ModelOutput, SequenceInitialState, SequenceState
+from nerite.core import tensor as dtypes
+from nerite.core.client_text import check_inside_directory
+from nerite.core.errors import Internal, InvalidArgument, Unsupported
+from nerite.core.signature import Signature, SignatureInput, SignatureOutput
+from nerite.core.tensor import BY_CONFIG_NAME
 
 
 def signature_of(config: ModelConfig, directory: Path) -> Signature:
@@ -18,9 +21,9 @@ def signature_of(config: ModelConfig, directory: Path) -> Signature:
     read. Of two tensors with one name the first counts.
     """
     inputs = {
-        tensor.name: Input(
+        tensor.name: SignatureInput(
             tensor.name,
-            dtype.BY_CONFIG_NAME[tensor.data_type],
+            BY_CONFIG_NAME[tensor.data_type],
             tensor.dims,
             optional=tensor.optional,
             ragged=tensor.allow_ragged_batch,
@@ -29,9 +32,9 @@ def signature_of(config: ModelConfig, directory: Path) -> Signature:
         for tensor in reversed(config.input)
     }
     outputs = {
-        tensor.name: Output(
+        tensor.name: SignatureOutput(
             tensor.name,
-            dtype.BY_CONFIG_NAME[tensor.data_type],
+            BY_CONFIG_NAME[tensor.data_type],
             tensor.dims,
             read_labels(config.name, tensor, directory),
             None if tensor.reshape is None else tensor.reshape.shape,
@@ -60,3 +63,56 @@ def read_labels(model: str, output: ModelOutput, directory: Path) -> tuple[str, 
     except OSError as error:
         raise Internal(f"failed to open text file for read {path}: {error.strerror}") from error
     return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
+
+
+# What the states of a sequence hold before its first request: read from ``initial_state/`` beside config.pbtxt.
+
+FOLDER: Final = "initial_state"
+
+
+def initial_dims(state: SequenceState) -> tuple[int, ...]:
+    """Return the shape of a state before the first request, without the batch dimension: 1 for what may be any size."""
+    dims = state.initial_state[0].dims if state.initial_state else state.dims
+    return tuple(1 if dim == -1 else dim for dim in dims)
+
+
+def read_initial_state(state: SequenceState, directory: Path) -> bytes:
+    """Return the data of a valid state before the first request: of its file, or zeros, or strings without length.
+
+    Blocks. Raises Triton's refusals of a file in ``directory``.
+    """
+    elements = math.prod(initial_dims(state))
+    datatype = dtypes.BY_CONFIG_NAME[state.data_type]
+    initial = state.initial_state[0] if state.initial_state else SequenceInitialState()
+    if initial.data_file is None:
+        return bytes(elements * (datatype.size or 4))
+    content = _content(state.input_name, initial.data_file, directory / FOLDER)
+    if datatype is dtypes.BYTES:
+        _check_strings(state.input_name, content, elements)
+        return content
+    size = elements * datatype.size
+    if len(content) < size:
+        # Without the spaces, as Triton writes it.
+        raise InvalidArgument(
+            f"initial_state setting expects {size} bytes, but the data provided from {initial.data_file}only has "
+            f"{len(content)} bytes."
+        )
+    return content[:size]
+
+
+def _content(name: str, file: str, folder: Path) -> bytes:
+    path = folder / file
+    check_inside_directory(file, f"initial_state data file '{file}' of state input '{name}'", folder)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Internal(f"failed to open text file for read {path}: {error.strerror}") from None
+
+
+def _check_strings(name: str, content: bytes, expected: int) -> None:
+    at = found = 0
+    while at + 4 <= len(content):
+        at += 4 + int.from_bytes(content[at : at + 4], "little")
+        found += at <= len(content)
+    if found != expected or at != len(content):
+        raise InvalidArgument(f"expected {expected} strings for inference input '{name}', got {found}")

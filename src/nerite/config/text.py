@@ -9,17 +9,34 @@ on with the next field of the configuration itself, so that a mistake does not m
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from nerite.config.cursor import CLOSERS, OPENERS, Astray, Cursor
-from nerite.config.mistake import FieldPath, Source
+from nerite.config.mistake import LISTED, ConfigSource, FieldPath, Mistake, field_remedy, fields_of
 from nerite.config.model_config import ModelConfig
-from nerite.config.near import LISTED, field_remedy, fields_of
-from nerite.config.parsed import Parsed
 from nerite.config.scalars import expected, read_scalar
+from nerite.config.scanner import CLOSERS, OPENERS, Astray, Cursor, TextToken
 from nerite.config.schema import FieldSchema, MessageSchema, schema_of
-from nerite.config.tokens import Token
 from nerite.core.errors import Internal
+
+# What reading a configuration brought: the configuration as far as it could be read, and the mistakes.
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A configuration that was read, with everything that is wrong with its text."""
+
+    config: ModelConfig
+    source: ConfigSource = field(default_factory=ConfigSource)
+    mistakes: tuple[Mistake, ...] = ()
+    doubtful: frozenset[str] | None = frozenset()
+    """The fields of the configuration that may not say what was meant; None: any of them."""
+
+    def trusts(self, fields: Iterable[str]) -> bool:
+        """Return True if all of ``fields`` say what was meant, so that it makes sense to judge them."""
+        return self.doubtful is not None and self.doubtful.isdisjoint(fields)
+
 
 _ROOT = schema_of(ModelConfig)
 _VALUES = frozenset({"integer", "float", "string", "placeholder"})
@@ -32,7 +49,7 @@ def parse_text(text: str, file: str = "") -> Parsed:
     values = _read_configuration(cursor)
     mistakes = sorted(cursor.mistakes, key=lambda mistake: (mistake.line, mistake.column))
     doubtful = None if cursor.doubtful is None else frozenset(cursor.doubtful)
-    source = Source(file, cursor.positions)
+    source = ConfigSource(file, cursor.positions)
     client_message = f"failed to read text proto from {file}"
     placed = [
         dataclasses.replace(mistake, error=Internal, client_message=client_message)
@@ -53,7 +70,7 @@ def _build(schema: MessageSchema, values: dict[str, Any]) -> Any:
 def _read_configuration(cursor: Cursor) -> dict[str, Any]:
     """Read the fields of the configuration itself, to the end of the text."""
     values: dict[str, Any] = {}
-    seen: dict[str, Token] = {}
+    seen: dict[str, TextToken] = {}
     cursor.open.append("")
     while cursor.here.kind != "end":
         try:
@@ -63,10 +80,10 @@ def _read_configuration(cursor: Cursor) -> dict[str, Any]:
     return values
 
 
-def _read_message(cursor: Cursor, schema: MessageSchema, path: FieldPath, opener: Token) -> dict[str, Any]:
+def _read_message(cursor: Cursor, schema: MessageSchema, path: FieldPath, opener: TextToken) -> dict[str, Any]:
     """Read the fields of a message up to and including the closer of ``opener``."""
     values: dict[str, Any] = {}
-    seen: dict[str, Token] = {}
+    seen: dict[str, TextToken] = {}
     closer = OPENERS[opener.text]
     cursor.open.append(closer)
     line, column = opener.position
@@ -87,7 +104,7 @@ def _read_message(cursor: Cursor, schema: MessageSchema, path: FieldPath, opener
 
 
 def _read_part(
-    cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, Token]
+    cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, TextToken]
 ) -> None:
     """Read one field of a message, or step over what is none. Raises ``Astray``."""
     if cursor.recovering and not cursor.at_field() and cursor.here.kind != "placeholder":
@@ -146,7 +163,7 @@ def _step_over_extension(cursor: Cursor, schema: MessageSchema, path: FieldPath)
 
 
 def _read_field(
-    cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, Token]
+    cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, TextToken]
 ) -> None:
     """Read one field into ``values``. ``seen`` has the fields that were there before."""
     token = cursor.take()
@@ -167,7 +184,7 @@ def _read_field(
         _read_value(cursor, declared, where, values, token)
 
 
-def _refuse_unknown(cursor: Cursor, schema: MessageSchema, path: FieldPath, token: Token, name: str) -> None:
+def _refuse_unknown(cursor: Cursor, schema: MessageSchema, path: FieldPath, token: TextToken, name: str) -> None:
     # Finding out what was meant takes time, and the list of fields is long: it is told once.
     meant, remedy = ("", LISTED) if cursor.has_many else field_remedy(name, schema, _ROOT)
     if remedy == (listing := fields_of(schema)):
@@ -183,7 +200,9 @@ def _refuse_unknown(cursor: Cursor, schema: MessageSchema, path: FieldPath, toke
     cursor.skip_value()
 
 
-def _is_second(cursor: Cursor, declared: FieldSchema, where: FieldPath, token: Token, seen: dict[str, Token]) -> bool:
+def _is_second(
+    cursor: Cursor, declared: FieldSchema, where: FieldPath, token: TextToken, seen: dict[str, TextToken]
+) -> bool:
     """Return True, after reporting it, if a field is given that excludes ``declared``: itself or a rival."""
     if declared.many:
         return False
@@ -203,7 +222,9 @@ def _is_second(cursor: Cursor, declared: FieldSchema, where: FieldPath, token: T
     return bool(rival)
 
 
-def _read_value(cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], name: Token) -> None:
+def _read_value(
+    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], name: TextToken
+) -> None:
     """Read what stands behind the name of a field into ``values``."""
     composite = declared.kind == "message" or declared.key is not None
     if composite:
@@ -247,7 +268,7 @@ def _read_list(cursor: Cursor, declared: FieldSchema, where: FieldPath, values: 
 
 
 def _read_element_of_list(
-    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], opener: Token
+    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], opener: TextToken
 ) -> bool:
     """Read an element and the comma or bracket behind it; return True if another element follows."""
     composite = declared.kind == "message" or declared.key is not None
@@ -275,7 +296,7 @@ def _read_element_of_list(
 
 
 def _read_element(
-    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], start: Token
+    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], start: TextToken
 ) -> None:
     """Read one value, one element of a list, or one entry of a map; ``start`` is where it is said to stand."""
     if declared.key is not None:
@@ -290,7 +311,7 @@ def _read_element(
         values[declared.name] = value
 
 
-def _read_one(cursor: Cursor, declared: FieldSchema, path: FieldPath, start: Token) -> Any:
+def _read_one(cursor: Cursor, declared: FieldSchema, path: FieldPath, start: TextToken) -> Any:
     """Read one value; None where there is none."""
     if declared.kind != "message":
         return read_scalar(cursor, declared, path)
@@ -298,7 +319,9 @@ def _read_one(cursor: Cursor, declared: FieldSchema, path: FieldPath, start: Tok
     return None if fields is None else _build(declared.message, fields)
 
 
-def _read_entry(cursor: Cursor, declared: FieldSchema, where: FieldPath, entries: dict[Any, Any], start: Token) -> None:
+def _read_entry(
+    cursor: Cursor, declared: FieldSchema, where: FieldPath, entries: dict[Any, Any], start: TextToken
+) -> None:
     """Read an entry of a map, which is a message with a key and a value. A key that comes again wins."""
     schema = declared.entry
     draft = (*where, len(entries))
@@ -321,7 +344,7 @@ def _read_entry(cursor: Cursor, declared: FieldSchema, where: FieldPath, entries
 
 
 def _read_braces(
-    cursor: Cursor, declared: FieldSchema, schema: MessageSchema, path: FieldPath, start: Token
+    cursor: Cursor, declared: FieldSchema, schema: MessageSchema, path: FieldPath, start: TextToken
 ) -> dict[str, Any] | None:
     """Read a message in its braces; None, after reporting it, where none begins."""
     opener = cursor.here

@@ -5,14 +5,12 @@ What depends on the models that an ensemble is made of is checked where those ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nerite.config.backend_choice import ENSEMBLE
-from nerite.config.mistake import FieldPath, Mistake
-from nerite.config.model_config import ModelConfig
-from nerite.config.near import nearest
-from nerite.config.scheduling_choice import EnsembleStep
+from nerite.config.defaults import ENSEMBLE
+from nerite.config.mistake import FieldPath, Mistake, nearest
+from nerite.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput
 
 
 @dataclass(slots=True)
@@ -201,3 +199,252 @@ def _missing_source(name: str, graph: dict[str, _Tensor]) -> str:
 def _spelled(wrong: str, known: Iterator[str] | dict[str, _Tensor] | list[str]) -> str:
     meant = nearest(wrong, known, 0.75)
     return f"Did you mean '{meant}'?" if meant and meant != wrong else ""
+
+
+# What has to hold between an ensemble and the models that it is put together from: types, shapes, batches, streams.
+#
+# What an ensemble has to say by itself is checked in ``validate_ensemble``.
+
+
+@dataclass(frozen=True, slots=True)
+class _ValidateWiringTensor:
+    """What a model, or the ensemble itself, says of a tensor."""
+
+    model: str
+    data_type: str
+    dims: tuple[int, ...]
+    batched: bool
+
+    @property
+    def full_dims(self) -> tuple[int, ...]:
+        """The dimensions with that of the batch."""
+        return (-1, *self.dims) if self.batched else self.dims
+
+
+def check_wiring(config: ModelConfig, parts: Sequence[ModelConfig]) -> Iterator[Mistake]:
+    """Find what does not fit together. ``parts`` are the complete configurations of the models of the steps."""
+    assert config.ensemble_scheduling is not None
+    steps = config.ensemble_scheduling.step
+    declared: list[ModelInput | ModelOutput] = [*config.input, *config.output]
+    # Its own tensors have the shapes of ``reshape`` inside; those of its models are as callers have them.
+    tensors = {tensor.name: _said(config, tensor, reshaped=True) for tensor in declared}
+    for index, (step, part) in enumerate(zip(steps, parts, strict=True)):
+        path = ("ensemble_scheduling", "step", index)
+        if 0 < part.max_batch_size < config.max_batch_size:
+            yield Mistake(
+                message=f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains "
+                f"model {part.name} which only allows maximum batch size to be {part.max_batch_size}",
+                path=("max_batch_size",),
+                remedy=f"Write max_batch_size: {part.max_batch_size} here, or raise it in '{part.name}'.",
+            )
+        yield from _validate_wiring_check_inputs(config.name, step, part, tensors, path)
+        yield from _validate_wiring_check_outputs(config.name, step, part, tensors, path)
+    yield from _check_streams(config, steps, parts)
+    if config.response_cache is not None and config.response_cache.enable and any(map(is_decoupled, parts)):
+        yield Mistake(
+            message=f"Response Cache does not currently support model {config.name} with 'decoupled' transaction "
+            "policy. Please disable the response cache.",
+            path=("response_cache",),
+            remedy="Remove 'response_cache', or enable it in those models of the ensemble that have one response.",
+        )
+
+
+def _said(config: ModelConfig, tensor: ModelInput | ModelOutput, *, reshaped: bool = False) -> _ValidateWiringTensor:
+    dims = tensor.reshape.shape if reshaped and tensor.reshape is not None else tensor.dims
+    return _ValidateWiringTensor(config.name, tensor.data_type, dims, config.max_batch_size > 0)
+
+
+def _validate_wiring_check_inputs(
+    ensemble: str, step: EnsembleStep, part: ModelConfig, tensors: dict[str, _ValidateWiringTensor], path: FieldPath
+) -> Iterator[Mistake]:
+    declared = {tensor.name: tensor for tensor in part.input}
+    for name, tensor in step.input_map.items():
+        where = (*path, "input_map", name)
+        if name not in declared:
+            yield Mistake(
+                message=f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in "
+                f"model {step.model_name}",
+                path=where,
+                remedy=_validate_wiring_spelled(name, list(declared)),
+            )
+        else:
+            yield from _check_agreement(ensemble, tensor, _said(part, declared[name]), tensors, where)
+    for name, taken in declared.items():
+        if name not in step.input_map and not taken.optional:
+            yield Mistake(
+                message=f"in ensemble {ensemble}, input {name} in model {part.name} is not mapped to any ensemble "
+                "tensors",
+                path=path,
+                remedy=f'Write input_map {{ key: "{name}" value: "the ensemble\'s tensor" }}.',
+            )
+
+
+def _validate_wiring_check_outputs(
+    ensemble: str, step: EnsembleStep, part: ModelConfig, tensors: dict[str, _ValidateWiringTensor], path: FieldPath
+) -> Iterator[Mistake]:
+    declared = {tensor.name: tensor for tensor in part.output}
+    for name, tensor in step.output_map.items():
+        where = (*path, "output_map", name)
+        if name not in declared:
+            yield Mistake(
+                message=f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} "
+                f"in model {step.model_name}",
+                path=where,
+                remedy=_validate_wiring_spelled(name, list(declared)),
+            )
+        else:
+            yield from _check_agreement(ensemble, tensor, _said(part, declared[name]), tensors, where)
+
+
+def _check_agreement(
+    ensemble: str, name: str, tensor: _ValidateWiringTensor, tensors: dict[str, _ValidateWiringTensor], path: FieldPath
+) -> Iterator[Mistake]:
+    """Compare what a model says of a tensor with what was said of it before."""
+    before = tensors.setdefault(name, tensor)
+    start = f"in ensemble {ensemble}, ensemble tensor {name}: inconsistent"
+    if before.data_type != tensor.data_type:
+        yield Mistake(
+            message=f"{start} data type: {before.data_type} is inferred from model {before.model} while "
+            f"{tensor.data_type} is inferred from model {tensor.model}",
+            path=path,
+            remedy=f"Give it one data_type in '{before.model}' and '{tensor.model}', or put a step between them.",
+        )
+    elif not (_agree(before.dims, tensor.dims) or _agree(before.full_dims, tensor.full_dims)):
+        yield Mistake(
+            message=f"{start} shape: {_shape(before.full_dims)} is inferred from model {before.model} while "
+            f"{_shape(tensor.full_dims)} is inferred from model {tensor.model}",
+            path=path,
+            remedy=f"Give it the same dims in '{before.model}' and '{tensor.model}', or put a step between them.",
+        )
+
+
+def _agree(one: Sequence[int], other: Sequence[int]) -> bool:
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def _shape(dims: Sequence[int]) -> str:
+    return f"[{','.join(map(str, dims))}]"
+
+
+def _check_streams(
+    config: ModelConfig, steps: Sequence[EnsembleStep], parts: Sequence[ModelConfig]
+) -> Iterator[Mistake]:
+    """Find where tensors of which there are several meet others: what belongs to which would be anybody's guess."""
+    origins = {tensor.name: -1 for tensor in config.input}
+    waiting = list(enumerate(zip(steps, parts, strict=True)))
+    while waiting:
+        ready = [each for each in waiting if origins.keys() >= set(each[1][0].input_map.values())]
+        if not ready:
+            return  # a circle, or a tensor that nobody gives: told elsewhere
+        waiting = [each for each in waiting if each not in ready]
+        for index, (step, part) in ready:
+            found = {origins[tensor] for tensor in step.input_map.values()}
+            if len(found) > 1:
+                yield _mixed(config.name, ("ensemble_scheduling", "step", index), f"step {index + 1}", step.model_name)
+            origin = index if is_decoupled(part) else max(found, default=-1)
+            origins |= dict.fromkeys(step.output_map.values(), origin)
+    if len({origins[tensor.name] for tensor in config.output if tensor.name in origins}) > 1:
+        yield _mixed(config.name, ("output",), "the answer", config.name)
+
+
+def _mixed(ensemble: str, path: FieldPath, who: str, model: str) -> Mistake:
+    return Mistake(
+        # Triton names the ensemble, wherever in it the mistake is.
+        message=f"in ensemble {ensemble}, step of model '{ensemble}' receives inputs originated from different "
+        "decoupled models",
+        path=path,
+        remedy=f"All that {who} (model '{model}') is made of must follow from one decoupled step, or from none: have "
+        "the decoupled model pass on what is needed later.",
+    )
+
+
+def is_decoupled(config: ModelConfig) -> bool:
+    """Return whether a model may have any number of responses to a request."""
+    return bool(config.model_transaction_policy and config.model_transaction_policy.decoupled)
+
+
+def _validate_wiring_spelled(wrong: str, known: Sequence[str]) -> str:
+    meant = nearest(wrong, known, 0.75)
+    return f"Did you mean '{meant}'?" if meant else f"There are: {', '.join(known) or 'none'}."
+
+
+# Whether the models are there that an ensemble is put together from, in the versions that it asks for, and fit.
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleCandidate:
+    """A model that a step may go to."""
+
+    name: str
+    configs: Mapping[int, ModelConfig]
+    """Its versions that can be asked, with their complete configurations."""
+    latest: int = -1
+    failure: str = ""
+    """Why there is no version, in the words in which a load says so."""
+
+    def version(self, step: EnsembleStep) -> int | None:
+        """Return the version that a step means; None if it is not there."""
+        wanted = self.latest if step.model_version < 0 else step.model_version
+        return wanted if wanted in self.configs else None
+
+
+def find_step_models(
+    config: ModelConfig, candidates: Sequence[EnsembleCandidate | None]
+) -> tuple[list[ModelConfig], list[Mistake]]:
+    """Return what the steps go to, and what is wrong: with one of the models, or else between them.
+
+    A candidate that is None is a model that there is not.
+    """
+    assert config.ensemble_scheduling is not None
+    steps = config.ensemble_scheduling.step
+    missing = [index for index, candidate in enumerate(candidates) if candidate is None]
+    if missing:
+        return [], [_missing(config.name, steps, missing)]
+    mistakes: list[Mistake] = []
+    parts: list[ModelConfig] = []
+    for index, (step, candidate) in enumerate(zip(steps, candidates, strict=True)):
+        assert candidate is not None
+        version = candidate.version(step)
+        if version is None:
+            mistakes.append(_absent(config.name, step, candidate, index))
+        else:
+            parts.append(candidate.configs[version])
+    return parts, mistakes or list(check_wiring(config, parts))
+
+
+def circular_ensembles(ensemble: str, before: str) -> Mistake:
+    """Return the mistake of an ensemble that is a part of itself, ``before`` being the last on the way back."""
+    return Mistake(
+        message=f"circular dependency between ensembles: {ensemble} -> ... -> {before} -> {ensemble}",
+        path=("ensemble_scheduling",),
+        remedy="Take the step out that leads back: no ensemble can be a part of itself.",
+    )
+
+
+def _missing(ensemble: str, steps: Sequence[EnsembleStep], missing: Sequence[int]) -> Mistake:
+    names = ", ".join(dict.fromkeys(steps[index].model_name for index in missing))
+    return Mistake(
+        message=f"ensemble {ensemble} contains models that are not available or ambiguous: {names}",
+        path=_path(missing[0]),
+        remedy="Put the model into the repository and load it, or correct the name.",
+    )
+
+
+def _absent(ensemble: str, step: EnsembleStep, candidate: EnsembleCandidate, index: int) -> Mistake:
+    start = f"ensemble '{ensemble}' depends on '{candidate.name}'"
+    if candidate.configs:
+        there = ", ".join(map(str, sorted(candidate.configs)))
+        return Mistake(
+            message=f"{start} whose required version {step.model_version} is not loaded.",
+            path=(*_path(index), "model_version"),
+            remedy=f"Write model_version: -1 for the latest version, or one that is loaded: {there}.",
+        )
+    return Mistake(
+        message=f"{start} {candidate.failure}",
+        path=(*_path(index), "model_name"),
+        remedy=f"Make '{candidate.name}' load first.",
+    )
+
+
+def _path(step: int) -> FieldPath:
+    return ("ensemble_scheduling", "step", step)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from nerite.config.backend_choice import TENSORRT
-from nerite.config.mistake import FieldPath, Mistake
-from nerite.config.model_config import ModelConfig
-from nerite.config.near import nearest
-from nerite.config.tensors import ModelInput, ModelOutput
+from nerite.config.defaults import TENSORRT
+from nerite.config.mistake import FieldPath, Mistake, nearest
+from nerite.config.model_config import ModelConfig, ModelInput, ModelOutput
 
 
 def check_inputs(config: ModelConfig) -> Iterator[Mistake]:

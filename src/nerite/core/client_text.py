@@ -7,10 +7,12 @@ leniently.
 from __future__ import annotations
 
 import json
+import posixpath
+from pathlib import PurePath
 from typing import Any, Final, TypeAlias
 
 from nerite.core.errors import InvalidArgument
-from nerite.core.text import MAX_NAME, mistake_in, shown
+from nerite.core.text import MAX_NAME, quoted_text, text_error
 
 _MOST_MEMBERS: Final = 20_000
 """Members and elements among which ``check_document`` looks for a wrong one, lists without text left out."""
@@ -25,7 +27,7 @@ def checked(text: str, what: str, limit: int = MAX_NAME) -> str:
     Raises ``InvalidArgument`` for any other, which begins with ``what``: the field, as its protocol calls it.
     """
     # The usual text first: this runs several times for each request whose data is in its JSON.
-    if (len(text) <= limit and text.isascii()) or (mistake := mistake_in(text, limit)) is None:
+    if (len(text) <= limit and text.isascii()) or (mistake := text_error(text, limit)) is None:
         return text
     raise InvalidArgument(f"{what} {mistake}")
 
@@ -61,7 +63,7 @@ def check_document(document: Any) -> None:
 
 
 def _check(text: str, member: tuple[_Path, str | int], that: str = "") -> None:
-    mistake = mistake_in(text, len(text))
+    mistake = text_error(text, len(text))
     if mistake is None:
         return
     where = ""
@@ -69,6 +71,24 @@ def _check(text: str, member: tuple[_Path, str | int], that: str = "") -> None:
     while path is not None:
         path, key = path
         if path is not None:  # the first stands for the document itself
-            where = (f".{shown(key)}" if isinstance(key, str) else f"[{key}]") + where
+            where = (f".{quoted_text(key)}" if isinstance(key, str) else f"[{key}]") + where
     what = "member '" + where.removeprefix(".") + "'" if where else "the JSON"
     raise InvalidArgument(f"{what} {that}{mistake}. {_UTF8}")
+
+
+# File names that a configuration gives, which have to stay within the directory that they belong in.
+
+
+def escapes_directory(name: str) -> bool:
+    """Return whether a path leads out of the directory that it is relative to.
+
+    Links are not followed: those who write a repository make them, and a configuration may be a client's.
+    """
+    normal = posixpath.normpath(name)
+    return normal == ".." or normal.startswith(("/", "../")) or "\0" in name
+
+
+def check_inside_directory(name: str, what: str, directory: PurePath | str) -> None:
+    """Raise ``InvalidArgument`` if ``name`` leads out of ``directory``; ``what`` says what it is the name of."""
+    if escapes_directory(name):
+        raise InvalidArgument(f"{what} must stay within {directory}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nerite.core.request import InferenceRequest
 
 
-class Ended(enum.Enum):
+class RequestEnded(enum.Enum):
     """How a request ended, in the words of vLLM's metrics."""
 
     STOP = "stop"
@@ -23,7 +23,7 @@ class Ended(enum.Enum):
     FAILED = "error"
 
 
-class Begun(NamedTuple):
+class RequestBegun(NamedTuple):
     """What is known of a request once an engine has taken it up."""
 
     at_ns: int
@@ -36,15 +36,15 @@ class Begun(NamedTuple):
     """Of ``prompt_tokens``, those that images have become."""
 
 
-class Progress(NamedTuple):
+class RequestProgress(NamedTuple):
     """What a step has brought to one request."""
 
     request: InferenceRequest
     tokens: int = 0
     """New ones, of all its sequences."""
-    begun: Begun | None = None
+    begun: RequestBegun | None = None
     """Once, in the first of them; not at all where the engine never took it up."""
-    ended: Ended | None = None
+    ended: RequestEnded | None = None
     """In the last of them."""
 
 
@@ -75,4 +75,4 @@ class EngineReport(NamedTuple):
     drafted: int | None = None
     """Tokens that were guessed ahead (speculative decoding)."""
     accepted: int | None = None
-    progress: Sequence[Progress] = ()
+    progress: Sequence[RequestProgress] = ()

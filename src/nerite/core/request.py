@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from nerite.core.byte_budget import Memo
-from nerite.core.internal_errors import Where, report
+from nerite.core.errors import InvalidArgument
+from nerite.core.failures import Where, report
 from nerite.core.tensor import Buffer, TensorSpec
 
 if TYPE_CHECKING:
-    from nerite.core.caller import Caller
     from nerite.core.errors import NeriteError
-    from nerite.core.idempotency_key import IdempotencyKey
     from nerite.core.response import InferenceResponse, Parameter
 
 MAX_CORRELATION_ID = 128
 """Bytes of a correlation id that is text, as UTF-8: Triton says characters, and counts bytes."""
 
 
-class SharedPlace:
+class SharedMemoryInput:
     """Where in a region of shared memory a tensor lies, or is to be written."""
 
     __slots__ = ("byte_size", "offset", "region")
@@ -50,7 +50,7 @@ class RequestedOutput:
         binary: bool = False,
         base64: bool = False,
         classification: int = 0,
-        place: SharedPlace | None = None,
+        place: SharedMemoryInput | None = None,
     ) -> None:
         self.name = name
         self.binary = binary
@@ -73,7 +73,7 @@ class ServedVersion(Protocol):
     def submit(self, request: InferenceRequest) -> None:
         """Answer a request through its sink. Raises what no code foresaw."""
 
-    def given_up(self, why: GaveUp) -> None:
+    def given_up(self, why: CancelReason) -> None:
         """Count a request that nobody waits for any more."""
 
     def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
@@ -230,7 +230,7 @@ class ReplySink(Protocol):
         """Take one answer. Called on the loop's thread; in a worker, on any. ``final``: no other comes."""
 
 
-class GaveUp(enum.Enum):
+class CancelReason(enum.Enum):
     """Why nobody waits for an answer any more."""
 
     CANCELLED = "cancelled"
@@ -328,7 +328,7 @@ class InferenceRequest:
         except Exception as again:
             self._report("reply", again)
 
-    def cancel(self, why: GaveUp = GaveUp.CANCELLED) -> None:
+    def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
         """Say that nobody waits for the answer any more. Idempotent; does nothing to a finished request."""
         if self.cancelled or self.finished:
             return
@@ -367,7 +367,7 @@ class InferenceRequest:
         return f"[request id: {self.id or '<id_unknown>'}] "
 
 
-class OutputPlace(Protocol):
+class OutputDestination(Protocol):
     """Memory of a client's that an output is to be written to."""
 
     size: int
@@ -376,12 +376,12 @@ class OutputPlace(Protocol):
         """Write ``data``, of at most ``size`` bytes. Raises ``NeriteError`` if that is not possible any more."""
 
 
-class PlacedRequest(InferenceRequest):
+class SharedMemoryRequest(InferenceRequest):
     """A request some of whose outputs are to be written to shared memory."""
 
     __slots__ = ("__weakref__", "places")
 
-    places: dict[str, OutputPlace]
+    places: dict[str, OutputDestination]
     """Where outputs are to be written, by name."""
 
 
@@ -393,6 +393,70 @@ class RepeatedRequest(InferenceRequest):
     repeats = True
 
 
-def labelled(error: NeriteError, request_id: str) -> NeriteError:
+def with_request_id(error: NeriteError, request_id: str) -> NeriteError:
     """Return ``error`` with Triton's ``[request id: …]`` in front, for the errors that carry it."""
     return error.prefixed(f"[request id: {request_id or '<id_unknown>'}] ")
+
+
+# Who sends a request, for admission control and the caches. Models do not see it.
+
+
+class Caller(NamedTuple):
+    """What the head of a request says of who sent it. There is one only where a policy is in force."""
+
+    tenant: str
+    """By the name that the policy has for them."""
+    wanted_class: str = ""
+    """Empty: that of the tenant."""
+    patience_ns: int = 0
+    """From the request's arrival on; after that nobody waits for the answer. 0: for ever."""
+    retry: bool = False
+    """It was asked before."""
+
+
+MIXED: Final = Caller("")
+"""Of a request that is for several tenants at once, or for one that cannot be told: no cache keeps anything of it."""
+
+# What a client names a request by, so that asking once more is not asking for more.
+
+NAME: Final = "idempotency-key"
+"""Of the header, of the metadata, and of the parameter of a request that stands in place of them."""
+_MOST: Final = 255
+
+
+class IdempotencyKey(NamedTuple):
+    """The key that came with a request. Where a client asks for several things at once, each is a part of it."""
+
+    text: str
+    part: int = 0
+    parts: int = 1
+
+    def checked(self) -> IdempotencyKey:
+        """Return the key as it is compared: with or without quotes it is the same. Raises ``InvalidArgument``."""
+        text: Any = self.text
+        if isinstance(text, str) and len(text) > 1 and text[0] == text[-1] == '"':  # as the RFC's drafts write it
+            text = text[1:-1]
+        if not isinstance(text, str) or not 0 < len(text) <= _MOST:
+            raise InvalidArgument(f"'{NAME}' has to be a text of 1 to {_MOST} characters, such as a UUID")
+        return self._replace(text=text)
+
+
+# The requests that the running code is about: for whoever writes a line while one is executed.
+#
+# A context variable, so that coroutines which a model starts keep theirs while other batches run.
+
+at_hand: Final[ContextVar[Sequence[InferenceRequest]]] = ContextVar("at_hand", default=())
+"""Set while a batch is executed."""
+_AT_HAND_MOST: Final = 8
+"""Ids that are told of a batch."""
+
+
+def request_ids_of(requests: Iterable[InferenceRequest]) -> str:
+    """Return the ids of requests as one text, some of them if there are many; nothing if none has one."""
+    ids = [request.id for request in requests if request.id]
+    return ", ".join([*ids[:_AT_HAND_MOST], "…"] if len(ids) > _AT_HAND_MOST else ids)
+
+
+def current_request_ids() -> str:
+    """Return the ids of the requests that the running code is about."""
+    return request_ids_of(at_hand.get())

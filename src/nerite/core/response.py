@@ -68,7 +68,7 @@ class InferenceResponse:
         return cls(None, (), error)
 
 
-class Again(InferenceResponse):
+class Reschedule(InferenceResponse):
     """What a model says of a request that it wants once more. Its outputs are states of the sequence, if any."""
 
     __slots__ = ()

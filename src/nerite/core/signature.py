@@ -11,10 +11,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from nerite.core.dtype import DataType
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader, labelled
-from nerite.core.tensor import Buffer, Miscounted, TensorSpec
+from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader, with_request_id
+from nerite.core.tensor import Buffer, DataType, TensorSpec, WrongElementCount
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -23,7 +22,7 @@ _BATCH_NOTE = (
 )
 
 
-class Input(NamedTuple):
+class SignatureInput(NamedTuple):
     """A declared input. ``dims`` is without the batch dimension; -1 is any size. ``reshape``: what the model has."""
 
     name: str
@@ -34,7 +33,7 @@ class Input(NamedTuple):
     reshape: tuple[int, ...] | None = None
 
 
-class Output(NamedTuple):
+class SignatureOutput(NamedTuple):
     """A declared output. ``labels`` names the classes, for the classification extension; ``reshape`` as of inputs."""
 
     name: str
@@ -57,12 +56,12 @@ def reshaped(
     return (shape[0], *sizes) if batched else sizes
 
 
-def show(values: Iterable[object]) -> str:
+def shape_text(values: Iterable[object]) -> str:
     """Print a shape as Triton does: ``[1,16]``."""
     return "[" + ",".join(map(str, values)) + "]"
 
 
-def quoted(names: Iterable[str]) -> str:
+def names_text(names: Iterable[str]) -> str:
     """Print a list of names as Triton does: ``['A','B']``."""
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
@@ -83,7 +82,7 @@ class Signature:
     __slots__ = ("inputs", "max_batch_size", "model_name", "outputs", "required", "uniform")
 
     def __init__(
-        self, model_name: str, max_batch_size: int, inputs: Sequence[Input], outputs: Sequence[Output]
+        self, model_name: str, max_batch_size: int, inputs: Sequence[SignatureInput], outputs: Sequence[SignatureOutput]
     ) -> None:
         self.model_name = model_name
         self.max_batch_size = max_batch_size
@@ -102,7 +101,7 @@ class Signature:
         """
         for what, entries in (("input", header.inputs), ("output", header.outputs)):
             if (twice := _repeated(entries)) is not None:
-                raise labelled(InvalidArgument(f"{what} '{twice}' already exists in request"), request_id)
+                raise with_request_id(InvalidArgument(f"{what} '{twice}' already exists in request"), request_id)
         for output in header.outputs:
             if output.name not in self.outputs:
                 raise InvalidArgument(f"unexpected inference output '{output.name}' for model '{self.model_name}'")
@@ -112,7 +111,7 @@ class Signature:
         try:
             self._check_inputs(header)
         except InvalidArgument as error:
-            raise labelled(error, request_id) from None
+            raise with_request_id(error, request_id) from None
 
     def _check_inputs(self, header: RequestHeader) -> None:
         seen = {spec.name: spec for spec in header.inputs}
@@ -158,18 +157,18 @@ class Signature:
             else f"expected number of inputs between {len(self.required)} and {len(self.inputs)}"
         )
         return InvalidArgument(
-            f"{count} but got {len(given)} inputs for model '{self.model_name}'. Got input(s) {quoted(given)}, "
-            f"but missing required input(s) {quoted(missing)}. Please provide all required input(s)."
+            f"{count} but got {len(given)} inputs for model '{self.model_name}'. Got input(s) {names_text(given)}, "
+            f"but missing required input(s) {names_text(missing)}. Please provide all required input(s)."
         )
 
-    def _check_type(self, spec: TensorSpec, declared: Input) -> None:
+    def _check_type(self, spec: TensorSpec, declared: SignatureInput) -> None:
         if spec.datatype is not declared.datatype:
             raise InvalidArgument(
                 f"inference input '{spec.name}' data-type is '{spec.datatype.name}', "
                 f"but model '{self.model_name}' expects '{declared.datatype.name}'"
             )
 
-    def _check_shape(self, spec: TensorSpec, declared: Input) -> None:
+    def _check_shape(self, spec: TensorSpec, declared: SignatureInput) -> None:
         shape = spec.shape[1:] if self.max_batch_size > 0 else spec.shape
         if len(shape) == len(declared.dims) and all(
             expected in (-1, size) or size == -1 for size, expected in zip(shape, declared.dims, strict=True)
@@ -177,14 +176,14 @@ class Signature:
             if any(size < 0 for size in spec.shape):
                 raise InvalidArgument(
                     f"All input dimensions should be specified for input '{spec.name}' for model "
-                    f"'{self.model_name}', got {show(spec.shape)}"
+                    f"'{self.model_name}', got {shape_text(spec.shape)}"
                 )
             return
         expected = (-1, *declared.dims) if self.max_batch_size > 0 else declared.dims
         note = _BATCH_NOTE if self.max_batch_size > 0 else ""
         raise InvalidArgument(
             f"unexpected shape for input '{spec.name}' for model '{self.model_name}'. "
-            f"Expected {show(expected)}, got {show(spec.shape)}. {note}"
+            f"Expected {shape_text(expected)}, got {shape_text(spec.shape)}. {note}"
         )
 
     def _refuse_no_rows(self, header: RequestHeader) -> None:
@@ -217,7 +216,7 @@ class Signature:
         for spec, size, data in zip(request.header.inputs, request.header.sizes, request.data, strict=True):
             if size >= 0:
                 if len(data) != size:
-                    return labelled(
+                    return with_request_id(
                         InvalidArgument(
                             f"input byte size mismatch for input '{spec.name}' for model '{self.model_name}'. "
                             f"Expected {size}, got {len(data)}"
@@ -230,7 +229,7 @@ class Signature:
 
     def _check_strings(self, spec: TensorSpec, data: Buffer, request: InferenceRequest) -> NeriteError | None:
         """Walk the elements of a BYTES tensor: each length in place, and as many as the shape says."""
-        if type(data) is Miscounted:
+        if type(data) is WrongElementCount:
             return self._miscounted(spec, data.elements, request)
         size = len(data)
         at = found = 0

@@ -27,7 +27,7 @@ _LONG_RUN: Final = re.compile(rf"(?<!\w)'[^'\n]{{{MAX_SHOWN + 1},}}'|\S{{{MAX_SH
 _LEFT_OUT: Final = "…"
 
 
-def mistake_in(text: str, limit: int = MAX_NAME) -> str | None:
+def text_error(text: str, limit: int = MAX_NAME) -> str | None:
     """Return why ``text`` is not valid client text, as the end of a sentence that begins with its field; None if it is.
 
     Lone surrogates stand for bytes that are not UTF-8: readers that keep such bytes decode them to these.
@@ -42,7 +42,7 @@ def mistake_in(text: str, limit: int = MAX_NAME) -> str | None:
     return None
 
 
-def shown(text: str, limit: int = MAX_SHOWN) -> str:
+def quoted_text(text: str, limit: int = MAX_SHOWN) -> str:
     """Return ``text`` as a message quotes it: valid Unicode of at most ``limit`` characters.
 
     What is too long loses its middle, as the end of a path says more than that.
@@ -69,4 +69,4 @@ def cut(text: str, limit: int = MAX_MESSAGE) -> str:
 def _cut(found: re.Match[str]) -> str:
     run = found[0]
     quote = "'" if run[0] == "'" == run[-1] else ""
-    return shown(run[:-1] if quote else run) + quote
+    return quoted_text(run[:-1] if quote else run) + quote

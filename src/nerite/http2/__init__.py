@@ -1,6 +1,6 @@
 """The server side of HTTP/2 (RFC 9113) as a state machine without I/O. Imports nothing but ``hpack``.
 
-    owner (socket, clock)  -- receive(data, now) -->  Connection  -- callbacks -->  Handler (the requests)
+    owner (socket, clock)  -- receive(data, now) -->  Http2Connection  -- callbacks -->  Http2Handler (the requests)
                            <-- outbound, closed ---               <-- reply, send_*, reset, pause --
 
 **Owner.** Give ``receive`` what the socket brings; after it, and after every other call, write ``outbound`` with
@@ -21,18 +21,28 @@ as bytes come, a stream's too unless the handler has paused it. Credit is return
 ``queued``; the buffers themselves wait, not copies. A stream whose own window is shut waits for its WINDOW_UPDATE; one
 that the connection's window stops stands in ``_waiting``, and who is served there in part goes to the end.
 
-**Headers.** Blocks that we send use no dynamic table, so they are encoded once for all connections. Blocks that we
-receive are kept by their bytes for as long as the table does not change: the same ``Headers`` object comes again.
+**RequestHeaders.** Blocks that we send use no dynamic table, so they are encoded once for all connections. Blocks that
+we receive are kept by their bytes for as long as the table does not change: the same ``RequestHeaders`` object comes
+again.
 
 **Bounds.** All in ``Limits``: open streams, sizes, and the rates of everything that makes work without being a request.
 Only the time that ``receive`` is given counts. The owner watches two things: ``queued`` bytes that do not drain
 (``drained``), and peers that say nothing (``ping``, ``pings_unanswered``).
 """
 
-from nerite.http2.connection import Connection, refusal
-from nerite.http2.frames import Buffer, ErrorCode
-from nerite.http2.handler import Handler
-from nerite.http2.headers import Headers, encode_headers
+from nerite.http2.connection import Http2Connection, refusal_preface
+from nerite.http2.frames import Buffer, Http2ErrorCode
+from nerite.http2.headers import RequestHeaders, encode_headers
 from nerite.http2.limits import Limits
+from nerite.http2.stream import Http2Handler
 
-__all__ = ["Connection", "Handler", "Limits", "Headers", "encode_headers", "refusal", "ErrorCode", "Buffer"]
+__all__ = [
+    "Http2Connection",
+    "Http2Handler",
+    "Limits",
+    "RequestHeaders",
+    "encode_headers",
+    "refusal_preface",
+    "Http2ErrorCode",
+    "Buffer",
+]

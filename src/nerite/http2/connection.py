@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nerite.http2 import compression, frames, settings
-from nerite.http2.frames import MAX_STREAM_ID, MAX_WINDOW, PREFACE, ErrorCode, ProtocolError
-from nerite.http2.handler import Handler
-from nerite.http2.headers import Keep
+from nerite.http2 import frames, headers
+from nerite.http2.frames import MAX_STREAM_ID, MAX_WINDOW, PREFACE, Http2ErrorCode, ProtocolError
+from nerite.http2.headers import RememberHeaders
 from nerite.http2.incoming import ANY, NOTHING, ONLY_SETTINGS, Incoming
-from nerite.http2.limits import Limits
+from nerite.http2.limits import DEFAULT_HEADER_TABLE_SIZE, Limits, server_preface
+from nerite.http2.stream import Http2Handler
 
 COPIED: Final = 16_384
 """A chunk up to this size is copied into bytes at once: slices of bytes are cheaper than views, and can be kept."""
@@ -19,7 +19,7 @@ _SHUTDOWN_PING: Final = b"shutdown"
 _looks_like_http1 = re.compile(rb"(?!PRI )[A-Z]{1,20}(?: |$)").match
 
 
-class Connection(Incoming):
+class Http2Connection(Incoming):
     """One connection as the server has it. How it works: see the package.
 
     After each call the owner writes what is in ``outbound`` and clears it; if ``closed`` is then set it closes the
@@ -28,7 +28,7 @@ class Connection(Incoming):
 
     __slots__ = ("_shutting_down", "_started", "_table_emptied", "closed", "http1", "pings_unanswered")
 
-    def __init__(self, handler: Handler, limits: Limits, now: float, keep: Keep) -> None:
+    def __init__(self, handler: Http2Handler, limits: Limits, now: float, keep: RememberHeaders) -> None:
         """``keep`` is called with headers that may come again."""
         super().__init__(handler, limits, now, keep)
         self._started = False
@@ -88,7 +88,7 @@ class Connection(Incoming):
     def lost(self) -> None:
         """Know that the transport is gone: each open stream is closed with CANCEL."""
         if not self.closed:
-            self._close(ErrorCode.CANCEL)
+            self._close(Http2ErrorCode.CANCEL)
         self.outbound.clear()
         self.forget_headers()
 
@@ -111,15 +111,15 @@ class Connection(Incoming):
             self.goaway()
         elif not self._shutting_down and not self.closed:
             self._shutting_down = True
-            self.outbound.append(frames.goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR, b""))
+            self.outbound.append(frames.goaway(MAX_STREAM_ID, Http2ErrorCode.NO_ERROR, b""))
             self.ping(_SHUTDOWN_PING)
 
-    def goaway(self, code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:
+    def goaway(self, code: int = Http2ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Take no new streams from now on: later ones are ignored, and the client knows that it may retry them."""
         if self.closed:
             return
         if not self._started:
-            self._close(ErrorCode.NO_ERROR)
+            self._close(Http2ErrorCode.NO_ERROR)
             return
         if self._room:
             self._processed_stream_id = self._last_stream_id
@@ -129,7 +129,7 @@ class Connection(Incoming):
     def give_up(self, reason: str) -> None:
         """End the connection because the peer takes too long."""
         if not self.closed:
-            self._fail(ErrorCode.ENHANCE_YOUR_CALM, reason)
+            self._fail(Http2ErrorCode.ENHANCE_YOUR_CALM, reason)
 
     # -- the beginning and the end
 
@@ -138,15 +138,15 @@ class Connection(Incoming):
         head = bytes(data[: len(PREFACE)])
         if not PREFACE.startswith(head):
             self.http1 = _looks_like_http1(head) is not None
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "the peer does not speak HTTP/2")
+            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "the peer does not speak HTTP/2")
         if len(head) < len(PREFACE):
             self._hold(head, 0, len(head) + 1)
             return b""
         self._started = True
-        self.outbound.append(settings.opening(self._limits))
+        self.outbound.append(server_preface(self._limits))
         return data[len(PREFACE) :]
 
-    def _fail(self, code: ErrorCode, reason: str) -> None:
+    def _fail(self, code: Http2ErrorCode, reason: str) -> None:
         """End the connection because the peer broke a rule."""
         if self._started:
             last = min(self._last_stream_id, self._processed_stream_id)
@@ -154,7 +154,7 @@ class Connection(Incoming):
         self._close(code)
         self._handler.connection_closing(code, reason)
 
-    def _close(self, code: ErrorCode) -> None:
+    def _close(self, code: Http2ErrorCode) -> None:
         self.closed = True
         self._expected = NOTHING
         self._held.clear()
@@ -175,9 +175,9 @@ class Connection(Incoming):
         elif kind == frames.PRIORITY:
             self._take_priority(stream_id, payload)
         elif kind == frames.PUSH_PROMISE:
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
+            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "a client cannot push")
         elif stream_id:
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "a frame for the connection came on a stream")
+            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "a frame for the connection came on a stream")
         elif kind == frames.SETTINGS:
             self._take_settings(flags, payload)
         elif kind == frames.PING:
@@ -187,14 +187,14 @@ class Connection(Incoming):
 
     def _take_window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not 4 bytes")
+            raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not 4 bytes")
         self._count_idle_frame()
         increment = int.from_bytes(payload) & MAX_WINDOW
         if not stream_id:
             if not increment:
-                raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+                raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
             if self._send_window + increment > MAX_WINDOW:
-                raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is above 2^31-1")
+                raise ProtocolError(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is above 2^31-1")
             self._send_window += increment
             self._drain_waiting()
             return
@@ -202,16 +202,16 @@ class Connection(Incoming):
         if stream is None:
             self._check_not_idle(stream_id)
         elif not increment:
-            self._fail_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._fail_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
         elif self._peer_window + stream.credit + increment > MAX_WINDOW:
-            self._fail_stream(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+            self._fail_stream(stream_id, Http2ErrorCode.FLOW_CONTROL_ERROR)
         else:
             stream.credit += increment
             self._drain(stream_id, stream)
 
     def _take_rst_stream(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not 4 bytes")
+            raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not 4 bytes")
         stream = self._streams.get(stream_id)
         if stream is None:
             self._check_not_idle(stream_id)
@@ -224,31 +224,31 @@ class Connection(Incoming):
     def _take_priority(self, stream_id: int, payload: bytes) -> None:
         """Priorities are deprecated and ignored."""
         if not stream_id:
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
+            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
         if len(payload) != 5:
             # A stream error by the RFC; but a stream that is not open cannot be reset.
             if stream_id not in self._streams:
-                raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not 5 bytes")
-            self._fail_stream(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+                raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not 5 bytes")
+            self._fail_stream(stream_id, Http2ErrorCode.FRAME_SIZE_ERROR)
         self._count_idle_frame()
 
     def _take_settings(self, flags: int, payload: bytes) -> None:
         if flags & frames.ACK:
             if payload:
-                raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has content")
+                raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has content")
             if self._expected == ONLY_SETTINGS:
-                raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+                raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._count_idle_frame()
             self._stream_window = self._limits.stream_window
             return
         self._expected = ANY
         if not self._floods.allows_settings(self._now, len(payload) // 6):
-            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
+            raise ProtocolError(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
         self.peer.update(payload)
         self.outbound.append(frames.SETTINGS_ACK)
-        if self.peer.header_table_size < settings.DEFAULT_HEADER_TABLE_SIZE and not self._table_emptied:
+        if self.peer.header_table_size < DEFAULT_HEADER_TABLE_SIZE and not self._table_emptied:
             self._table_emptied = True
-            self._table_update = compression.EMPTY_TABLE
+            self._table_update = headers.EMPTY_TABLE
         if self.peer.initial_window_size != self._peer_window:
             self._take_initial_window(self.peer.initial_window_size)
 
@@ -256,17 +256,17 @@ class Connection(Incoming):
         """Apply a new initial window to the streams there are. It may make theirs negative."""
         self._peer_window = window
         if max((stream.credit for stream in self._streams.values()), default=0) + window > MAX_WINDOW:
-            raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is above 2^31-1")
+            raise ProtocolError(Http2ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is above 2^31-1")
         for stream_id, stream in list(self._streams.items()):
             self._drain(stream_id, stream)
 
     def _take_ping(self, flags: int, payload: bytes) -> None:
         if len(payload) != 8:
-            raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "PING is not 8 bytes")
+            raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "PING is not 8 bytes")
         self._count_idle_frame()
         if not flags & frames.ACK:
             if not self._floods.pings.allows(self._now, self._progress, len(self._streams)):
-                raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+                raise ProtocolError(Http2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
             self.outbound.append(frames.ping(payload, frames.ACK))
             return
         self.pings_unanswered = max(0, self.pings_unanswered - 1)
@@ -275,12 +275,12 @@ class Connection(Incoming):
 
     def _take_goaway(self, payload: bytes) -> None:
         if len(payload) < 8:
-            raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is too short")
+            raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is too short")
         self._count_idle_frame()
         code = int.from_bytes(payload[4:8])
         self._handler.connection_closing(code, payload[8:].decode("utf-8", "replace"))
 
 
-def refusal(limits: Limits, reason: str) -> bytes:
+def refusal_preface(limits: Limits, reason: str) -> bytes:
     """Return all that a server says on a connection that it does not take."""
-    return settings.opening(limits) + frames.goaway(0, ErrorCode.ENHANCE_YOUR_CALM, reason.encode())
+    return server_preface(limits) + frames.goaway(0, Http2ErrorCode.ENHANCE_YOUR_CALM, reason.encode())

@@ -40,7 +40,7 @@ MIN_MAX_FRAME_SIZE: Final = 16_384
 MAX_MAX_FRAME_SIZE: Final = 16_777_215
 
 
-class ErrorCode(IntEnum):
+class Http2ErrorCode(IntEnum):
     """Why a stream or a connection ended. A peer may send numbers that are not in here."""
 
     NO_ERROR = 0
@@ -62,7 +62,7 @@ class ErrorCode(IntEnum):
 class ProtocolError(Exception):
     """The peer broke a rule in a way that ends the connection. Never leaves ``Connection.receive``."""
 
-    def __init__(self, code: ErrorCode, reason: str) -> None:
+    def __init__(self, code: Http2ErrorCode, reason: str) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason

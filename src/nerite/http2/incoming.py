@@ -16,15 +16,199 @@ from nerite.http2.frames import (
     MAX_STREAM_ID,
     PADDED,
     PRIORITISED,
-    ErrorCode,
+    Http2ErrorCode,
     ProtocolError,
     unpack_header,
 )
-from nerite.http2.handler import Handler
-from nerite.http2.headers import HeaderReader, Keep, Malformed, PartialBlock
-from nerite.http2.inflow import Inflow
-from nerite.http2.limits import Limits
-from nerite.http2.stream import MEASURED, REMOTE_CLOSED, Stream
+from nerite.http2.headers import HeaderReader, MalformedHeaders, PartialBlock, RememberHeaders
+from nerite.http2.limits import FloodDetector, Limits
+from nerite.http2.outgoing import Outgoing
+from nerite.http2.stream import MEASURED, PAUSED, REMOTE_CLOSED, Http2Handler, Http2Stream
+
+# What comes in on open streams: the bodies of requests, the credit that is given for them, and their mistakes.
+
+
+class Inflow(Outgoing):
+    """The accounts of what the peer sends. Methods raise ``ProtocolError`` where the connection has to end."""
+
+    __slots__ = (
+        "_cut_ends",
+        "_cut_left",
+        "_cut_stream",
+        "_cut_stream_id",
+        "_data_received",
+        "_floods",
+        "_last_stream_id",
+        "_limits",
+        "_now",
+        "_processed_stream_id",
+        "_return_at",
+        "_room",
+        "_skipped",
+        "_stream_return_at",
+        "_stream_window",
+        "_unreturned",
+    )
+
+    def __init__(self, handler: Http2Handler, limits: Limits, now: float) -> None:
+        super().__init__(handler)
+        self._data_received = handler.data_received
+        self._limits = limits
+        self._now = now
+        self._floods = FloodDetector(limits, now)
+
+        # A DATA frame is passed on while it arrives: this is the rest of the one under way.
+        self._cut_stream: Http2Stream | None = None
+        self._cut_stream_id = 0
+        self._cut_left = 0
+        self._cut_ends = False
+        self._skipped = 0
+        """Bytes after that which nobody wants: padding, frames of unknown types."""
+
+        # What we let the peer send. Credit goes back when half of a window is used.
+        self._unreturned = 0
+        """Bytes received for which the connection has not given credit back."""
+        self._return_at = limits.connection_window // 2
+        self._stream_window = max(limits.stream_window, frames.DEFAULT_WINDOW)
+        """What a stream may have ``unreturned``: the default counts until the peer acknowledges our SETTINGS."""
+        self._stream_return_at = max(1, limits.stream_window // 2)
+
+        self._last_stream_id = 0
+        """The highest that the peer has used."""
+        self._processed_stream_id = MAX_STREAM_ID
+        """The last that we said we would serve."""
+        self._room = limits.max_concurrent_streams
+        """How many streams may be open; 0 once we have said which is the last."""
+
+    # -- back-pressure
+
+    def pause(self, stream_id: int) -> None:
+        """Give no credit back for this stream: the peer may send what is left of the stream's window, and no more."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.state |= PAUSED
+
+    def resume(self, stream_id: int) -> None:
+        """Give credit again, including what was held back."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.state &= ~PAUSED
+            self._return_stream_credit(stream_id, stream)
+
+    # -- DATA
+
+    def _take_data(self, flags: int, stream_id: int, length: int, padding: int) -> None:
+        """Account for a DATA frame, and say in ``_cut_left`` and ``_skipped`` what is to be done with its payload."""
+        content = length
+        if flags & PADDED:
+            content = length - 1 - padding
+            if not length:
+                raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "a padded frame has no room for its padding")
+            if content < 0:
+                raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "the padding is larger than its frame")
+        self._return_credit(length)
+        # Until the checks below are through, nobody wants the payload.
+        self._cut_left = 0
+        self._skipped = content + padding
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._check_stray(stream_id)
+            # What has content was on its way, as much as the stream's window held, and is nobody's fault.
+            if not content:
+                self._count_idle_frame()
+            return
+        if stream.state & REMOTE_CLOSED:
+            self._fail_stream(stream_id, Http2ErrorCode.STREAM_CLOSED)
+            return
+        stream.unreturned += length
+        if stream.unreturned > self._stream_window:
+            self._fail_stream(stream_id, Http2ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        ends = bool(flags & END_STREAM)
+        if stream.state & MEASURED:
+            stream.missing -= content
+            if stream.missing < 0 or (ends and stream.missing):
+                self._fail_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
+                return
+        if ends:
+            stream.state |= REMOTE_CLOSED
+        else:
+            self._return_stream_credit(stream_id, stream)
+        if content:
+            self._cut_stream = stream
+            self._cut_stream_id = stream_id
+            self._cut_left = content
+            self._cut_ends = ends
+            self._skipped = padding
+        elif ends:
+            self._data_received(stream_id, b"", True)
+        else:
+            self._count_idle_frame()
+
+    def _take_payload(self, data: bytes | memoryview, position: int) -> int:
+        """Pass on what ``data`` brings of the DATA frame under way, and skip what is to be skipped."""
+        if self._cut_left:
+            piece = data[position : position + self._cut_left]
+            position += len(piece)
+            self._cut_left -= len(piece)
+            # The stream may have been reset since the frame began.
+            if len(piece) and self._streams.get(self._cut_stream_id) is self._cut_stream:
+                self._data_received(self._cut_stream_id, piece, self._cut_ends and not self._cut_left)
+        if not self._cut_left:
+            self._cut_stream = None
+            skipped = min(self._skipped, len(data) - position)
+            self._skipped -= skipped
+            position += skipped
+        return position
+
+    def _return_credit(self, length: int) -> None:
+        """Count what came on the connection, and give credit back once half of the window is used."""
+        self._unreturned += length
+        if self._unreturned > self._limits.connection_window:
+            raise ProtocolError(Http2ErrorCode.FLOW_CONTROL_ERROR, "more than the window of the connection was sent")
+        if self._unreturned >= self._return_at:
+            self.outbound.append(frames.window_update(0, self._unreturned))
+            self._unreturned = 0
+
+    def _return_stream_credit(self, stream_id: int, stream: Http2Stream) -> None:
+        """Give credit back once half of the window is used, if there is more to come and it is wanted."""
+        if stream.unreturned >= self._stream_return_at and not stream.state & (PAUSED | REMOTE_CLOSED):
+            self.outbound.append(frames.window_update(stream_id, stream.unreturned))
+            stream.unreturned = 0
+
+    # -- trouble
+
+    def _fail_stream(self, stream_id: int, code: Http2ErrorCode) -> None:
+        """Reset a stream because of what the peer did, which is counted; tell the handler if it knows the stream."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._forget(stream_id, stream)
+        self._write_reset(stream_id, code)
+        if stream is not None:
+            self._handler.stream_closed(stream_id, code)
+        self._count_reset()
+
+    def _is_forgiven(self, stream_id: int) -> bool:
+        """Whether frames for this closed stream only come because the peer did not know yet that we had ended it."""
+        return stream_id in self._resets or stream_id > self._processed_stream_id
+
+    def _check_stray(self, stream_id: int) -> None:
+        self._check_not_idle(stream_id)
+        if not self._is_forgiven(stream_id):
+            raise ProtocolError(Http2ErrorCode.STREAM_CLOSED, "DATA on a closed stream")
+
+    def _check_not_idle(self, stream_id: int) -> None:
+        if stream_id > self._last_stream_id or not stream_id & 1:
+            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "a frame for a stream that was never opened")
+
+    def _count_idle_frame(self) -> None:
+        if not self._floods.allows_idle_frame(self._now, self._progress):
+            raise ProtocolError(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do nothing")
+
+    def _count_reset(self) -> None:
+        if not self._floods.allows_reset(self._now):
+            raise ProtocolError(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
+
 
 # What the next frame may be.
 ANY: Final = 0
@@ -48,7 +232,7 @@ class Incoming(Inflow, ABC):
         "_wanted",
     )
 
-    def __init__(self, handler: Handler, limits: Limits, now: float, keep: Keep) -> None:
+    def __init__(self, handler: Http2Handler, limits: Limits, now: float, keep: RememberHeaders) -> None:
         super().__init__(handler, limits, now)
         self._request_started = handler.request_started
         self._request_received = handler.request_received
@@ -93,7 +277,7 @@ class Incoming(Inflow, ABC):
                     return
                 self._check_expected(kind, stream_id)
             if length > max_frame_size:
-                raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "a frame is larger than MAX_FRAME_SIZE")
+                raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "a frame is larger than MAX_FRAME_SIZE")
 
             if kind == DATA:
                 stream = streams.get(stream_id)
@@ -129,7 +313,7 @@ class Incoming(Inflow, ABC):
                 headers = kept_headers(bytes(data[body:end]))
                 if headers is not None and stream_id & 1 and not flags & END_STREAM:
                     self._last_stream_id = stream_id
-                    stream = streams[stream_id] = Stream()
+                    stream = streams[stream_id] = Http2Stream()
                     announced = headers.content_length
                     if size - end > HEADER_SIZE:
                         # Mostly all of the body follows at once.
@@ -179,7 +363,7 @@ class Incoming(Inflow, ABC):
             self._skipped = length
             return self._take_payload(data, body)
         if length > self._limits.max_header_block:
-            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "a frame is too large")
+            raise ProtocolError(Http2ErrorCode.ENHANCE_YOUR_CALM, "a frame is too large")
         if body + length > size:
             return self._hold(data, position, HEADER_SIZE + length)
         payload = bytes(data[body : body + length])
@@ -192,7 +376,7 @@ class Incoming(Inflow, ABC):
         return body + length
 
     def _hold(self, data: bytes | memoryview, position: int, wanted: int) -> int:
-        """Keep the rest of ``data`` until there are ``wanted`` bytes of it. Returns the end of ``data``."""
+        """RememberHeaders the rest of ``data`` until there are ``wanted`` bytes of it. Returns the end of ``data``."""
         self._held += data[position:]
         self._wanted = wanted
         return len(data)
@@ -200,21 +384,21 @@ class Incoming(Inflow, ABC):
     def _check_expected(self, kind: int, stream_id: int) -> None:
         if self._expected == ONLY_SETTINGS:
             if kind != frames.SETTINGS:
-                raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+                raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         elif kind != CONTINUATION or self._block is None or stream_id != self._block.stream_id:
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
+            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
 
     # -- HEADERS and CONTINUATION
 
     def _take_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id & 1:
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that is not a client's")
+            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that is not a client's")
         start = (1 if flags & PADDED else 0) + (5 if flags & PRIORITISED else 0)
         if len(payload) < start:
-            raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its flags")
+            raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its flags")
         end = len(payload) - (payload[0] if flags & PADDED else 0)
         if end < start:
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "the padding is larger than its frame")
+            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "the padding is larger than its frame")
         block = payload[start:end]
         if flags & END_HEADERS:
             self._take_block(flags, stream_id, block)
@@ -225,7 +409,7 @@ class Incoming(Inflow, ABC):
     def _take_continuation(self, flags: int, payload: bytes) -> None:
         partial = self._block
         if partial is None:
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         partial.add(payload, self._now)
         if flags & END_HEADERS:
             self._block = None
@@ -240,7 +424,7 @@ class Incoming(Inflow, ABC):
             return
         if stream_id <= self._last_stream_id:
             if not self._is_forgiven(stream_id):
-                raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that was used before")
+                raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that was used before")
             self._count_idle_frame()
             self._headers.discard(block)
             return
@@ -250,17 +434,17 @@ class Incoming(Inflow, ABC):
             return
         try:
             headers = self._headers.kept.get(block) or self._headers.request(block)
-        except Malformed as error:
+        except MalformedHeaders as error:
             self._fail_stream(stream_id, error.code)
             return
         if len(self._streams) >= self._room:
-            self._fail_stream(stream_id, ErrorCode.REFUSED_STREAM)
+            self._fail_stream(stream_id, Http2ErrorCode.REFUSED_STREAM)
             return
         ends = bool(flags & END_STREAM)
         if ends and headers.content_length > 0:
-            self._fail_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._fail_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
             return
-        stream = self._streams[stream_id] = Stream()
+        stream = self._streams[stream_id] = Http2Stream()
         if ends:
             stream.state = REMOTE_CLOSED
         elif headers.content_length >= 0:
@@ -268,16 +452,16 @@ class Incoming(Inflow, ABC):
             stream.missing = headers.content_length
         self._request_started(stream_id, headers, ends)
 
-    def _take_trailers(self, flags: int, stream_id: int, stream: Stream, block: bytes) -> None:
+    def _take_trailers(self, flags: int, stream_id: int, stream: Http2Stream, block: bytes) -> None:
         try:
             self._headers.trailers(block)
-        except Malformed as error:
+        except MalformedHeaders as error:
             self._fail_stream(stream_id, error.code)
             return
         if stream.state & REMOTE_CLOSED:
-            self._fail_stream(stream_id, ErrorCode.STREAM_CLOSED)
+            self._fail_stream(stream_id, Http2ErrorCode.STREAM_CLOSED)
         elif not flags & END_STREAM or (stream.state & MEASURED and stream.missing):
-            self._fail_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._fail_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
         else:
             stream.state |= REMOTE_CLOSED
             self._data_received(stream_id, b"", True)

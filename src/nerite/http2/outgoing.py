@@ -13,13 +13,12 @@ from nerite.http2.frames import (
     END_HEADERS,
     END_STREAM,
     Buffer,
-    ErrorCode,
+    Http2ErrorCode,
     block_start,
     pack_header,
 )
-from nerite.http2.handler import Handler
-from nerite.http2.settings import PeerSettings
-from nerite.http2.stream import REMOTE_CLOSED, Output, Stream
+from nerite.http2.limits import PeerSettings
+from nerite.http2.stream import REMOTE_CLOSED, Http2Handler, Http2Stream, StreamOutput
 
 JOINED: Final = frames.MIN_MAX_FRAME_SIZE
 """Up to this size a message is copied into one bytes object with its frame headers: cheaper than a list of pieces."""
@@ -49,16 +48,16 @@ class Outgoing:
         "queued",
     )
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Http2Handler) -> None:
         self._handler = handler
-        self._streams: dict[int, Stream] = {}
-        self._waiting: OrderedDict[int, Stream] = OrderedDict()
+        self._streams: dict[int, Http2Stream] = {}
+        self._waiting: OrderedDict[int, Http2Stream] = OrderedDict()
         """Streams whose own window is open and that wait for the connection's, in the order they are served."""
         self._resets: OrderedDict[int, None] = OrderedDict()
         """The last streams that we reset. The peer may not know yet, so frames for them are nobody's mistake."""
         self._send_window = frames.DEFAULT_WINDOW
         self._peer_window = frames.DEFAULT_WINDOW
-        """The peer's initial window for streams, see ``Stream.credit``."""
+        """The peer's initial window for streams, see ``Http2Stream.credit``."""
         self._table_update = b""
         """What has to stand in front of our next header block."""
         self._progress = 0
@@ -136,7 +135,7 @@ class Outgoing:
         if stream is not None:
             self._send(stream_id, stream, (), block)
 
-    def reset(self, stream_id: int, code: int = ErrorCode.CANCEL) -> None:
+    def reset(self, stream_id: int, code: int = Http2ErrorCode.CANCEL) -> None:
         """Give the stream up; what is queued of it is dropped. The handler is not called."""
         stream = self._streams.get(stream_id)
         if stream is not None:
@@ -169,12 +168,12 @@ class Outgoing:
 
     # -- the queue of a stream
 
-    def _send(self, stream_id: int, stream: Stream, buffers: Sequence[Buffer], ending: bytes | None) -> None:
+    def _send(self, stream_id: int, stream: Http2Stream, buffers: Sequence[Buffer], ending: bytes | None) -> None:
         """Queue, and send what the windows allow. Raises ``RuntimeError`` after the end of a stream."""
         output = stream.output
         waited = output is not None
         if output is None:
-            output = stream.output = Output()
+            output = stream.output = StreamOutput()
         elif output.ending is not None:
             raise RuntimeError(f"stream {stream_id} was ended before")
         size = 0
@@ -189,7 +188,7 @@ class Outgoing:
             return
         self._flush(stream_id, stream, output)
 
-    def _flush(self, stream_id: int, stream: Stream, output: Output) -> None:
+    def _flush(self, stream_id: int, stream: Http2Stream, output: StreamOutput) -> None:
         """Send what the windows allow of ``output``, and what follows it if that was all. Calls nobody."""
         count = min(output.size, self._send_window, self._peer_window + stream.credit)
         if count > 0:
@@ -213,7 +212,7 @@ class Outgoing:
             self.outbound.append(pack_header(DATA, END_STREAM, stream_id))
         self._ended(stream_id, stream)
 
-    def _write_data(self, stream_id: int, output: Output, count: int) -> None:
+    def _write_data(self, stream_id: int, output: StreamOutput, count: int) -> None:
         """Move ``count`` bytes to ``outbound``: frame headers and slices, the payload is not copied."""
         append = self.outbound.append
         chunks = output.chunks
@@ -238,7 +237,7 @@ class Outgoing:
         if start:
             chunks[0] = chunks[0][start:]
 
-    def _drain(self, stream_id: int, stream: Stream) -> None:
+    def _drain(self, stream_id: int, stream: Http2Stream) -> None:
         """Go on with a stream that was blocked, and tell the handler once nothing is held back."""
         output = stream.output
         if output is None:
@@ -257,13 +256,13 @@ class Outgoing:
 
     # -- the end of a stream
 
-    def _ended(self, stream_id: int, stream: Stream) -> None:
+    def _ended(self, stream_id: int, stream: Http2Stream) -> None:
         """Our side has ended the stream. If the peer has not, tell it that we need no more."""
         del self._streams[stream_id]
         if not stream.state & REMOTE_CLOSED:
-            self._write_reset(stream_id, ErrorCode.NO_ERROR)
+            self._write_reset(stream_id, Http2ErrorCode.NO_ERROR)
 
-    def _forget(self, stream_id: int, stream: Stream) -> None:
+    def _forget(self, stream_id: int, stream: Http2Stream) -> None:
         """Drop an open stream and all that is queued of it."""
         del self._streams[stream_id]
         self._waiting.pop(stream_id, None)

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from nerite.observability.distribution import Distribution
-from nerite.observability.exposition import Family, Sample, labels
+from nerite.observability.exposition import MetricFamily, Sample, labels
+from nerite.observability.histogram import Histogram
 
 Reading: TypeAlias = Sequence[Any]
-"""A family as ``triton_python_backend_utils.metric_store.Reading`` has it, perhaps by way of JSON."""
+"""A family as ``triton_python_backend_utils.metrics.Reading`` has it, perhaps by way of JSON."""
 _COUNTER, _GAUGE, _HISTOGRAM = range(3)
 _TYPES: Final = ("counter", "gauge", "histogram")
 _PATIENCE: Final = 0.5
@@ -60,7 +60,7 @@ class ReportedMetrics:
 
 def store() -> Any:
     """Return where the models in this process count; None while there is none that could."""
-    return getattr(sys.modules.get("triton_python_backend_utils.metric_store"), "STORE", None)
+    return getattr(sys.modules.get("triton_python_backend_utils.metrics"), "STORE", None)
 
 
 async def complete(processes: Iterable[ReportedMetrics]) -> None:
@@ -77,7 +77,7 @@ def of_this_process() -> list[Reading]:
     return [] if here is None else here.collect()
 
 
-def families(readings: Iterable[Reading], taken: Iterable[str]) -> list[Family]:
+def families(readings: Iterable[Reading], taken: Iterable[str]) -> list[MetricFamily]:
     """Return the metrics that several processes count. Names that are ``taken`` keep their meaning.
 
     Counters and histograms add up. So do gauges that only go up and down; of one that is set, the last value counts.
@@ -108,12 +108,12 @@ class _Merged:
             known[0] += value
             known[2] = [one + other for one, other in zip(known[2], counts, strict=True)]
 
-    def family(self) -> Family:
+    def family(self) -> MetricFamily:
         samples: list[Sample] = [
-            (labels(dict(pairs)), Distribution.of(bounds, counts, value) if self.kind == _HISTOGRAM else value)
+            (labels(dict(pairs)), Histogram.of(bounds, counts, value) if self.kind == _HISTOGRAM else value)
             for pairs, (value, bounds, counts, _) in self.samples.items()
         ]
-        return Family(self.name, self.description, _TYPES[self.kind], samples)
+        return MetricFamily(self.name, self.description, _TYPES[self.kind], samples)
 
 
 def _merged(readings: Iterable[Reading]) -> list[_Merged]:

@@ -13,9 +13,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final, NamedTuple, NewType, TypeAlias
 
-from nerite.core.text import MAX_NAME, shown
-from nerite.observability.distribution import Distribution
-from nerite.observability.quantiles import Summed
+from nerite.core.text import MAX_NAME, quoted_text
+from nerite.observability.histogram import Histogram, QuantileSum
 
 Labels = NewType("Labels", str)
 """Those of a sample, as they stand between the braces: sorted by their names, as Triton writes them."""
@@ -28,12 +27,12 @@ _TOGETHER: Final = 256
 """Parts of a family in a piece: up to 2 MB, of histograms."""
 
 
-Value: TypeAlias = float | Distribution | Summed
+Value: TypeAlias = float | Histogram | QuantileSum
 """That of a histogram is a distribution."""
 Sample: TypeAlias = tuple[Labels, Value]
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """A metric: its name, what it means, its type, and a value for each set of labels."""
 
     name: str
@@ -82,7 +81,7 @@ class Page:
         """The families there are."""
         return self._families.keys()
 
-    def add(self, families: Iterable[Family]) -> None:
+    def add(self, families: Iterable[MetricFamily]) -> None:
         """Take families, or more samples of those that are there."""
         for family in families:
             text = self._families.get(family.name)
@@ -99,25 +98,25 @@ class Page:
             yield b"# EOF\n"
 
 
-def _head(family: Family, *, openly: bool) -> str:
+def _head(family: MetricFamily, *, openly: bool) -> str:
     name, type_ = family.name, family.type
     if openly and type_ == "counter":
         name, type_ = (name.removesuffix("_total"), type_) if name.endswith("_total") else (name, "unknown")
     return f"# HELP {name} {_help(family.help)}\n# TYPE {name} {type_}\n"
 
 
-def _samples(family: Family, *, openly: bool) -> Iterator[str]:
+def _samples(family: MetricFamily, *, openly: bool) -> Iterator[str]:
     name = family.name
     for of, value in family.samples:
-        if isinstance(value, Distribution):
+        if isinstance(value, Histogram):
             yield _distributed(name, of, value, openly=openly)
-        elif isinstance(value, Summed):
+        elif isinstance(value, QuantileSum):
             yield _summed(name, of, value)
         else:
             yield _line(name, of, value)
 
 
-def _distributed(name: str, of: Labels, value: Distribution, *, openly: bool) -> str:
+def _distributed(name: str, of: Labels, value: Histogram, *, openly: bool) -> str:
     before = of.replace("%", "%%") + "," if of else ""
     counts = [*accumulate(value.counts)]
     buckets = _buckets(name, tuple(value.bounds), openly=openly).replace(_LABELS, before) % tuple(counts)
@@ -136,7 +135,7 @@ def _buckets(name: str, bounds: tuple[float, ...], *, openly: bool) -> str:
     return "".join([f'{name}_bucket{{{_LABELS}le="{text}"}} %d\n' for text in texts])
 
 
-def _summed(name: str, of: Labels, value: Summed) -> str:
+def _summed(name: str, of: Labels, value: QuantileSum) -> str:
     before = f"{of}," if of else ""
     quantiles = [
         _line(name, Labels(f'{before}quantile="{_number(quantile)}"'), each) for quantile, each in value.quantiles
@@ -155,7 +154,7 @@ def _escaped(text: str) -> str:
 
 def _help(text: str) -> str:
     """Return a text that models may have written as one line of bounded length, which can be encoded."""
-    return shown(text, MAX_NAME).replace("\\", "\\\\").replace("\n", "\\n")
+    return quoted_text(text, MAX_NAME).replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _number(value: float) -> str:

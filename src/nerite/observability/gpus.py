@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from nerite.config.options import MetricsOptions
+from nerite.observability.exposition import MetricFamily, labels
 
 _log = logging.getLogger("nerite.observability")
 
@@ -30,7 +34,7 @@ class Gpu(NamedTuple):
     """What the library calls it."""
 
 
-class Memory(NamedTuple):
+class GpuMemory(NamedTuple):
     """The memory of a GPU, in bytes."""
 
     total: int
@@ -38,12 +42,12 @@ class Memory(NamedTuple):
     """By whatever process."""
 
 
-class Readings(NamedTuple):
+class GpuReadings(NamedTuple):
     """What a GPU is doing. What it cannot tell is None."""
 
     utilization: float | None
     """From 0 to 1."""
-    memory: Memory | None
+    memory: GpuMemory | None
     watts: float | None
     watts_allowed: float | None
     joules: float | None
@@ -82,15 +86,15 @@ class GpuLibrary:
         cuda = self._nvml.nvmlSystemGetCudaDriverVersion()
         return f"{_text(self._nvml.nvmlSystemGetDriverVersion())}, up to CUDA {cuda // 1000}.{cuda % 1000 // 10}"
 
-    def memory(self, gpu: Gpu) -> Memory | None:
+    def memory(self, gpu: Gpu) -> GpuMemory | None:
         """Return the memory of a GPU; None where it does not tell."""
         info = self._asked("nvmlDeviceGetMemoryInfo", gpu)
-        return None if info is None else Memory(int(info.total), int(info.used))
+        return None if info is None else GpuMemory(int(info.total), int(info.used))
 
-    def read(self, gpu: Gpu) -> Readings:
+    def read(self, gpu: Gpu) -> GpuReadings:
         """Return what a GPU is doing. May take some milliseconds."""
         rates = self._asked("nvmlDeviceGetUtilizationRates", gpu)
-        return Readings(
+        return GpuReadings(
             None if rates is None else rates.gpu / 100,
             self.memory(gpu),
             _thousandth(self._asked("nvmlDeviceGetPowerUsage", gpu)),
@@ -185,3 +189,74 @@ def _capability(major: int, minor: int) -> float:
 
 def _thousandth(value: int | None) -> float | None:
     return None if value is None else value / 1000
+
+
+# The metrics of GPUs, looked at every so often.
+
+SHORTEST: Final = 0.1
+"""Seconds from one look to the next: a driver is busy while it is looked at."""
+
+_GAUGES: Final[tuple[tuple[str, str, Callable[[GpuReadings], float | None]], ...]] = (
+    ("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", lambda r: r.utilization),
+    ("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", lambda r: r.memory and r.memory.total),
+    ("nv_gpu_memory_used_bytes", "GPU used memory, in bytes", lambda r: r.memory and r.memory.used),
+    ("nv_gpu_power_usage", "GPU power usage in watts", lambda r: r.watts),
+    ("nv_gpu_power_limit", "GPU power management limit in watts", lambda r: r.watts_allowed),
+)
+
+
+def gauges_of(
+    library: GpuLibrary, gpus: Sequence[Gpu], options: MetricsOptions, environment: Mapping[str, str]
+) -> GpuGauges | None:
+    """Begin to look at GPUs, if there are some and they are to be reported."""
+    if not gpus or not options.gpu or "TRITON_SERVER_CPU_ONLY" in environment:
+        return None
+    for gpu in gpus:
+        _log.info("Collecting metrics for GPU %d: %s", gpu.number, gpu.name)
+    return GpuGauges(library, gpus, max(options.interval_ms / 1000, SHORTEST))
+
+
+class GpuGauges:
+    """Reads GPUs in a thread of its own: a driver may take its time, and no scrape waits for it."""
+
+    def __init__(self, library: GpuLibrary, gpus: Sequence[Gpu], interval: float) -> None:
+        """``interval``: seconds from one look to the next. The first look is taken here."""
+        self._library = library
+        self._gpus = gpus
+        self._interval = interval
+        self._closed = threading.Event()
+        self._latest = self._read()
+        self._joules_before = [readings.joules for readings in self._latest]
+        self._thread = threading.Thread(target=self._look, name="gpu gauges", daemon=True)
+        self._thread.start()
+
+    def families(self) -> list[MetricFamily]:
+        """Return the metrics as of the latest look. What a GPU does not tell is left out."""
+        rows = [(labels({"gpu_uuid": gpu.uuid}), now) for gpu, now in zip(self._gpus, self._latest, strict=True)]
+        gauges = [
+            MetricFamily(name, text, "gauge", [(of, value) for of, now in rows if (value := read(now)) is not None])
+            for name, text, read in _GAUGES
+        ]
+        consumed = MetricFamily(
+            "nv_energy_consumption",
+            "GPU energy consumption in joules since the Triton Server started",
+            "counter",
+            [
+                (of, max(now.joules - before, 0))
+                for (of, now), before in zip(rows, self._joules_before, strict=True)
+                if now.joules is not None and before is not None
+            ],
+        )
+        return [*gauges, consumed]
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._closed.wait(self._interval):
+            self._latest = self._read()
+
+    def _read(self) -> list[GpuReadings]:
+        return [self._library.read(gpu) for gpu in self._gpus]

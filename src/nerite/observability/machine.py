@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nerite.observability.exposition import UNLABELLED, Family
+from nerite.observability.exposition import UNLABELLED, MetricFamily
 
 _STAT = Path("/proc/stat")
 MEMINFO = Path("/proc/meminfo")
@@ -19,7 +19,7 @@ class Machine:
         self._busy, self._total = _ticks()
         self._utilization = 0.0
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """Return the metrics of the machine; none where there is no /proc, or none of its files can be opened now."""
         try:
             memory = memory_sizes()
@@ -31,23 +31,23 @@ class Machine:
             self._busy, self._total = busy, total
         used = memory["MemTotal"] - memory["MemAvailable"]
         return [
-            Family(
+            MetricFamily(
                 "nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", "gauge", [(UNLABELLED, self._utilization)]
             ),
-            Family(
+            MetricFamily(
                 "nv_cpu_memory_total_bytes",
                 "CPU total memory (RAM), in bytes",
                 "gauge",
                 [(UNLABELLED, memory["MemTotal"])],
             ),
-            Family("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", "gauge", [(UNLABELLED, used)]),
+            MetricFamily("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", "gauge", [(UNLABELLED, used)]),
         ]
 
 
-def pinned_pool() -> list[Family]:
+def pinned_pool() -> list[MetricFamily]:
     """Return what Triton tells of its pool of pinned memory where it has none, as there is none here."""
     return [
-        Family(name, f"Pinned memory pool {what} memory size, in bytes", "gauge", [(UNLABELLED, 0)])
+        MetricFamily(name, f"Pinned memory pool {what} memory size, in bytes", "gauge", [(UNLABELLED, 0)])
         for name, what in (
             ("nv_pinned_memory_pool_total_bytes", "total"),
             ("nv_pinned_memory_pool_used_bytes", "used"),

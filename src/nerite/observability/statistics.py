@@ -8,20 +8,75 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+from nerite.config.model_config import ModelConfig
+from nerite.config.options import MetricsOptions
 from nerite.core.errors import Cancelled
-from nerite.core.marks import Marks
-from nerite.core.request import GaveUp, InferenceRequest
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.observability.optional_times import OptionalTimes
-from nerite.observability.stage_times import StageTimes
+from nerite.observability.histogram import Histogram, Quantiles, StageTimes
+
+# What Triton counts of times where a flag says so: summaries, and a histogram of first responses.
+
+FIRST_RESPONSE_MS: Final = (100, 500, 2000, 5000)
+STAGES: Final = ("request", "queue", "compute_input", "compute_infer", "compute_output", "hit", "miss")
+"""What there are quantiles of, in microseconds."""
+
+
+class OptionalTimes:
+    """Those of one model version."""
+
+    def __init__(self, first_response: Sequence[float] | None, quantiles: Sequence[float] | None) -> None:
+        """``first_response``: bounds in milliseconds. None: there is no histogram, or there are no summaries."""
+        self.first_response = None if first_response is None else Histogram(first_response)
+        self._wanted = quantiles
+        self._stages = {} if quantiles is None else {stage: Quantiles() for stage in STAGES}
+
+    def quantiles(self, stage: str) -> list[tuple[float, float]] | None:
+        """Return the quantiles of a stage in the last minute, None if there are none to be."""
+        return None if self._wanted is None else self._stages[stage].read(self._wanted, time.monotonic_ns())
+
+    def ran(self, batch: Sequence[InferenceRequest], marks: ExecutionTimes, now: int) -> None:
+        """Note a batch that ran."""
+        before, during = marks.inputs_ready_ns - marks.started_ns, marks.computed_ns - marks.inputs_ready_ns
+        for request in batch:
+            whole = now - request.arrived_ns
+            self.responded(whole)
+            self.took(whole, marks.started_ns - request.queued_ns, before, during, marks.ended_ns - marks.computed_ns)
+
+    def took(self, whole: int, queue: int, before: int, during: int, after: int, count: int = 1) -> None:
+        """Note ``count`` requests of which each took these times."""
+        times = (whole, queue, before, during, after)
+        self._note(dict(zip(STAGES, times, strict=False)), count)
+
+    def found(self, whole: int, queue: int, looked: int) -> None:
+        """Note a request that was answered from the cache, in ``looked``."""
+        self.responded(whole)
+        self._note({"request": whole, "queue": queue, "hit": looked})
+
+    def missed(self, looked: int) -> None:
+        """Note that a request was not in the cache, which took ``looked`` to see."""
+        self._note({"miss": looked})
+
+    def responded(self, whole: int, count: int = 1) -> None:
+        """Note the first responses to ``count`` requests."""
+        if self.first_response is not None:
+            self.first_response.note(whole / 1e6, count)
+
+    def _note(self, times: dict[str, int], count: int = 1) -> None:
+        if self._wanted is not None:
+            now = time.monotonic_ns()
+            for stage, ns in times.items():
+                self._stages[stage].note(ns // 1000, now, count)
+
 
 MOST_RESPONSES: Final = 256
 """Responses to one request that are counted by their place; what comes after counts with the last of them."""
 
 
-class Outcome(enum.Enum):
+class RequestOutcome(enum.Enum):
     """Why a request failed."""
 
     REJECTED = "queue_full"
@@ -35,13 +90,13 @@ class Outcome(enum.Enum):
 
 
 _COARSE: Final = {
-    Outcome.REJECTED: "REJECTED",
-    Outcome.TIMED_OUT: "REJECTED",
-    Outcome.NOT_LET_IN: "REJECTED",
-    Outcome.CANCELED: "CANCELED",
-    Outcome.BACKEND: "BACKEND",
-    Outcome.WORKER_DIED: "BACKEND",
-    Outcome.OTHER: "OTHER",
+    RequestOutcome.REJECTED: "REJECTED",
+    RequestOutcome.TIMED_OUT: "REJECTED",
+    RequestOutcome.NOT_LET_IN: "REJECTED",
+    RequestOutcome.CANCELED: "CANCELED",
+    RequestOutcome.BACKEND: "BACKEND",
+    RequestOutcome.WORKER_DIED: "BACKEND",
+    RequestOutcome.OTHER: "OTHER",
 }
 
 
@@ -89,12 +144,12 @@ class ResponseStatistics:
         """The end of a request that its client gave up: how long the model worked for nobody."""
 
 
-class Progress:
+class ResponseProgress:
     """How far a request is that gets its responses one by one."""
 
     __slots__ = ("count", "over", "queued_ns", "ready_ns", "started_ns")
 
-    def __init__(self, first: Marks, queued_ns: int) -> None:
+    def __init__(self, first: ExecutionTimes, queued_ns: int) -> None:
         """``first`` are the marks of the first response; ``queued_ns`` is when the request had begun to wait."""
         self.count = 0
         self.over = False
@@ -142,8 +197,8 @@ class VersionStatistics:
         self.cache_hit = Duration()
         self.cache_miss = Duration()
         """Requests that were not in the cache: the time to look for them there, and to keep their answers."""
-        self.failures = dict.fromkeys(Outcome, 0)
-        self.given_up = dict.fromkeys(GaveUp, 0)
+        self.failures = dict.fromkeys(RequestOutcome, 0)
+        self.given_up = dict.fromkeys(CancelReason, 0)
         """Requests that nobody waited for any more, whatever became of them."""
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: list[ResponseStatistics] = []
@@ -156,7 +211,7 @@ class VersionStatistics:
             counts[_COARSE[outcome]] += count
         return counts
 
-    def failed(self, outcome: Outcome, arrived_ns: int) -> None:
+    def failed(self, outcome: RequestOutcome, arrived_ns: int) -> None:
         """Note a request that never ran."""
         self.failures[outcome] += 1
         self.fail.add(time.monotonic_ns() - arrived_ns)
@@ -181,7 +236,7 @@ class VersionStatistics:
     def executed(
         self,
         batch: Sequence[InferenceRequest],
-        marks: Marks | None,
+        marks: ExecutionTimes | None,
         now: int,
         apart: Sequence[InferenceRequest] = (),
     ) -> None:
@@ -195,10 +250,10 @@ class VersionStatistics:
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         if marks is None:
-            self._failed_batch(batch, Outcome.WORKER_DIED, now)
+            self._failed_batch(batch, RequestOutcome.WORKER_DIED, now)
             return
         if marks.failed:
-            self._failed_batch(batch, Outcome.BACKEND, now)
+            self._failed_batch(batch, RequestOutcome.BACKEND, now)
             self._of_size(_rows(batch) + _rows(apart), *_phases(marks))
             return
         rows = total = queued = 0
@@ -229,7 +284,7 @@ class VersionStatistics:
         if self.optional is not None:
             self.optional.ran(batch, marks, now)
 
-    def followed(self, size: int, rows: int, marks: Marks) -> None:
+    def followed(self, size: int, rows: int, marks: ExecutionTimes) -> None:
         """Note a batch of ``size`` requests that went on from another model in the same worker, and waited nowhere."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
@@ -237,7 +292,7 @@ class VersionStatistics:
         took = marks.ended_ns - marks.started_ns
         self._of_size(rows, before, during, after)
         if marks.failed:
-            self.failures[Outcome.BACKEND] += size
+            self.failures[RequestOutcome.BACKEND] += size
             self.fail.add(took * size, size)
             return
         self.inference_count += rows
@@ -258,7 +313,7 @@ class VersionStatistics:
             self.optional.responded(whole)
 
     def responded(
-        self, request: InferenceRequest, response: InferenceResponse, progress: Progress, marks: Marks
+        self, request: InferenceRequest, response: InferenceResponse, progress: ResponseProgress, marks: ExecutionTimes
     ) -> None:
         """Note one of several responses. The computing of it began when its inputs were ready, as ``marks`` has it."""
         place = min(progress.count, MOST_RESPONSES - 1)
@@ -285,8 +340,8 @@ class VersionStatistics:
         self,
         request: InferenceRequest,
         response: InferenceResponse,
-        progress: Progress | None,
-        marks: Marks | None,
+        progress: ResponseProgress | None,
+        marks: ExecutionTimes | None,
         now: int,
     ) -> None:
         """Note the last of several responses. Without ``marks`` the worker died, and ``response`` says so.
@@ -296,11 +351,11 @@ class VersionStatistics:
         """
         self.last_inference_ms = time.time_ns() // 1_000_000
         if request.cancelled or isinstance(response.error, Cancelled):
-            self._failed(request, Outcome.CANCELED, now)
+            self._failed(request, RequestOutcome.CANCELED, now)
         elif marks is None:
-            self._failed(request, Outcome.WORKER_DIED, now)
+            self._failed(request, RequestOutcome.WORKER_DIED, now)
         elif response.error is not None or progress is None:
-            self._failed(request, Outcome.BACKEND, now)
+            self._failed(request, RequestOutcome.BACKEND, now)
         else:
             self.inference_count += request.header.batch_size
             self._succeeded(
@@ -323,11 +378,11 @@ class VersionStatistics:
         if self.optional is not None:
             self.optional.took(whole, queue, before, during, after, count)
 
-    def _failed(self, request: InferenceRequest, outcome: Outcome, now: int) -> None:
+    def _failed(self, request: InferenceRequest, outcome: RequestOutcome, now: int) -> None:
         self.failures[outcome] += 1
         self.fail.add(now - request.arrived_ns)
 
-    def _failed_batch(self, batch: Sequence[InferenceRequest], outcome: Outcome, now: int) -> None:
+    def _failed_batch(self, batch: Sequence[InferenceRequest], outcome: RequestOutcome, now: int) -> None:
         size = len(batch)
         self.failures[outcome] += size
         self.fail.add(sum(now - request.arrived_ns for request in batch), size)
@@ -342,7 +397,7 @@ class VersionStatistics:
         of_size.compute_output.add(after)
 
 
-def _phases(marks: Marks) -> tuple[int, int, int]:
+def _phases(marks: ExecutionTimes) -> tuple[int, int, int]:
     """Return how long an execution took before, during and after its computation."""
     return (
         marks.inputs_ready_ns - marks.started_ns,
@@ -353,3 +408,85 @@ def _phases(marks: Marks) -> tuple[int, int, int]:
 
 def _rows(requests: Sequence[InferenceRequest]) -> int:
     return sum(request.header.batch_size for request in requests)
+
+
+# What is counted of a model version, as the options of the metrics and its configuration have it.
+
+FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
+
+
+def new_statistics(options: MetricsOptions, config: ModelConfig) -> VersionStatistics:
+    """Return the statistics of a version that was loaded just now."""
+    if not options.enabled:
+        return VersionStatistics()
+    optional = None
+    if options.histogram_latencies or options.summary_latencies:
+        optional = OptionalTimes(
+            _buckets(config) if options.histogram_latencies else None,
+            [quantile for quantile, _ in options.summary_quantiles] if options.summary_latencies else None,
+        )
+    return VersionStatistics(StageTimes() if options.stage_histograms else None, optional)
+
+
+def _buckets(config: ModelConfig) -> Sequence[float]:
+    """Return the bounds of the histogram of first responses: those of the configuration, if it has some."""
+    for control in config.model_metrics.metric_control if config.model_metrics else ():
+        if control.metric_identifier is not None and control.metric_identifier.family == FIRST_RESPONSE:
+            assert control.histogram_options is not None  # as was checked
+            return control.histogram_options.buckets
+    return FIRST_RESPONSE_MS
+
+
+# Statistics in the JSON form of Triton's statistics extension.
+
+
+def statistics_json(statistics: VersionStatistics, *, decoupled: bool) -> dict[str, Any]:
+    """Return what was counted. Only models that are ``decoupled`` have statistics by response."""
+    return {
+        "last_inference": statistics.last_inference_ms,
+        "inference_count": statistics.inference_count,
+        "execution_count": statistics.execution_count,
+        "inference_stats": {
+            "success": _duration(statistics.success),
+            "fail": _duration(statistics.fail),
+            "queue": _duration(statistics.queue),
+            "compute_input": _duration(statistics.compute_input),
+            "compute_infer": _duration(statistics.compute_infer),
+            "compute_output": _duration(statistics.compute_output),
+            "cache_hit": _duration(statistics.cache_hit),
+            "cache_miss": _duration(statistics.cache_miss),
+        },
+        "response_stats": {
+            str(place): _response(response) for place, response in enumerate(statistics.responses) if decoupled
+        },
+        "batch_stats": [_batch(size, batch) for size, batch in sorted(statistics.batches.items())],
+    }
+
+
+def memory_json(size: int) -> list[dict[str, Any]]:
+    """Return the bytes of memory that a model's instances take, if there is something to tell."""
+    return [{"type": "CPU", "id": 0, "byte_size": size}] if size else []
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}
+
+
+def _response(response: ResponseStatistics) -> dict[str, Any]:
+    return {
+        "compute_infer": _duration(response.compute_infer),
+        "compute_output": _duration(response.compute_output),
+        "success": _duration(response.success),
+        "fail": _duration(response.fail),
+        "empty_response": _duration(response.empty_response),
+        "cancel": _duration(response.cancel),
+    }
+
+
+def _batch(size: int, batch: BatchStatistics) -> dict[str, Any]:
+    return {
+        "batch_size": size,
+        "compute_input": _duration(batch.compute_input),
+        "compute_infer": _duration(batch.compute_infer),
+        "compute_output": _duration(batch.compute_output),
+    }

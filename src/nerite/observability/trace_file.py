@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from io import FileIO
+from operator import itemgetter
 from pathlib import Path
+from typing import Any, Final
 
-from nerite.core.failure_text import system_error
+import orjson
+
+from nerite.core.failures import system_error
 from nerite.observability.log import log
+from nerite.observability.trace import Trace
 
 _MOST = 100
 """Traces kept in memory where no frequency is set."""
@@ -90,3 +96,116 @@ def _write(file: FileIO, data: bytes, at: int) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
+
+
+# A trace as Triton writes it: JSON objects with a comma between them, in the order in which things happened.
+#
+# The records of most traces differ in numbers alone: what is between those is kept. It costs a third.
+
+RECEIVED: Final = {
+    "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END"),
+    "GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"),
+}
+SENT: Final = {"HTTP": ("HTTP_SEND_START", "HTTP_SEND_END"), "GRPC": ("GRPC_SEND_START", "GRPC_SEND_END")}
+_COMPUTED: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+_NUMBER: Final = b"\0"
+"""Where the number of a trace goes. No JSON has such a byte."""
+_REQUEST_ID: Final = b"\1"
+_when = itemgetter(0)
+
+
+def trace_events(trace: Trace) -> list[tuple[int, str]]:
+    """Return when what happened, in that order."""
+    found: list[tuple[int, str]] = []
+    if trace.protocol:
+        found += zip((trace.first_ns, trace.received_ns), RECEIVED[trace.protocol], strict=True)
+    found.append((trace.began_ns, "REQUEST_START"))
+    for queued_ns, marks in trace.executions:
+        found.append((queued_ns, "QUEUE_START"))
+        if marks is not None:
+            times = (marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns)
+            found += zip(times, _COMPUTED, strict=True)
+    if trace.ended_ns:
+        found.append((trace.ended_ns, "REQUEST_END"))
+    if trace.answered_ns and not trace.parent:
+        found.append((trace.answered_ns, "INFER_RESPONSE_COMPLETE"))
+    if trace.sends:
+        found += zip(trace.sends, SENT[trace.protocol] * (len(trace.sends) // 2), strict=True)
+    found.sort(key=_when)
+    return found
+
+
+def trace_json(trace: Trace) -> bytes:
+    """Return a trace as text."""
+    number = trace.number
+    if trace.tensors is None:
+        times = _usual(trace)
+        if times is not None:
+            return _cast(trace, times)
+        stamps = [f'{{"id":{number},"timestamps":[{{"name":"{name}","ns":{ns}}}]}}' for ns, name in trace_events(trace)]
+        return b",".join((orjson.dumps(_first(trace)), ",".join(stamps).encode()))
+    notes: list[tuple[int, dict[str, Any]]] = [
+        (ns, {"activity": activity, "tensor": tensor}) for ns, activity, tensor in trace.tensors
+    ]
+    first = []
+    if "TIMESTAMPS" in trace.sampler.values.levels:
+        first.append(_first(trace))
+        notes = [*((ns, {"timestamps": [{"name": name, "ns": ns}]}) for ns, name in trace_events(trace)), *notes]
+        notes.sort(key=_when)
+    return b",".join(map(orjson.dumps, [*first, *({"id": number, **record} for _, record in notes)]))
+
+
+def _first(trace: Trace) -> dict[str, Any]:
+    first: dict[str, Any] = {
+        "id": trace.number,
+        "model_name": trace.header.model_name,
+        "model_version": trace.version,
+    }
+    if trace.id:
+        first["request_id"] = trace.id
+    if trace.parent:
+        first["parent_id"] = trace.parent
+    return first
+
+
+def _usual(trace: Trace) -> tuple[int, ...] | None:
+    """Return the times of a request that ran once and was answered once, by and by; None if it is none."""
+    if len(trace.executions) != 1 or len(trace.sends) != 2 or trace.parent:
+        return None
+    ((queued, marks),) = trace.executions
+    if marks is None:
+        return None
+    first, received, began, ended, answered = (
+        trace.first_ns,
+        trace.received_ns,
+        trace.began_ns,
+        trace.ended_ns,
+        trace.answered_ns,
+    )
+    started, ready, computed, over = marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns
+    begun, sent = trace.sends
+    if first <= received <= began <= queued <= started <= ready <= computed <= over <= ended <= answered <= begun:
+        return first, received, began, queued, started, ready, computed, over, ended, answered, begun, sent
+    return None
+
+
+def _cast(trace: Trace, times: tuple[int, ...]) -> bytes:
+    """Return the text of a usual trace."""
+    text = _mould(trace.header.model_name, trace.version, trace.protocol, trace.id != "") % times
+    if trace.id:
+        text = text.replace(_REQUEST_ID, orjson.dumps(trace.id))
+    return text.replace(_NUMBER, b"%d" % trace.number)
+
+
+@lru_cache(256)
+def _mould(model: str, version: int, protocol: str, named: bool) -> bytes:
+    """Return the text of usual traces, with ``%d`` for each time; ``named``: of requests with an id."""
+    request_id = b',"request_id":' + _REQUEST_ID if named else b""
+    first = b'{"id":%b,"model_name":%b,"model_version":%d%b}' % (_NUMBER, orjson.dumps(model), version, request_id)
+    before = (*RECEIVED[protocol], "REQUEST_START", "QUEUE_START")
+    after = ("REQUEST_END", "INFER_RESPONSE_COMPLETE", *SENT[protocol])
+    stamps = (
+        b'{"id":%b,"timestamps":[{"name":"%b","ns":%%d}]}' % (_NUMBER, name.encode())
+        for name in (*before, *_COMPUTED, *after)
+    )
+    return b",".join((first.replace(b"%", b"%%"), *stamps))

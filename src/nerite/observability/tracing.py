@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nerite.config.options import TraceOptions
-from nerite.core.child_request import CallRequest, ChildRequest
+from nerite.core.model_calls import CallRequest, ChildRequest
 from nerite.core.request import InferenceRequest
 from nerite.core.trace_context import TraceContext
-from nerite.observability.otlp.exporter import Exporter
-from nerite.observability.spanned_trace import SpannedTrace
-from nerite.observability.trace import Trace
-from nerite.observability.trace_file import TraceFile
-from nerite.observability.trace_records import written
-from nerite.observability.trace_settings import Sampler, TraceSettings
+from nerite.observability.otlp_exporter import Exporter
+from nerite.observability.trace import OtelTrace, Sampler, Trace, TraceSettings
+from nerite.observability.trace_file import TraceFile, trace_json
 
 
 class Tracing:
@@ -29,7 +26,7 @@ class Tracing:
         self._changed = changed
         self._file = TraceFile(options.file)
         self._exporter = Exporter(options.opentelemetry, _exemplify) if options.mode == "opentelemetry" else None
-        self._kind = Trace if self._exporter is None else SpannedTrace
+        self._kind = Trace if self._exporter is None else OtelTrace
         self._next = 1
 
     @property
@@ -61,7 +58,7 @@ class Tracing:
                 self._begin(request, version, sampler)
         elif outer.sampled:
             trace = self._begin(request, version, sampler)
-            assert isinstance(trace, SpannedTrace)
+            assert isinstance(trace, OtelTrace)
             trace.begin_under(outer.trace_id, outer.span_id, outer.state)
 
     def _begin(self, request: InferenceRequest, version: int, sampler: Sampler) -> Trace:
@@ -73,7 +70,7 @@ class Tracing:
     def _begin_child(self, request: ChildRequest, version: int, parent: Trace) -> None:
         trace = self._begin(request, version, parent.sampler)
         trace.parent = parent.number
-        if isinstance(trace, SpannedTrace) and isinstance(parent, SpannedTrace):
+        if isinstance(trace, OtelTrace) and isinstance(parent, OtelTrace):
             # A call is made while its parent is executed.
             called = isinstance(request, CallRequest)
             span = parent.compute_span(len(parent.executions)) if called else parent.model_span
@@ -94,14 +91,14 @@ class Tracing:
         sampler.open -= 1
         trace.let_go()
         if self._exporter is not None:
-            assert isinstance(trace, SpannedTrace)
+            assert isinstance(trace, OtelTrace)
             self._exporter.add(trace)
             return
         values = sampler.values
-        self._file.add(written(trace), values.log_frequency, last=values.count == 0 and not sampler.open)
+        self._file.add(trace_json(trace), values.log_frequency, last=values.count == 0 and not sampler.open)
 
 
-def _exemplify(trace: SpannedTrace, epoch: int) -> None:
+def _exemplify(trace: OtelTrace, epoch: int) -> None:
     """Have the histograms refer to a trace that leaves. On the exporter's thread."""
     if trace.error is None and trace.header.route is not None:
         trace.header.route[1].traced_one(trace.final_ns - trace.received_ns, trace.trace_id, epoch + trace.final_ns)

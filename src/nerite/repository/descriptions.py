@@ -7,12 +7,13 @@ from typing import Any
 
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.execution.running_version import RunningVersion
-from nerite.observability import custom_metrics, report
+from nerite.models.running_version import RunningVersion
+from nerite.observability import custom_metrics
 from nerite.observability.custom_metrics import Reading
-from nerite.observability.metrics import Version
+from nerite.observability.model_metrics import MeteredVersion
+from nerite.observability.statistics import memory_json, statistics_json
+from nerite.repository.catalogue import ModelRecord, version_number
 from nerite.repository.manager import ModelManager
-from nerite.repository.model_record import ModelRecord, version_number
 
 
 class Descriptions:
@@ -71,17 +72,17 @@ class Descriptions:
             {
                 "name": item.name,
                 "version": item.label,
-                **report.counted(item.statistics, decoupled=item.decoupled),
-                "memory_usage": report.memory(item.memory),
+                **statistics_json(item.statistics, decoupled=item.decoupled),
+                "memory_usage": memory_json(item.memory),
             }
             for item in running
         ]
 
-    def metrics(self) -> Iterator[Version]:
+    def metrics(self) -> Iterator[MeteredVersion]:
         """Yield every version that runs now as the metrics page reads it, when its turn comes."""
         versions = [(record.namespace, running) for record in self._manager.records for running in _ascending(record)]
         for namespace, running in versions:
-            yield Version(
+            yield MeteredVersion(
                 running.name,
                 running.label,
                 namespace,

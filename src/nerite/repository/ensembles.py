@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
+from nerite.config.loading import LoadedModel, Remark
 from nerite.config.mistake import Mistake
-from nerite.execution.running_version import RunningVersion
+from nerite.config.model_config import ModelConfig, ModelTransactionPolicy
+from nerite.config.validate_ensemble import EnsembleCandidate, circular_ensembles, find_step_models, is_decoupled
+from nerite.models.running_version import RunningVersion
 from nerite.repository import refusals
-from nerite.repository.assembly import Assembly, Target, find_targets
-from nerite.repository.catalogue import Catalogue
-from nerite.repository.maker import VersionMaker
-from nerite.repository.model_record import ModelRecord
-from nerite.scheduling.ensemble.graph import Part
+from nerite.repository.catalogue import Catalogue, EnsembleDefinition, ModelRecord, StepTarget, find_targets
+from nerite.repository.version_maker import VersionMaker
+from nerite.scheduling.ensemble import StepModel
 
 _log = logging.getLogger("nerite.repository")
 
 
-class Ensembles:
+class EnsembleLinker:
     """For the loop's thread only. Nothing here waits: an ensemble has nothing of its own that takes time to load."""
 
     def __init__(
@@ -34,12 +38,12 @@ class Ensembles:
         self._serve = serve
         self._withdraw = withdraw
 
-    def put_together(self, record: ModelRecord, assembly: Assembly, mistakes: Sequence[Mistake]) -> None:
+    def put_together(self, record: ModelRecord, assembly: EnsembleDefinition, mistakes: Sequence[Mistake]) -> None:
         """Have an ensemble run as its files say, which have these ``mistakes``. Raises ``NeriteError``.
 
         What ran goes on then; if nothing did, the ensemble runs once its models are as it needs them.
         """
-        targets: list[Target] = []
+        targets: list[StepTarget] = []
         if not mistakes:
             targets, mistakes = self._targets(record, assembly)
         if mistakes:
@@ -96,16 +100,18 @@ class Ensembles:
         steps = ensemble.assembly.steps if ensemble.assembly is not None else ()
         return [self._catalogue.part(ensemble.namespace, step.model_namespace, step.model_name) for step in steps]
 
-    def _targets(self, record: ModelRecord, assembly: Assembly) -> tuple[list[Target], list[Mistake]]:
+    def _targets(self, record: ModelRecord, assembly: EnsembleDefinition) -> tuple[list[StepTarget], list[Mistake]]:
         """Return what the steps of an ensemble go to, which tells it how it runs from now on, and what is wrong."""
         targets, mistakes = find_targets(assembly, record.namespace, self._catalogue)
         for _, running in targets if not mistakes else ():
             running.tell_witnesses()
         return targets, mistakes
 
-    def _made(self, record: ModelRecord, assembly: Assembly, targets: Sequence[Target]) -> dict[int, RunningVersion]:
+    def _made(
+        self, record: ModelRecord, assembly: EnsembleDefinition, targets: Sequence[StepTarget]
+    ) -> dict[int, RunningVersion]:
         config, signature = assembly.finished(targets)
-        parts = [Part(running.signature, running.decoupled, running.worker) for _, running in targets]
+        parts = [StepModel(running.signature, running.decoupled, running.worker) for _, running in targets]
         record.assembly, record.parts = assembly, _essence(targets)
         return {
             version: self._maker.assemble(record.name, version, config, signature, parts)
@@ -113,7 +119,7 @@ class Ensembles:
         }
 
 
-def _essence(targets: Sequence[Target]) -> tuple[object, ...]:
+def _essence(targets: Sequence[StepTarget]) -> tuple[object, ...]:
     """Return what an ensemble builds upon. A model may change in other ways without the ensemble noticing."""
     return tuple(
         (
@@ -126,3 +132,104 @@ def _essence(targets: Sequence[Target]) -> tuple[object, ...]:
         )
         for namespace, part in targets
     )
+
+
+# What a load would find wrong between ensembles and their models: told from their files, with nothing that runs.
+
+Key: TypeAlias = tuple[Path, str]
+"""The repository of a model, and its name."""
+_WRONG = "which has mistakes of its own"
+_UNCHECKED = "which could not be checked itself"
+_UNCERTAIN = "which is not completed here; --disable-auto-complete-config takes what is written"
+
+
+class DescribedModel(NamedTuple):
+    """A model as its files describe it."""
+
+    loaded: LoadedModel
+    sound: bool
+    """Nothing is wrong with it by itself."""
+
+
+class EnsembleVerdict(NamedTuple):
+    """What there is to say of a model that stands beside the others."""
+
+    configs: Mapping[int, ModelConfig]
+    """The complete configurations of its versions, if it can be loaded."""
+    unknown: str = ""
+    """Why there are none: something that is told elsewhere."""
+    mistakes: Sequence[Mistake] = ()
+    remarks: Sequence[Remark] = ()
+
+
+class EnsembleSurvey:
+    """The models of some repositories, and what is wrong between them."""
+
+    def __init__(self, models: Mapping[Key, DescribedModel]) -> None:
+        self._models = models
+        self._verdicts: dict[Key, EnsembleVerdict] = {}
+
+    def verdict(self, key: Key) -> EnsembleVerdict:
+        """Return what there is to say of a model. What is wrong with it by itself is not repeated."""
+        if key not in self._verdicts:
+            self._verdicts[key] = self._judge(key)
+        return self._verdicts[key]
+
+    def _judge(self, key: Key) -> EnsembleVerdict:
+        loaded, sound = self._models[key]
+        if not sound:
+            return EnsembleVerdict({}, _WRONG)
+        if not loaded.certain:
+            return EnsembleVerdict({}, _UNCERTAIN)
+        if loaded.polled.config.ensemble_scheduling is None:
+            return EnsembleVerdict(loaded.configs)
+        before = self._before(key)
+        if before:
+            return _refused(loaded, [circular_ensembles(key[1], before)])
+        parts = self._parts(key)
+        verdicts = {part: self.verdict(part) for part in parts if part is not None}
+        unknown = {name: verdict.unknown for (_, name), verdict in verdicts.items() if verdict.unknown}
+        if unknown and None not in parts:
+            remarks = [Remark("note", f"not checked against '{name}', {why}") for name, why in unknown.items()]
+            return EnsembleVerdict({}, _UNCHECKED, remarks=remarks)
+        return _wired(loaded, [part and _candidate(part[1], verdicts[part]) for part in parts])
+
+    def _parts(self, key: Key) -> list[Key | None]:
+        """Return the models of the steps: beside the ensemble, or the only one of that name."""
+        ensemble = self._models[key].loaded.polled.config.ensemble_scheduling
+        return [self._part(key, step.model_name) for step in (ensemble.step if ensemble is not None else ())]
+
+    def _part(self, key: Key, name: str) -> Key | None:
+        named = [each for each in self._models if each[1] == name]
+        neighbours = [each for each in named if each[0] == key[0]]
+        return next(iter(neighbours or (named if len(named) == 1 else ())), None)
+
+    def _before(self, key: Key) -> str:
+        """Return the last ensemble on the way on which one leads back to itself; empty if it does not."""
+        reached = [key]
+        for each in reached:
+            for part in self._parts(each):
+                if part == key:
+                    return each[1]
+                if part is not None and part not in reached:
+                    reached.append(part)
+        return ""
+
+
+def _candidate(name: str, verdict: EnsembleVerdict) -> EnsembleCandidate:
+    return EnsembleCandidate(name, verdict.configs, max(verdict.configs, default=-1))
+
+
+def _wired(loaded: LoadedModel, candidates: Sequence[EnsembleCandidate | None]) -> EnsembleVerdict:
+    (config, *_) = loaded.configs.values()
+    parts, mistakes = find_step_models(config, candidates)
+    if mistakes:
+        return _refused(loaded, mistakes)
+    policy = ModelTransactionPolicy(decoupled=any(map(is_decoupled, parts)))
+    return EnsembleVerdict(
+        {version: replace(each, model_transaction_policy=policy) for version, each in loaded.configs.items()}
+    )
+
+
+def _refused(loaded: LoadedModel, mistakes: Sequence[Mistake]) -> EnsembleVerdict:
+    return EnsembleVerdict({}, _WRONG, loaded.polled.text.source.place(mistakes))

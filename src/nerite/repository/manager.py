@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -18,22 +18,91 @@ from typing import Any, TypeVar
 
 from nerite.config.loading import PolledModel
 from nerite.config.options import RepositoryOptions
-from nerite.config.validate_parts import circular
+from nerite.config.validate_ensemble import circular_ensembles
 from nerite.core.errors import NeriteError
-from nerite.core.failure_text import system_error
-from nerite.execution.running_version import RunningVersion
+from nerite.core.failures import system_error
+from nerite.models.running_version import RunningVersion
 from nerite.observability.load_times import load_of, stage, tell_loaded
-from nerite.repository import fingerprint, index, refusals
-from nerite.repository.catalogue import Catalogue
-from nerite.repository.content import ContentHashes
-from nerite.repository.delivery import Delivery, new_folder, unpack
-from nerite.repository.ensembles import Ensembles
-from nerite.repository.loading_round import LoadingRound, Waits
-from nerite.repository.maker import VersionMaker
-from nerite.repository.model_record import Loaded, ModelRecord, State, VersionState
-from nerite.repository.registered import RegisteredRepository
-from nerite.repository.source import Repository
-from nerite.repository.sources import Sources
+from nerite.repository import catalogue, refusals
+from nerite.repository.catalogue import Catalogue, LoadedVersion, ModelRecord, ModelState, VersionState
+from nerite.repository.ensembles import EnsembleLinker
+from nerite.repository.repositories import (
+    LoadOverrides,
+    RegisteredRepository,
+    Repositories,
+    Repository,
+    new_override_folder,
+    write_files,
+)
+from nerite.repository.version_maker import ContentHashes, VersionMaker
+
+# One go at loading: each model at most once, however many ask for it, and nobody waits for itself.
+
+Waits = dict[str, set[str]]
+"""By name, which ensembles wait for which models, in all rounds that go on."""
+
+
+class LoadingRound:
+    """For the loop's thread."""
+
+    def __init__(
+        self, bring: Callable[[str, LoadOverrides | None, LoadingRound], Awaitable[None]], waits: Waits
+    ) -> None:
+        """``bring`` loads a model, and raises ``NeriteError``."""
+        self._bring = bring
+        self._waits = waits
+        self._tasks: dict[str, asyncio.Future[None]] = {}
+        self._circles: dict[str, str] = {}
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The models whose turn it was."""
+        return self._tasks.keys()
+
+    async def load(self, name: str, delivery: LoadOverrides | None = None) -> None:
+        """Load a model, or wait until it is loaded. Raises as ``bring`` does."""
+        await self._task(name, delivery)
+
+    def forget(self) -> None:
+        """Drop what became of the loads: an error has frames that have this round."""
+        self._tasks.clear()
+
+    async def load_parts(self, ensemble: str, parts: Iterable[str]) -> None:
+        """Load the models that an ensemble is put together from, side by side. Whether they are there shows later."""
+        waits = self._waits[ensemble] = set()
+        tasks = []
+        for part in parts:
+            way = self._way(part, ensemble)
+            if way:
+                for before, each in zip((ensemble, *way), way, strict=False):
+                    self._circles[each] = before
+            else:
+                waits.add(part)
+                tasks.append(self._task(part, None))
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            self._waits.pop(ensemble, None)
+
+    def circle(self, ensemble: str) -> str:
+        """Return the last on the way on which an ensemble leads back to itself; empty if it does not."""
+        return self._circles.get(ensemble, "")
+
+    def _task(self, name: str, delivery: LoadOverrides | None) -> asyncio.Future[None]:
+        if name not in self._tasks:
+            self._tasks[name] = asyncio.ensure_future(self._bring(name, delivery, self))
+        return self._tasks[name]
+
+    def _way(self, start: str, end: str) -> list[str]:
+        """Return how one waits for another: the models between, both included; nothing if it does not."""
+        if start == end:
+            return [start]
+        for each in self._waits.get(start, ()):
+            way = self._way(each, end)
+            if way:
+                return [start, *way]
+        return []
+
 
 _log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
@@ -52,12 +121,12 @@ class ModelManager:
     ) -> None:
         """``on_change`` is called whenever requests may have to go elsewhere than before."""
         self._options = options
-        self._sources = Sources(repositories, self._in_loader, namespacing=options.namespacing)
+        self._sources = Repositories(repositories, self._in_loader, namespacing=options.namespacing)
         self._maker = maker
         self._loader = loader
         self._on_change = on_change
         self._catalogue = Catalogue(namespacing=options.namespacing)
-        self._ensembles = Ensembles(self._catalogue, maker, self._swap, self._let_go)
+        self._ensembles = EnsembleLinker(self._catalogue, maker, self._swap, self._let_go)
         self._waits: Waits = {}
         self._hashes = ContentHashes()
         self._background: set[asyncio.Task[None]] = set()
@@ -76,13 +145,13 @@ class ModelManager:
         """Return where a request for ``name`` goes. Raises ``NotFound`` or ``Unavailable`` with Triton's texts."""
         return self._catalogue.find(name, version, namespace)
 
-    async def look(self) -> dict[tuple[str, str], fingerprint.ModelFingerprint]:
+    async def look(self) -> dict[tuple[str, str], catalogue.ModelFingerprint]:
         """Return how the files of every model look, by namespace and name.
 
         A model whose files cannot be had now looks as it did.
         """
 
-        def before(namespace: str, name: str) -> fingerprint.ModelFingerprint | None:
+        def before(namespace: str, name: str) -> catalogue.ModelFingerprint | None:
             record = self._catalogue.record(namespace, name)
             return record.seen if record is not None else None
 
@@ -99,9 +168,9 @@ class ModelManager:
         """
         return await self._sources.offered()
 
-    async def index(self, *, ready_only: bool) -> list[index.Entry]:
+    async def index(self, *, ready_only: bool) -> list[catalogue.Entry]:
         """Return every model of the repositories with the state of its versions."""
-        return index.entries(await self.offered(), self._catalogue, ready_only=ready_only)
+        return catalogue.index_entries(await self.offered(), self._catalogue, ready_only=ready_only)
 
     async def load_all(self, names: Iterable[str]) -> list[tuple[str, NeriteError]]:
         """Load models side by side; return the failures."""
@@ -117,7 +186,7 @@ class ModelManager:
                 raise outcome
         return failures
 
-    async def load(self, name: str, delivery: Delivery | None = None) -> None:
+    async def load(self, name: str, delivery: LoadOverrides | None = None) -> None:
         """Bring all models of that name to what their files say now, or to what was delivered.
 
         An ensemble's models come with it. Raises ``NeriteError``; what was serving goes on then.
@@ -138,7 +207,7 @@ class ModelManager:
                 record.asked = record.asked or bool(record.running)
         self._ensembles.revise(loading.names)
 
-    async def _bring(self, name: str, delivery: Delivery | None, loading: LoadingRound) -> None:
+    async def _bring(self, name: str, delivery: LoadOverrides | None, loading: LoadingRound) -> None:
         load = object()
         with load_of(name):
             try:
@@ -148,16 +217,16 @@ class ModelManager:
             finally:
                 await self._sources.leave(load)
 
-    async def _fetch(self, name: str, delivery: Delivery | None, load: object) -> Mapping[str, Path]:
+    async def _fetch(self, name: str, delivery: LoadOverrides | None, load: object) -> Mapping[str, Path]:
         """Return where a model is by namespace, for a ``load`` to use."""
         if delivery is None or not delivery.files:
             return await self._sources.fetch(name, load)
         folder = Path()
         try:
-            folder = await self._in_loader(new_folder)
+            folder = await self._in_loader(new_override_folder)
             # Before it exists: however the load ends, the directory goes with its last user.
             self._sources.folders.take(folder, load, partial(shutil.rmtree, folder, ignore_errors=True))
-            await self._in_loader(unpack, delivery, folder)
+            await self._in_loader(write_files, delivery, folder)
         except OSError as error:
             why = f"The files of the load cannot be written: {system_error(error, folder)}."
             raise refusals.not_polled(name, f"{why} TMPDIR may name another directory for them.") from None
@@ -165,7 +234,7 @@ class ModelManager:
         return dict.fromkeys(namespaces, folder)
 
     async def _load_found(
-        self, name: str, found: Mapping[str, Path], delivery: Delivery | None, loading: LoadingRound
+        self, name: str, found: Mapping[str, Path], delivery: LoadOverrides | None, loading: LoadingRound
     ) -> None:
         if not found:
             raise refusals.not_polled(name)
@@ -175,15 +244,17 @@ class ModelManager:
                 raise outcome
 
     async def _load_one(
-        self, namespace: str, name: str, folder: Path, delivery: Delivery | None, loading: LoadingRound
+        self, namespace: str, name: str, folder: Path, delivery: LoadOverrides | None, loading: LoadingRound
     ) -> None:
         record = self._catalogue.open(namespace, name)
         async with record.lock:
             await self._load(record, folder, delivery, loading)
 
-    async def _load(self, record: ModelRecord, folder: Path, delivery: Delivery | None, loading: LoadingRound) -> None:
+    async def _load(
+        self, record: ModelRecord, folder: Path, delivery: LoadOverrides | None, loading: LoadingRound
+    ) -> None:
         try:
-            seen = await self._in_loader(fingerprint.of_model, folder)
+            seen = await self._in_loader(catalogue.model_fingerprint, folder)
         except OSError as error:
             raise refusals.not_polled(record.name, system_error(error)) from None
         record.seen = seen
@@ -192,7 +263,7 @@ class ModelManager:
             polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
         if polled.mistakes:
             raise refusals.unreadable(record, polled)
-        loaded = Loaded(polled, seen, brought=delivery is not None and bool(delivery.files))
+        loaded = LoadedVersion(polled, seen, brought=delivery is not None and bool(delivery.files))
         if polled.config.ensemble_scheduling is not None:
             await self._load_ensemble(record, loaded, loading)
             return
@@ -205,13 +276,13 @@ class ModelManager:
         self._swap(record, {**kept, **made})
         self._in_background(self._hash(record, loaded, made))
 
-    async def _load_ensemble(self, record: ModelRecord, loaded: Loaded, loading: LoadingRound) -> None:
+    async def _load_ensemble(self, record: ModelRecord, loaded: LoadedVersion, loading: LoadingRound) -> None:
         """Load the models that an ensemble needs, and put it together from them."""
         assembly = await self._maker.assembly(loaded.polled)
         with stage("its models"):
             await loading.load_parts(record.name, assembly.models)
         before = loading.circle(record.name)
-        mistakes = assembly.source.place([circular(record.name, before)]) if before else []
+        mistakes = assembly.source.place([circular_ensembles(record.name, before)]) if before else []
         self._ensembles.put_together(record, assembly, mistakes)
         record.loaded = loaded
         self._in_background(self._hash(record, loaded, record.running))
@@ -222,7 +293,7 @@ class ModelManager:
         """Make the versions that are not ``kept``, side by side, and bring those to their instances: all or none."""
         versions = [version for version in polled.versions if version not in kept]
         for version in versions:
-            record.states[version] = VersionState(State.LOADING)
+            record.states[version] = VersionState(ModelState.LOADING)
             _log.info("loading: %s:%d", record.name, version)
         outcomes = await asyncio.gather(
             *(self._maker.make(polled, version) for version in versions), return_exceptions=True
@@ -245,9 +316,9 @@ class ModelManager:
             for running in made.values():
                 self._retire(None, running)
             for version in made:
-                record.states[version] = VersionState(State.UNAVAILABLE, "unloaded")
+                record.states[version] = VersionState(ModelState.UNAVAILABLE, "unloaded")
             for version in record.running:
-                record.states[version] = VersionState(State.READY)
+                record.states[version] = VersionState(ModelState.READY)
             raise refusals.failed(record, failures)
         return made
 
@@ -260,15 +331,15 @@ class ModelManager:
         record.going = False
         record.states.pop(-1, None)
         for version in running:
-            record.states[version] = VersionState(State.READY)
+            record.states[version] = VersionState(ModelState.READY)
         self._on_change()
         tell_loaded(record.name)
         replaced = {version: previous for version, previous in old.items() if running.get(version) is not previous}
         for version in replaced.keys() - running.keys():
-            record.states[version] = VersionState(State.UNLOADING)
+            record.states[version] = VersionState(ModelState.UNLOADING)
         return [self._retire(record, previous) for previous in replaced.values()]
 
-    async def _hash(self, record: ModelRecord, loaded: Loaded, made: Mapping[int, RunningVersion]) -> None:
+    async def _hash(self, record: ModelRecord, loaded: LoadedVersion, made: Mapping[int, RunningVersion]) -> None:
         """Work out the content of what runs now, which may take as long as its files are large."""
         for version, running in made.items():
             content = await self._in_loader(self._hashes.of_version, loaded, version)
@@ -309,7 +380,7 @@ class ModelManager:
 
         Returns what is then still to be finished.
 
-        Ensembles that need it are out of service from now on; it stays until they have answered what they hold.
+        EnsembleLinker that need it are out of service from now on; it stays until they have answered what they hold.
         """
         while ensemble := self._loading_with(record.name):
             for each in self._catalogue.all_named(ensemble):
@@ -343,7 +414,7 @@ class ModelManager:
         record.assembly = None
         record.going = bool(record.running)
         for version in record.running:
-            record.states[version] = VersionState(State.UNLOADING)
+            record.states[version] = VersionState(ModelState.UNLOADING)
 
     async def _dismiss_after(self, record: ModelRecord, earlier: Sequence[asyncio.Task[None]]) -> None:
         if earlier:
@@ -364,7 +435,7 @@ class ModelManager:
         record.going = False
         self._on_change()
         for version in old:
-            record.states[version] = VersionState(State.UNLOADING)
+            record.states[version] = VersionState(ModelState.UNLOADING)
         return [self._retire(record, running) for running in old.values()]
 
     def _retire(self, record: ModelRecord | None, running: RunningVersion) -> asyncio.Task[None]:
@@ -379,8 +450,8 @@ class ModelManager:
         if record is None:
             return
         state = record.states.get(running.version)
-        if state is not None and running.version not in record.running and state.state is not State.LOADING:
-            record.states[running.version] = VersionState(State.UNAVAILABLE, "unloaded")
+        if state is not None and running.version not in record.running and state.state is not ModelState.LOADING:
+            record.states[running.version] = VersionState(ModelState.UNAVAILABLE, "unloaded")
         _log.info("successfully unloaded '%s' version %d", running.name, running.version)
 
     async def close(self) -> None:

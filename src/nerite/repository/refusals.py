@@ -6,11 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from nerite.config.loading import PolledModel
-from nerite.config.mistake import Mistake, told
+from nerite.config.mistake import Mistake, mistake_text
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
-from nerite.core.failure_text import system_error
-from nerite.repository.index import IN_SEVERAL
-from nerite.repository.model_record import ModelRecord, State, VersionState
+from nerite.core.failures import system_error
+from nerite.repository.catalogue import IN_SEVERAL, ModelRecord, ModelState, VersionState
 
 _log = logging.getLogger("nerite.repository")
 _KINDS = {
@@ -47,11 +46,11 @@ def in_several(name: str, locations: Sequence[str]) -> NeriteError:
 
 def unreadable(record: ModelRecord, polled: PolledModel) -> NeriteError:
     """Note what is wrong with a model that was not even tried, and return the refusal of its load."""
-    for line in told(polled.mistakes):
+    for line in mistake_text(polled.mistakes):
         _log.error("%s", line)
     first = polled.mistakes[0]
     if not polled.versions and first.message.startswith("at least one version"):
-        record.states.setdefault(-1, VersionState(State.UNAVAILABLE, first.message))
+        record.states.setdefault(-1, VersionState(ModelState.UNAVAILABLE, first.message))
         return InvalidArgument(f"load failed for model '{record.name}': {first.message}\n    {first.remedy}")
     record.unreadable = str(first)
     return Internal(f"failed to load '{record.name}', failed to poll from model repository\n{first}")
@@ -59,7 +58,7 @@ def unreadable(record: ModelRecord, polled: PolledModel) -> NeriteError:
 
 def unfit(record: ModelRecord, mistakes: Sequence[Mistake]) -> NeriteError:
     """Note what keeps an ensemble from being put together, and return the refusal of its load."""
-    for line in told(mistakes):
+    for line in mistake_text(mistakes):
         _log.error("%s", line)
     first = mistakes[0]
     if not record.running:
@@ -72,10 +71,10 @@ def failed(record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteEr
     reasons = ""
     for version, error in sorted(failures.items()):
         reason = f"{_KINDS.get(error.code, 'Unknown')}: {error.message}"
-        reasons += f"version {version} is at {State.UNAVAILABLE.value} state: {reason};\n"
+        reasons += f"version {version} is at {ModelState.UNAVAILABLE.value} state: {reason};\n"
         _log.error("failed to load '%s' version %d: %s", record.name, version, reason)
         if version not in record.running:
-            record.states[version] = VersionState(State.UNAVAILABLE, reason)
+            record.states[version] = VersionState(ModelState.UNAVAILABLE, reason)
     return InvalidArgument(f"load failed for model '{record.name}': {reasons}")
 
 

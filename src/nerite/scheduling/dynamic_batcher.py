@@ -15,12 +15,12 @@ event that may change the front of the queue puts it back first: a request that 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
-from nerite.scheduling.policy import BatchingRules
-from nerite.scheduling.release import DYNAMIC, Release
+from nerite.scheduling.decider import DYNAMIC, BatchingRules, BatchReason
 from nerite.scheduling.request_queue import RequestQueue
 
 
@@ -45,7 +45,7 @@ class DynamicBatcher:
         "timed",
     )
 
-    def __init__(self, rules: BatchingRules, releases: dict[Release, int] | None = None) -> None:
+    def __init__(self, rules: BatchingRules, releases: dict[BatchReason, int] | None = None) -> None:
         """``releases``: where to count why batches begin, if others count there, too."""
         self.timed = any(policy.timeout_us for policy in (rules.default_policy, *rules.policies.values()))
         self._rules = rules
@@ -98,13 +98,13 @@ class DynamicBatcher:
             return None
         overdue = self._delay and now - self._oldest >= self._delay
         if self._best and not overdue:
-            return self._release(self._best, Release.PREFERRED)
+            return self._release(self._best, BatchReason.PREFERRED)
         if self._full or self._rows >= self._largest:
-            return self._release(len(gathered), Release.FULL)
+            return self._release(len(gathered), BatchReason.FULL)
         if overdue:
-            return self._release(len(gathered), Release.DELAY)
+            return self._release(len(gathered), BatchReason.DELAY)
         if not self._delay:
-            return self._release(len(gathered), Release.FREE)
+            return self._release(len(gathered), BatchReason.FREE)
         return None
 
     def due(self, now: int) -> bool:
@@ -189,7 +189,7 @@ class DynamicBatcher:
             rows = total
         self._rows = rows
 
-    def _release(self, count: int, why: Release) -> list[InferenceRequest]:
+    def _release(self, count: int, why: BatchReason) -> list[InferenceRequest]:
         self.releases[why] += 1
         batch = self._gathered
         if count < len(batch):
@@ -198,3 +198,77 @@ class DynamicBatcher:
         self._forget()
         self._queue.leave(batch)
         return batch
+
+
+# The default scheduler: each request runs alone, in order of arrival.
+
+
+class DefaultScheduler:
+    """A model without batching. Has no timeouts and no priorities; ``hold_until`` is the tests' hook."""
+
+    __slots__ = ("_hold", "_queue", "timed")
+
+    def __init__(self, hold_until: int = 0) -> None:
+        self.timed = False
+        self._queue = RequestQueue(BatchingRules(max_batch_size=0))
+        self._hold = hold_until
+
+    @property
+    def size(self) -> int:
+        """Requests that wait."""
+        return self._queue.size
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait, by priority: all have the same."""
+        return self._queue.waiting
+
+    @property
+    def releases(self) -> Mapping[BatchReason, int]:
+        """Return nothing: no request waits for others."""
+        return {}
+
+    def renewed(self) -> DefaultScheduler:
+        """Return an empty one."""
+        return DefaultScheduler()
+
+    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
+        """Let ``request`` wait. Never refuses."""
+        return self._queue.offer(request, now)
+
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Return None: no request matters less than another."""
+        return None
+
+    def take(self, now: int) -> list[InferenceRequest] | None:
+        """Return the oldest request, as a batch of its own."""
+        if self._queue.size < self._hold:
+            return None
+        self._hold = 0
+        batch = [*itertools.islice(self._queue.pull(), 1)]
+        self._queue.leave(batch)
+        return batch or None
+
+    def due(self, now: int) -> bool:
+        """Return whether ``take`` would return a request."""
+        return self._queue.size >= max(self._hold, 1)
+
+    def take_full(self, now: int) -> list[InferenceRequest] | None:
+        """Return what ``take`` does: one request is all that fits."""
+        return self.take(now)
+
+    def wake_at(self, free: bool) -> int | None:
+        """Return None: time changes nothing here."""
+        return None
+
+    def expire(self, now: int) -> list[InferenceRequest]:
+        """Return nothing: no request waits too long."""
+        return []
+
+    def withdraw(self, request: InferenceRequest) -> bool:
+        """Drop ``request``; False if it does not wait any more."""
+        return self._queue.withdraw(request)
+
+    def drain(self) -> list[InferenceRequest]:
+        """Drop and return everything that waits."""
+        return self._queue.drain()

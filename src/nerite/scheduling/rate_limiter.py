@@ -26,7 +26,7 @@ _FIRST_EXECUTIONS: Final = 2
 """Triton counts the making of an instance and its warm-up, so that a priority weighs from the beginning on."""
 
 
-class Pool(NamedTuple):
+class ResourcePool(NamedTuple):
     """A resource, on one device or on all together."""
 
     name: str
@@ -39,19 +39,19 @@ class Pool(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ResourceClaim:
     """What one instance needs to execute, and what weight each of its executions has."""
 
-    needs: tuple[tuple[Pool, int], ...] = ()
+    needs: tuple[tuple[ResourcePool, int], ...] = ()
     priority: int = 1
 
 
-class Seat:
+class RateLimitedInstance:
     """An instance that the limiter knows. For reading, but for ``granted``."""
 
     __slots__ = ("_executions", "claim", "granted", "holding", "model", "waiting")
 
-    def __init__(self, model: str, claim: Claim, granted: Callable[[], None]) -> None:
+    def __init__(self, model: str, claim: ResourceClaim, granted: Callable[[], None]) -> None:
         self.model = model
         self.claim = claim
         self.granted = granted
@@ -80,30 +80,32 @@ class RateLimiter:
         self._limits: dict[str, dict[int, int]] = {}
         for name, amount, device in limits:
             self._limits.setdefault(name, {}).setdefault(device, amount)
-        self._seats: dict[Seat, None] = {}
+        self._seats: dict[RateLimitedInstance, None] = {}
         """In the order in which they came."""
-        self._taken: dict[Pool, int] = {}
-        self._amounts: dict[Pool, int] = {}
-        self._rivals: dict[Pool, tuple[Pool, ...]] = {}
+        self._taken: dict[ResourcePool, int] = {}
+        self._amounts: dict[ResourcePool, int] = {}
+        self._rivals: dict[ResourcePool, tuple[ResourcePool, ...]] = {}
         """What else has the name of a pool, and is global where it is not, or not where it is."""
-        self._queue: list[tuple[tuple[int, int], Seat]] = []
+        self._queue: list[tuple[tuple[int, int], RateLimitedInstance]] = []
         self._arrivals = itertools.count()
 
-    def enter(self, model: str, claims: Sequence[Claim], granted: Callable[[], None]) -> list[Seat]:
+    def enter(
+        self, model: str, claims: Sequence[ResourceClaim], granted: Callable[[], None]
+    ) -> list[RateLimitedInstance]:
         """Have more instances of a model. Raises ``InvalidArgument`` if one of them could never execute."""
         self._check(model, claims)
-        seats = [Seat(model, claim, granted) for claim in claims]
+        seats = [RateLimitedInstance(model, claim, granted) for claim in claims]
         self._seats.update(dict.fromkeys(seats))
         self._measure()
         return seats
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, seat: RateLimitedInstance) -> None:
         """Forget an instance, whatever it does."""
         self._seats.pop(seat, None)
         self.release(seat)
         self._measure()
 
-    def acquire(self, seat: Seat) -> bool:
+    def acquire(self, seat: RateLimitedInstance) -> bool:
         """Take what an instance needs; False if it has to wait until ``granted`` is called."""
         if seat.holding:
             return True
@@ -113,7 +115,7 @@ class RateLimiter:
             self._admit()
         return seat.holding
 
-    def release(self, seat: Seat, *, again: bool = False) -> None:
+    def release(self, seat: RateLimitedInstance, *, again: bool = False) -> None:
         """Give back what an instance has; or have it wait no more.
 
         ``again``: it wants it all once more, and gets it at once (``holding``) if it is first among those who wait.
@@ -133,13 +135,13 @@ class RateLimiter:
             if admitted is not seat:
                 admitted.granted()
 
-    def _line_up(self, seat: Seat) -> None:
+    def _line_up(self, seat: RateLimitedInstance) -> None:
         seat.waiting = (seat.score, next(self._arrivals))
         bisect.insort(self._queue, (seat.waiting, seat), key=lambda entry: entry[0])
 
-    def _admit(self) -> list[Seat]:
+    def _admit(self) -> list[RateLimitedInstance]:
         """Give everyone in the queue what it needs, if that is there and nobody before it waits for some of it."""
-        awaited: set[Pool] = set()
+        awaited: set[ResourcePool] = set()
         admitted, staying = [], []
         for entry in self._queue:
             _, seat = entry
@@ -156,14 +158,14 @@ class RateLimiter:
         self._queue = staying
         return admitted
 
-    def _free(self, pool: Pool) -> int:
+    def _free(self, pool: ResourcePool) -> int:
         if self._rivals and any(map(self._taken.get, self._rivals.get(pool, ()))):
             return 0
         return self._amounts.get(pool, 0) - self._taken.get(pool, 0)
 
     def _measure(self) -> None:
         """Work out how much there is of everything, and let those go whom more of it helps."""
-        most: dict[Pool, int] = {}
+        most: dict[ResourcePool, int] = {}
         for seat in self._seats:
             for pool, count in seat.claim.needs:
                 most[pool] = max(count, most.get(pool, 0))
@@ -176,7 +178,7 @@ class RateLimiter:
         for seat in self._admit():
             seat.granted()
 
-    def _limit(self, pool: Pool) -> int | None:
+    def _limit(self, pool: ResourcePool) -> int | None:
         """Return how much of a resource there is by the operator's word; None if there is no such word."""
         if not self._limits:
             return None
@@ -185,7 +187,7 @@ class RateLimiter:
             return max(amounts.values(), default=0)
         return amounts.get(pool.device, amounts.get(EVERYWHERE, 0))
 
-    def _check(self, model: str, claims: Iterable[Claim]) -> None:
+    def _check(self, model: str, claims: Iterable[ResourceClaim]) -> None:
         # What a model said last counts: instances of before are on their way out.
         said = {(seat.model, pool.name): pool.everywhere for seat in self._seats for pool, _ in seat.claim.needs}
         there = {name: everywhere for (who, name), everywhere in said.items() if who != model}

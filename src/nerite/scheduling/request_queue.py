@@ -19,18 +19,19 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from nerite.core.errors import NeriteError, Unavailable
-from nerite.core.request import InferenceRequest, labelled
-from nerite.scheduling.policy import BatchingRules, QueuePolicy
+from nerite.core.request import InferenceRequest, with_request_id
+from nerite.scheduling.decider import BatchingRules, QueuePolicy
 
 
-class Lane:
+class QueueLane:
     """Requests of one rank, in order of arrival. Ranks compare: the smaller one goes first."""
 
     __slots__ = ("entries", "husks", "level", "rank")
 
-    def __init__(self, level: Level, rank: tuple[int, int]) -> None:
+    def __init__(self, level: PriorityLevel, rank: tuple[int, int]) -> None:
         self.level = level
         self.rank = rank
         self.entries: deque[InferenceRequest] = deque()
@@ -44,7 +45,7 @@ class Lane:
             self.husks = 0
 
 
-class Level:
+class PriorityLevel:
     """The requests of one priority."""
 
     __slots__ = ("delayed", "in_time", "limited", "policy", "size")
@@ -52,8 +53,8 @@ class Level:
     def __init__(self, number: int, policy: QueuePolicy) -> None:
         self.policy = policy
         self.limited = bool(policy.max_size or policy.timeout_us)
-        self.in_time = Lane(self, (number, 0))
-        self.delayed = Lane(self, (number, 1))
+        self.in_time = QueueLane(self, (number, 0))
+        self.delayed = QueueLane(self, (number, 1))
         self.size = 0
 
 
@@ -64,8 +65,8 @@ class RequestQueue:
 
     def __init__(self, rules: BatchingRules) -> None:
         self._rules = rules
-        self._levels: dict[int, Level] = {}
-        self._lanes: list[Lane] = []
+        self._levels: dict[int, PriorityLevel] = {}
+        self._lanes: list[QueueLane] = []
         self._deadlines: list[tuple[int, int, InferenceRequest]] = []
         self._sequence = 0
         self._only = None if rules.levels else self._open(rules.default_level)
@@ -91,20 +92,20 @@ class RequestQueue:
         self.size += 1
         return None
 
-    def _level_of(self, priority: int) -> Level:
+    def _level_of(self, priority: int) -> PriorityLevel:
         number = self._rules.level_of(priority)
         return self._levels.get(number) or self._open(number)
 
-    def _open(self, number: int) -> Level:
-        level = self._levels[number] = Level(number, self._rules.policy_of(number))
+    def _open(self, number: int) -> PriorityLevel:
+        level = self._levels[number] = PriorityLevel(number, self._rules.policy_of(number))
         self._lanes = sorted((*self._lanes, level.in_time, level.delayed), key=lambda lane: lane.rank)
         return level
 
-    def _limit(self, request: InferenceRequest, level: Level, now: int) -> NeriteError | None:
+    def _limit(self, request: InferenceRequest, level: PriorityLevel, now: int) -> NeriteError | None:
         """Apply the policy of a level to a request that comes in; return why it may not wait."""
         policy = level.policy
         if policy.max_size and level.size >= policy.max_size:
-            return labelled(Unavailable("Exceeds maximum queue size", retry_after=1), request.id)
+            return with_request_id(Unavailable("Exceeds maximum queue size", retry_after=1), request.id)
         if policy.timeout_us:
             self._sequence += 1
             deadline = now + policy.timeout_for(request.header.timeout_us) * 1000
@@ -205,3 +206,32 @@ class RequestQueue:
             lane.husks = 0
         self._deadlines.clear()
         return waiting
+
+
+# Answers in the order of the questions (``preserve_ordering``), however the instances finish.
+
+Answer = TypeVar("Answer")
+
+
+class ResponseOrder(Generic[Answer]):
+    """Keeps an answer back until everyone who began before has theirs."""
+
+    __slots__ = ("_first", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[list[Answer]] = deque()
+        self._first = 0
+
+    def begin(self) -> int:
+        """Take a place in the order; return its number."""
+        self._waiting.append([])
+        return self._first + len(self._waiting) - 1
+
+    def finish(self, place: int, answer: Answer) -> list[Answer]:
+        """Note the answer of ``place``; return the answers that may leave now, in order."""
+        self._waiting[place - self._first].append(answer)
+        released: list[Answer] = []
+        while self._waiting and self._waiting[0]:
+            released += self._waiting.popleft()
+            self._first += 1
+        return released

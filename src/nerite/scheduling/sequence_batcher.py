@@ -6,8 +6,8 @@ waited or run for ``max_idle_us`` (at all, once no more requests come), or until
 cancelled before it ran, waited too long in the backlog, or its instance died. Whoever asks for it afterwards, without
 START, is told so. When the server stops, those in the backlog that no slot becomes free for have no future here.
 
-How the requests that are first in line in their sequences make a batch is the business of ``Slots``, one of which each
-instance has.
+How the requests that are first in line in their sequences make a batch is the business of ``SequenceSlots``, one of
+which each instance has.
 
 A START on a live sequence begins it anew, in its place, after what was asked before. A START after END makes a new
 sequence that waits until the old one is over: a model that keeps state by correlation id never sees both.
@@ -18,15 +18,51 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
-from nerite.scheduling.ended_sequences import EndedSequences
-from nerite.scheduling.release import DIRECT, DYNAMIC
-from nerite.scheduling.sequence import Sequence, SequenceRequest
-from nerite.scheduling.sequence_backlog import Backlog
-from nerite.scheduling.sequence_rules import SequenceRules
-from nerite.scheduling.sequence_slots import DirectSlots, OldestSlots, SlotBatch, Slots, frees, seated
+from nerite.scheduling.decider import DIRECT, DYNAMIC
+from nerite.scheduling.sequence import (
+    DirectSlots,
+    OldestSlots,
+    RequestSequence,
+    SequenceBacklog,
+    SequenceRequest,
+    SequenceRules,
+    SequenceSlots,
+    SlotBatch,
+    frees_slot,
+    has_slot,
+)
+
+# Why sequences are over that did not end by themselves: for the error that their next request gets.
+
+MOST: Final = 4096
+"""Sequences remembered: the last ones."""
+
+
+class EndedSequences:
+    """Reasons by correlation id."""
+
+    __slots__ = ("_reasons",)
+
+    def __init__(self) -> None:
+        self._reasons: dict[int | str, str] = {}
+
+    def add(self, sequence_id: int | str, why: str) -> None:
+        """Remember why a sequence is over."""
+        self._reasons[sequence_id] = why
+        if len(self._reasons) > MOST:
+            del self._reasons[next(iter(self._reasons))]
+
+    def forget(self, sequence_id: int | str) -> None:
+        """Forget a sequence, because another one with its id begins."""
+        self._reasons.pop(sequence_id, None)
+
+    def why(self, sequence_id: int | str) -> str | None:
+        """Return why a sequence is over, if it is known."""
+        return self._reasons.get(sequence_id)
+
 
 Instance = TypeVar("Instance")
 Lost: TypeAlias = list[tuple[SequenceRequest, NeriteError]]
@@ -68,21 +104,21 @@ class SequenceBatcher(Generic[Instance]):
         self._prepare = prepare
         self._idle_ns = rules.max_idle_us * 1000
         self._hold = rules.hold_until > 0
-        self._live: dict[int | str, Sequence] = {}
+        self._live: dict[int | str, RequestSequence] = {}
         """By id, the sequence that was begun last and is not over."""
-        self._slots: dict[Instance, Slots] = {}
-        self._free: list[tuple[int, int, Slots]] = []
-        """Slots that nobody has, the lowest number first: sequences spread over the instances."""
+        self._slots: dict[Instance, SequenceSlots] = {}
+        self._free: list[tuple[int, int, SequenceSlots]] = []
+        """SequenceSlots that nobody has, the lowest number first: sequences spread over the instances."""
         self._number = itertools.count()
-        self._backlog = Backlog()
-        self._resting: dict[Sequence, None] = {}
+        self._backlog = SequenceBacklog()
+        self._resting: dict[RequestSequence, None] = {}
         """Sequences with a slot of which nothing waits or runs, in the order in which that began."""
         self._ended = EndedSequences()
         self._failed: Lost = []
         """Requests that could not be prepared, and those that waited behind them: ``expire`` returns them."""
         self._finishing = False
         self._stopping = False
-        self.idle: dict[Instance, Slots] = {}
+        self.idle: dict[Instance, SequenceSlots] = {}
         """The instances that are up and run nothing."""
         self._barred: set[Instance] = set()
         """Idle instances that had to let their requests wait."""
@@ -108,7 +144,7 @@ class SequenceBatcher(Generic[Instance]):
             if not request.starts:
                 return self._not_begun(sequence_id)
             self._ended.forget(sequence_id)
-            before, sequence = sequence, Sequence(sequence_id)
+            before, sequence = sequence, RequestSequence(sequence_id)
             self._live[sequence_id] = sequence
             if before is not None:
                 before.follower = sequence
@@ -169,7 +205,7 @@ class SequenceBatcher(Generic[Instance]):
         """Note that ``instance`` is there, up and idle."""
         rules = self._rules
         order = next(self._number)
-        slots: Slots = (
+        slots: SequenceSlots = (
             DirectSlots(order, rules.slots, rules.max_delay_us, rules.min_utilization, self.releases)
             if rules.batching is None
             else OldestSlots(order, rules.slots, rules.batching, self.releases)
@@ -187,7 +223,7 @@ class SequenceBatcher(Generic[Instance]):
             return []
         slots.open = False
         lost: Lost = []
-        for sequence in seated(slots):
+        for sequence in has_slot(slots):
             self._resting.pop(sequence, None)
             sequence.slots = sequence.state = None
             sequence.running = sequence.ready = False
@@ -214,7 +250,7 @@ class SequenceBatcher(Generic[Instance]):
     def holds(self, instance: Instance) -> bool:
         """Return whether ``instance`` has sequences that are not over."""
         slots = self._slots.get(instance)
-        return slots is not None and any(seated(slots))
+        return slots is not None and any(has_slot(slots))
 
     def wake_at(self) -> int | None:
         """Return when to call ``expire`` and ``choose`` again, if nothing else happens before."""
@@ -267,7 +303,7 @@ class SequenceBatcher(Generic[Instance]):
 
     def drain(self) -> list[SequenceRequest]:
         """End all sequences of which requests wait, because nobody will ever take these; return them."""
-        held = [sequence for slots in self._slots.values() for sequence in seated(slots)]
+        held = [sequence for slots in self._slots.values() for sequence in has_slot(slots)]
         sequences = [*held, *self._backlog]
         for sequence in sequences:
             if sequence.follower is not None:
@@ -279,7 +315,7 @@ class SequenceBatcher(Generic[Instance]):
                 drained += self._end(sequence, "nobody was left to run it")
         return drained
 
-    def _join(self, sequence: Sequence, request: SequenceRequest, now: int) -> None:
+    def _join(self, sequence: RequestSequence, request: SequenceRequest, now: int) -> None:
         request.sequence = sequence
         request.queue = self
         request.queued_ns = now
@@ -288,7 +324,7 @@ class SequenceBatcher(Generic[Instance]):
         self._resting.pop(sequence, None)
         self.size += 1
 
-    def _find_slot(self, sequence: Sequence) -> None:
+    def _find_slot(self, sequence: RequestSequence) -> None:
         """Give a sequence the best slot that is free, or let it wait for one."""
         sequence.follows = False
         self._backlog.add(sequence)
@@ -304,7 +340,7 @@ class SequenceBatcher(Generic[Instance]):
                 sequence.slot, sequence.slots = slot, slots
                 self._make_ready(sequence)
 
-    def _make_ready(self, sequence: Sequence) -> None:
+    def _make_ready(self, sequence: RequestSequence) -> None:
         """Let the first request that waits of a sequence run, unless its caller has enough for now."""
         request = sequence.waiting[0]
         if request.held:
@@ -316,7 +352,7 @@ class SequenceBatcher(Generic[Instance]):
         sequence.ready = True
         sequence.slots.ready(sequence)
 
-    def _rested(self, sequence: Sequence, now: int) -> None:
+    def _rested(self, sequence: RequestSequence, now: int) -> None:
         """A request of a sequence has run: the next may, or it is over, or it rests."""
         sequence.running = False
         sequence.touched_ns = now
@@ -327,13 +363,13 @@ class SequenceBatcher(Generic[Instance]):
         else:
             self._resting[sequence] = None
 
-    def _close(self, sequence: Sequence, why: str) -> None:
+    def _close(self, sequence: RequestSequence, why: str) -> None:
         """Let no more requests join a sequence, unless it was closed already."""
         if not sequence.closed:
             sequence.closed = True
             self._ended.add(sequence.id, why)
 
-    def _end(self, sequence: Sequence, why: str) -> list[SequenceRequest]:
+    def _end(self, sequence: RequestSequence, why: str) -> list[SequenceRequest]:
         """Let go of what waits of a sequence, and of the sequence as soon as nothing of it runs."""
         if sequence.ready:
             sequence.slots.withdraw(sequence)
@@ -349,7 +385,7 @@ class SequenceBatcher(Generic[Instance]):
             self._let_go(sequence)
         return dropped
 
-    def _give_up_slot(self, sequence: Sequence) -> None:
+    def _give_up_slot(self, sequence: RequestSequence) -> None:
         slots = sequence.slots
         slots.seats[sequence.slot] = None
         if slots.open:
@@ -359,7 +395,7 @@ class SequenceBatcher(Generic[Instance]):
         self._serve_backlog()
         self._let_go(sequence)
 
-    def _let_go(self, sequence: Sequence) -> None:
+    def _let_go(self, sequence: RequestSequence) -> None:
         """Forget a sequence that is over, and begin the next one with its id."""
         follower = sequence.follower
         while follower is not None and not follower.waiting:
@@ -372,7 +408,7 @@ class SequenceBatcher(Generic[Instance]):
     def _in_vain(self) -> Lost:
         """End what waits for a slot, if all of them have sequences of which the end is not in sight."""
         lost: Lost = []
-        if self._stopping and not self._finishing and self._slots and not any(map(frees, self._slots.values())):
+        if self._stopping and not self._finishing and self._slots and not any(map(frees_slot, self._slots.values())):
             # One that ends may make room for the next with its id. What another request needs to go on may wait.
             while vain := [each for each in self._backlog if not any(request.caused for request in each.waiting)]:
                 for sequence in vain:
@@ -382,7 +418,7 @@ class SequenceBatcher(Generic[Instance]):
 
     def _held(self) -> bool:
         """Return whether too few requests wait to begin at all. Once they were enough, nobody counts them again."""
-        in_slots = sum(len(sequence.waiting) for slots in self._slots.values() for sequence in seated(slots))
+        in_slots = sum(len(sequence.waiting) for slots in self._slots.values() for sequence in has_slot(slots))
         rules = self._rules
         self._hold = in_slots < rules.hold_until or self.size - in_slots < rules.hold_until_backlog
         return self._hold

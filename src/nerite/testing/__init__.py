@@ -12,10 +12,8 @@ completed, requests are checked against it, outputs are passed on by the same ru
 the model raised it, so that the test runner shows the place.
 """
 
-from nerite.testing.arrays import Answer
 from nerite.testing.contract import BackendContract
-from nerite.testing.loading import load_model
-from nerite.testing.model_under_test import ModelUnderTest, SequenceUnderTest
-from nerite.testing.requests import Request
+from nerite.testing.model_under_test import ModelUnderTest, SequenceUnderTest, load_model
+from nerite.testing.requests import Answer, Request
 
 __all__ = ["load_model", "ModelUnderTest", "SequenceUnderTest", "Request", "Answer", "BackendContract"]

@@ -2,23 +2,124 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from numpy.typing import ArrayLike
 
-from nerite.backends.interface import Marks
+from nerite.backends.interface import Backend, ExecutionTimes, Instance, InstanceContext, ModelContext
+from nerite.backends.python import PythonBackend
+from nerite.backends.python.backend import completed
 from nerite.backends.python.instance import PythonInstance
+from nerite.backends.python.module import model_traceback
+from nerite.config.defaults import NO_GPUS, normalise_instances
+from nerite.config.json_form import from_json, to_json
+from nerite.config.loading import apply_completion, finish_config, poll_model_directory
+from nerite.config.model_config import ModelConfig
+from nerite.config.signature import signature_of
+from nerite.core import model_calls
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
-from nerite.execution.roster import SelectiveRoster
-from nerite.testing.arrays import Answer
-from nerite.testing.own_error import own_error
-from nerite.testing.requests import Request, SentRequest, answer_of
-from nerite.testing.sequences import SequencesUnderTest
+from nerite.dispatch.interface import SelectivePicker
+from nerite.instances.instance import run_model
+from nerite.models.launcher import picker_for
+from nerite.testing.requests import Answer, Request, SentRequest, SequencesUnderTest, answer_of
+from nerite.testing.stand_in import OtherModel, StandIn
+from triton_python_backend_utils.model import closed, opened
+
+# A model version that a backend has open, as the server would open it, in the hands of a test.
+
+
+class OpenedModel:
+    """Version 1 of the model in a directory. A context manager that closes it, and the instances that are left."""
+
+    def __init__(
+        self, backend: Backend, directory: Path, settings: Mapping[str, str], *, elsewhere: bool = False
+    ) -> None:
+        """``elsewhere``: what completes the configuration is in another process than what opens the model.
+
+        Raises ``NeriteError`` with what the backend has to say about the model, or about its configuration.
+        """
+        memo: dict[Any, Any] = {}
+
+        def context(config: ModelConfig) -> ModelContext:
+            return ModelContext(config.name, 1, directory, to_json(config), settings, memo)
+
+        def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
+            return backend.complete(context(config))
+
+        polled = poll_model_directory(directory)
+        finished = finish_config(polled, 1, complete=complete)
+        for mistake in (*polled.mistakes, *finished.mistakes):
+            raise mistake.as_error()
+        self.config = finished.config
+        self.context = context(self.config)
+        if elsewhere:
+            sent = json.loads(json.dumps(self.context.config))
+            self.context = replace(self.context, config=sent, memo={})
+        self.signature = signature_of(finished.config, directory)
+        self._model = backend.open(self.context)
+        self._instances: list[Instance] = []
+
+    def instance(self) -> Instance:
+        """Make one more instance."""
+        made = self._model.instance(InstanceContext(f"{self.context.name}_0_{len(self._instances)}"))
+        self._instances.append(made)
+        return made
+
+    def close_instance(self, instance: Instance) -> None:
+        """Close one that ``instance`` has made."""
+        self._instances.remove(instance)
+        instance.close()
+
+    def close(self) -> None:
+        """Close everything."""
+        while self._instances:
+            self._instances.pop().close()
+        self._model.close()
+
+    def __enter__(self) -> OpenedModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def executed(instance: Instance, batch: Sequence[SentRequest]) -> list[Answer | NeriteError]:
+    """Have an instance execute a batch, as the server does; return one answer for each request."""
+    responses = run_model(instance, "under test", batch, ExecutionTimes())
+    return [
+        request.only() if response is None else answer_of(response)
+        for request, response in zip(batch, responses, strict=True)
+    ]
+
+
+# Giving a test the exception of the model, instead of the text that a server would send.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def own_error(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call ``call``; raise what the model raised in it, with the model's frames only."""
+    __tracebackhide__ = True
+    try:
+        return call(*args, **kwargs)
+    except NeriteError as error:
+        refusal = error
+    own = refusal.__cause__
+    if own is None:
+        raise refusal
+    raise own.with_traceback(model_traceback(own))
 
 
 class ModelUnderTest:
@@ -30,7 +131,7 @@ class ModelUnderTest:
         signature: Signature,
         instance: PythonInstance,
         release: Callable[[], None],
-        roster: SelectiveRoster | None = None,
+        roster: SelectivePicker | None = None,
     ) -> None:
         """``roster`` is that of a model with sequences."""
         self.config = config
@@ -114,7 +215,7 @@ class ModelUnderTest:
 
     def _execute(self, batch: Sequence[InferenceRequest]) -> Sequence[InferenceResponse | None]:
         __tracebackhide__ = True
-        return own_error(self._instance.execute, batch, Marks())
+        return own_error(self._instance.execute, batch, ExecutionTimes())
 
 
 class SequenceUnderTest:
@@ -142,3 +243,108 @@ class SequenceUnderTest:
         place = {"sequence_id": self._id, "sequence_start": not self._begun, "sequence_end": end}
         self._begun = not end
         return place
+
+
+# Loading a model for a test: from its directory, or from a class.
+
+_BACKEND = PythonBackend()
+
+
+def load_model(
+    path_or_class: str | Path | type,
+    config: Mapping[str, Any] | None = None,
+    version: int = 1,
+    calls: Mapping[str, OtherModel] | None = None,
+) -> ModelUnderTest:
+    """Load a model as the server does, and initialize it.
+
+    ``path_or_class`` is the model's directory, with ``1/model.py`` in it, or a class like ``TritonPythonModel``.
+    ``config`` stands for config.pbtxt, in JSON form: ``{"max_batch_size": 8, "input": [...]}``. The model's own
+    ``auto_complete_config`` has its say in any case. ``calls`` are the models that the model may call, by name:
+    functions that take inputs and return outputs. Raises what the model raises, and ``ValueError`` with everything that
+    is wrong with the configuration.
+    """
+    __tracebackhide__ = True
+    stand_in = StandIn(calls or {})
+    before, model_calls.current = model_calls.current, stand_in
+
+    def leave() -> None:
+        if model_calls.current is stand_in:
+            model_calls.current = before
+
+    try:
+        if isinstance(path_or_class, type):
+            model = _from_class(path_or_class, config or {}, version)
+        else:
+            model = _from_directory(Path(path_or_class).resolve(), config, version)
+    except BaseException:  # whatever it was: the next test begins as this one did
+        leave()
+        raise
+    stand_in.allowed = True
+    model.on_close.append(leave)
+    return model
+
+
+def _from_directory(directory: Path, config: Mapping[str, Any] | None, version: int) -> ModelUnderTest:
+    __tracebackhide__ = True
+
+    def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
+        return own_error(_BACKEND.complete, _context(config, directory, version))
+
+    polled = poll_model_directory(directory, override=None if config is None else json.dumps(config))
+    finished = finish_config(polled, version, complete=complete)
+    mistakes = dict.fromkeys((*polled.mistakes, *finished.mistakes))
+    if mistakes:
+        raise ValueError("\n".join(map(str, mistakes)))
+    context = _context(finished.config, directory, version)
+    model = own_error(_BACKEND.open, context)
+    try:
+        instance = own_error(model.instance, _first_instance(finished.config))
+    except BaseException:
+        model.close()
+        raise
+    return _under_test(finished.config, context, instance, model.close)
+
+
+def _from_class(model_class: type, given: Mapping[str, Any], version: int) -> ModelUnderTest:
+    __tracebackhide__ = True
+    folder = _folder(model_class)
+    name = given.get("name") or folder.name
+    config = normalise_instances(from_json({"name": name, "backend": "python", **given}), NO_GPUS)
+    config = apply_completion(config, own_error(completed, name, to_json(config), model_class))
+    context = _context(config, folder, version)
+    opened(folder, folder)
+    try:
+        instance = own_error(PythonInstance, context, model_class, _first_instance(config))
+    except BaseException:
+        closed(folder, folder)
+        raise
+
+    def release() -> None:
+        closed(folder, folder)
+
+    return _under_test(config, context, instance, release)
+
+
+def _under_test(
+    config: ModelConfig, context: ModelContext, instance: PythonInstance, release: Callable[[], None]
+) -> ModelUnderTest:
+    sequences = None if config.sequence_batching is None else picker_for(config, context.directory)
+    return ModelUnderTest(context.config, signature_of(config, context.directory), instance, release, sequences)
+
+
+def _folder(model_class: type) -> Path:
+    """Return where the class is written; for one that is in no file (a notebook, a prompt), the working directory."""
+    try:
+        return Path(inspect.getfile(model_class)).resolve().parent
+    except (OSError, TypeError):
+        return Path.cwd()
+
+
+def _context(config: ModelConfig, directory: Path, version: int) -> ModelContext:
+    return ModelContext(config.name, version, directory, to_json(config))
+
+
+def _first_instance(config: ModelConfig) -> InstanceContext:
+    group = config.instance_group[0]
+    return InstanceContext(f"{group.name}_0", group.kind.removeprefix("KIND_"), next(iter(group.gpus), 0))

@@ -4,17 +4,138 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias, cast
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from nerite.core.errors import Internal, NeriteError
+from nerite.core import tensor as dtypes
+from nerite.core.errors import Internal, NeriteError, Unavailable
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse, Parameter
 from nerite.core.signature import Signature
-from nerite.testing.arrays import Answer, to_test, to_wire
+from nerite.core.tensor import Buffer, DataType, TensorSpec, from_array, to_array
+from nerite.dispatch.interface import SelectivePicker
+from nerite.instances.instance import Batch, ModelInstance
+from nerite.scheduling.sequence import SequenceRequest
+
+# Requests of sequences in a test: batched, dressed and run as often as the model wants, by the server's own roster.
+
+Execute: TypeAlias = Callable[[Sequence[InferenceRequest]], Sequence[InferenceResponse | None]]
+
+_LATER: Final = 1 << 62
+"""Nanoseconds after which no batch waits for more."""
+
+
+class SequencesUnderTest:
+    """The sequences of a model with one instance, which waits for nothing."""
+
+    def __init__(self, roster: SelectivePicker, execute: Execute) -> None:
+        self._roster = roster
+        self._execute = execute
+        roster.came(cast(ModelInstance, self))  # an instance is whatever the owner of a roster calls so
+
+    def run(self, requests: Sequence[InferenceRequest]) -> None:
+        """Have the model work until it has nothing more to do; answers go where ``requests`` say.
+
+        Raises what the model raises.
+        """
+        __tracebackhide__ = True
+        waiting = [_Streaming(request, self._roster) for request in requests]
+        try:
+            for request in waiting:
+                refusal = self._roster.offer(request, time.monotonic_ns())
+                if refusal is not None:
+                    request.outer.respond(InferenceResponse.failed(refusal))
+            while (chosen := self._roster.choose(time.monotonic_ns() + _LATER)) is not None:
+                runner, batch = chosen
+                self._run(runner, batch)
+        finally:
+            self._give_up(waiting)
+
+    def _run(self, runner: ModelInstance, batch: Batch) -> None:
+        __tracebackhide__ = True
+        batch = [request if isinstance(request, SequenceRequest) else _streaming_null(request) for request in batch]
+        failed = InferenceResponse.failed(Internal("the model raised an exception"))
+        responses: Sequence[InferenceResponse | None] = [failed] * len(batch)
+        try:
+            responses = self._execute(batch)
+        finally:
+            answered, answers, _ = self._roster.ended(runner, batch, responses, 0)
+        for request, answer in zip(answered, answers, strict=True):
+            if answer is not None:
+                assert isinstance(request, SequenceRequest)
+                request.outer.respond(answer)
+
+    def _give_up(self, requests: Sequence[_Streaming]) -> None:
+        """Refuse what still waits: nothing will change that before the test goes on."""
+        for request in requests:
+            if self._roster.withdraw(request):
+                full = Unavailable(
+                    f"sequence {request.sequence_id} waits for a slot: an instance works on so many sequences at a "
+                    "time as max_batch_size or max_candidate_sequences says, and others have not ended"
+                )
+                request.outer.respond(InferenceResponse.failed(full))
+
+
+class _Streaming(SequenceRequest):
+    """A request whose model may use the response sender, and leave states with it."""
+
+    __slots__ = ("_roster",)
+
+    streams = True
+
+    def __init__(self, outer: InferenceRequest, roster: SelectivePicker) -> None:
+        super().__init__(outer)
+        self._roster = roster
+
+    def respond(self, response: InferenceResponse, final: bool = True) -> None:
+        """Answer the test, with what is not for the next request of the sequence."""
+        rest = self._roster.settle(self, response)
+        if rest is not None and (final or not rest.empty):
+            super().respond(rest, final)
+
+
+class _Null(InferenceRequest):
+    """What stands in a batch for a slot without a request."""
+
+    __slots__ = ()
+
+    streams = True
+
+
+def _streaming_null(null: InferenceRequest) -> _Null:
+    return _Null(null.header, null.data, null.sink, null.arrived_ns)
+
+
+# Between the arrays of a test and the buffers of a request.
+
+Answer: TypeAlias = dict[str, NDArray[Any]]
+"""Tensors by name: the outputs of one request, in the model's order."""
+
+
+def to_wire(name: str, value: ArrayLike, declared: DataType | None) -> tuple[TensorSpec, Buffer]:
+    """Return specification and bytes of a test's value; the bytes are a copy, which the model may write to.
+
+    An array keeps its type. Anything else (lists, numbers, strings) becomes the declared type, as far as it is known.
+    BF16 is given as UINT16, the words of the numbers.
+    """
+    if not isinstance(value, np.ndarray):
+        value = np.asarray(value, None if declared is None else declared.numpy)
+    if value.dtype.kind == "U":
+        value = value.astype(object)
+    spec, data = from_array(name, value)
+    if declared is dtypes.BF16 and spec.datatype is dtypes.UINT16:
+        spec = TensorSpec(name, dtypes.BF16, spec.shape)
+    return spec, bytearray(data)
+
+
+def to_test(spec: TensorSpec, data: Buffer) -> NDArray[Any]:
+    """Return an output as an array of its own; BYTES as an object array of ``bytes``, BF16 as UINT16 words."""
+    return to_array(spec, bytearray(data))
+
 
 _PATIENCE: Final = 30.0
 

@@ -13,7 +13,7 @@ from nerite.core.errors import Cancelled, Internal, NeriteError, NotFound, Unsup
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
-from nerite.testing.arrays import Answer, to_test, to_wire
+from nerite.testing.requests import Answer, to_test, to_wire
 
 Outputs: TypeAlias = Mapping[str, ArrayLike] | NeriteError
 OtherModel: TypeAlias = Callable[[Answer], Outputs | Iterable[Outputs]]

@@ -6,11 +6,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from nerite.observability.bridge import about
-from nerite.observability.log import log
+from nerite.core.errors import NeriteError
+from nerite.observability.log import log, log_fields
 
 if TYPE_CHECKING:
-    from nerite.transports.http.handler import Work
+    from nerite.transports.http.handler import HttpWork
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
@@ -20,7 +20,7 @@ def peer_of(transport: asyncio.BaseTransport) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Access:
+class AccessRecord:
     """One exchange, from its first byte. What is known of it is filled in as it comes."""
 
     __slots__ = ("_began_ns", "method", "model", "path", "peer", "received", "request_id", "version")
@@ -36,7 +36,7 @@ class Access:
         self.request_id = ""
         self._began_ns = time.monotonic_ns()
 
-    def asks(self, request: Work | None) -> None:
+    def asks(self, request: HttpWork | None) -> None:
         """Take note of the inference that this is."""
         if request is None:
             return
@@ -63,5 +63,14 @@ class Access:
             **({"model": self.model} if self.model else {}),
             **({"version": self.version} if self.version else {}),
             **counts,
-            **about(self.request_id),
+            **log_fields(self.request_id),
         )
+
+
+# What the log says of an inference that fails: its client is told anyhow, so it is a detail.
+
+
+def log_refusal(request_id: str, error: NeriteError) -> None:
+    """Note that a request gets an error for an answer, as Triton does at verbosity 1."""
+    if log.verbose_level >= 1:
+        log.verbose(1, f"Infer failed: {error.message}", **log_fields(request_id))

@@ -12,30 +12,26 @@ from typing import Final, Protocol, TypeAlias
 
 from nerite.config.options import ServerOptions
 from nerite.observability import machine
-from nerite.observability.exposition import Family
-from nerite.observability.gpu_gauges import GpuGauges
+from nerite.observability.exposition import MetricFamily
+from nerite.observability.gpus import GpuGauges
 from nerite.observability.log import log
 from nerite.server import InferenceServer
-from nerite.transports import keys, tcp
-from nerite.transports.bounds import LOOKS, Bounds, bytes_for, connections_for
-from nerite.transports.callers import Callers
-from nerite.transports.clouds.sagemaker import SagemakerRouter, SagemakerService
-from nerite.transports.clouds.sagemaker_models import SagemakerModels
-from nerite.transports.clouds.vertex import VertexRouter, default_model
-from nerite.transports.http.browser_guard import BrowserGuard, GuardedRouter
-from nerite.transports.http.console.console import Console
-from nerite.transports.http.cors import Cors, CorsRouter
-from nerite.transports.http.handler import Handler
+from nerite.transports import access, tcp
+from nerite.transports.access import Callers, KeyFile
+from nerite.transports.clouds import SagemakerModels, SagemakerRouter, SagemakerService, VertexRouter, default_model
+from nerite.transports.http.console import Console
+from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.head import RequestHead
+from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
+from nerite.transports.http.origins import BrowserGuard, Cors, CorsRouter, GuardedRouter
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
-from nerite.transports.http.target import Target
-from nerite.transports.keys import KeyFile
-from nerite.transports.tls import context_of
+from nerite.transports.limits import LOOKS, TransportLimits, bytes_for, connections_for
+from nerite.transports.tcp import tls_context
 
-TargetOf: TypeAlias = Callable[[RequestHead], Target]
+TargetOf: TypeAlias = Callable[[RequestHead], HttpTarget]
 _MAX_METRICS_BODY: Final = 64 * 1024
 _LINGER: Final = 0.15
 """Seconds that connections without a request stay open once their clients can know that the server stops, or since the
@@ -46,7 +42,7 @@ _LONGEST_LOOK: Final = 15.0
 """Seconds between two looks for idle connections, at most."""
 
 
-class Listener(Protocol):
+class TransportListener(Protocol):
     """A port that is open."""
 
     def forget(self) -> None:
@@ -69,7 +65,7 @@ class Listener(Protocol):
         """Connections that are open."""
 
 
-class Ports:
+class ServerPorts:
     """All of them. For the loop's thread only."""
 
     def __init__(
@@ -86,12 +82,12 @@ class Ports:
         self._server = server
         self._options = options
         self._key_files = key_files
-        self._locks = keys.locks(options.http.restricted, key_files)
+        self._locks = access.locks_of(options.http.restricted, key_files)
         """Of what speaks HTTP."""
         self._callers = callers
         self._gauges = gauges
         self._bounds = _bounds(options)
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, TransportListener] = {}
         """By the name of the port."""
         self._look_timer: asyncio.TimerHandle | None = None
 
@@ -128,7 +124,7 @@ class Ports:
             self._note("metrics", "Metrics Service", metrics.address, port)
         self._look()
 
-    def _limits(self) -> Sequence[Family]:
+    def _limits(self) -> Sequence[MetricFamily]:
         """Return the metrics of what clients have of the server together."""
         return self._bounds.families({name: each.open_connections for name, each in self._listeners.items()})
 
@@ -194,7 +190,7 @@ class Ports:
             self._server,
             self._bounds,
             max_message=options.max_message_size,
-            locks=keys.locks(options.restricted, self._key_files),
+            locks=access.locks_of(options.restricted, self._key_files),
             forward_pattern=options.header_forward_pattern,
             compression=options.response_compression,
             callers=self._callers,
@@ -204,7 +200,7 @@ class Ports:
             service, options.keepalive, self._bounds, options.upload_seconds, access_log=self._options.log.access
         )
         self._listeners["grpc"] = listener
-        tls = context_of(options.tls, ["h2"])
+        tls = tls_context(options.tls, ["h2"])
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
         self._note("gRPC", "GRPCInferenceService", options.address, port)
 
@@ -219,7 +215,7 @@ class Ports:
         target_of = self._guarded(target_of, options.address)
         service = HttpService(self._server, target_of, self._bounds, max_input_size=options.max_input_size)
         listener = self._listener("HTTP", service, options.max_input_size)
-        tls = context_of(options.tls, ["http/1.1"])
+        tls = tls_context(options.tls, ["http/1.1"])
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
         self._note("HTTP", "HTTPService", options.address, port)
 
@@ -256,7 +252,7 @@ class Ports:
             callers=self._callers,
         )
 
-    def _listener(self, name: str, handler: Handler, max_body: int) -> HttpListener:
+    def _listener(self, name: str, handler: HttpHandler, max_body: int) -> HttpListener:
         # Scrapes come every few seconds, and tell nothing.
         access_log = self._options.log.access and name != "Metrics"
         http = self._options.http
@@ -273,7 +269,7 @@ class Ports:
         log.info(f"Started {called} at {address}:{port}")
 
 
-def _bounds(options: ServerOptions) -> Bounds:
+def _bounds(options: ServerOptions) -> TransportLimits:
     """Return what the flags say, or else the machine, of what clients may have together."""
     connections = options.connections
     most, most_bytes = connections.max_connections, connections.max_bytes_in_flight
@@ -281,4 +277,4 @@ def _bounds(options: ServerOptions) -> Bounds:
         most = connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     if most_bytes < 0:
         most_bytes = bytes_for(machine.usable_memory())
-    return Bounds(max_bytes=most_bytes, max_connections=most, idle_seconds=connections.idle_seconds)
+    return TransportLimits(max_bytes=most_bytes, max_connections=most, idle_seconds=connections.idle_seconds)

@@ -6,17 +6,91 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import os
 import socket
 import ssl
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeAlias, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
-from nerite.core.errors import Unavailable
-from nerite.transports.bounds import Bounds
-from nerite.transports.port_use import used_by
+from nerite.config.options import TlsOptions
+from nerite.core.errors import InvalidArgument, Unavailable
+from nerite.transports.limits import TransportLimits
+
+# TLS for a port: certificates and what is negotiated.
+
+
+def tls_context(options: TlsOptions, protocols: Sequence[str]) -> ssl.SSLContext | None:
+    """Return the context of a port that speaks ``protocols``, None where TLS is off.
+
+    Raises ``InvalidArgument`` for a file that cannot be read or is no certificate or key.
+    """
+    if not options.enabled:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(list(protocols))
+    file = options.server_cert
+    try:
+        context.load_cert_chain(options.server_cert, options.server_key or None)
+        if options.mutual:
+            file = options.root_cert
+            context.load_verify_locations(options.root_cert)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgument(f"cannot use the certificate '{file}': {error}") from error
+    return context
+
+
+# Who has a port that cannot be had: the process that listens there, as far as the system tells.
+
+_PROC: Final = Path("/proc")
+_LISTEN: Final = "0A"
+"""The state of a socket that listens, as the kernel writes it."""
+
+
+class PortOwner(NamedTuple):
+    """A process."""
+
+    pid: int
+    command: str
+
+
+def port_in_use_text(port: int) -> str:
+    """Return who has a port, as it goes on after "in use"."""
+    owner = owner_of(port)
+    return " by a process of another user or container" if owner is None else f" by {owner.command} (pid {owner.pid})"
+
+
+def owner_of(port: int, proc: Path = _PROC) -> PortOwner | None:
+    """Return the process that listens on a port, if it may be known."""
+    inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(proc / "net" / table, port)}
+    links = {f"socket:[{inode}]" for inode in inodes}
+    for folder in proc.iterdir() if links else ():
+        if folder.name.isdecimal():
+            try:
+                if any(os.readlink(each) in links for each in (folder / "fd").iterdir()):
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
+                    return PortOwner(int(folder.name), " ".join(os.fsdecode(word) for word in words[:4] if word))
+            except OSError:  # somebody else's, or gone meanwhile
+                continue
+    return None
+
+
+def _listening(table: Path, port: int) -> Iterator[str]:
+    """Yield the inodes of the sockets that listen on a port."""
+    try:
+        lines = table.read_text().splitlines()[1:]
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split()
+        if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+            yield fields[9]
+
 
 _BACKLOG: Final = 4096
 _HANDSHAKE: Final = 10.0
@@ -56,7 +130,7 @@ _REASONS: Final = {
 _Connect: TypeAlias = Callable[[], asyncio.BaseProtocol]
 
 
-class Port(Protocol):
+class TcpPort(Protocol):
     """A port that is open."""
 
     @property
@@ -73,11 +147,11 @@ async def listen(
     address: str,
     port: int,
     *,
-    bounds: Bounds,
+    bounds: TransportLimits,
     refusal: bytes,
     reuse_port: bool,
     tls: ssl.SSLContext | None,
-) -> tuple[Port, int]:
+) -> tuple[TcpPort, int]:
     """Open a port; return it and its number. Raises ``Unavailable``, with the service's name, if it cannot be had.
 
     A connection adds itself to the table of ``bounds`` when it is made, and removes itself when it is lost. ``refusal``
@@ -118,10 +192,10 @@ async def _places(address: str, port: int) -> Iterable[tuple[int, Any]]:
 
 def _refused(service: str, address: str, port: int, error: OSError) -> Unavailable:
     said = f"failed to start {service} service: Unavailable - Socket '{address}:{port}' {_reason(error)}"
-    return Unavailable(said + (used_by(port) if error.errno == errno.EADDRINUSE else ""))
+    return Unavailable(said + (port_in_use_text(port) if error.errno == errno.EADDRINUSE else ""))
 
 
-def _admitted(bounds: Bounds) -> bool:
+def _admitted(bounds: TransportLimits) -> bool:
     """Return whether there is room for one more connection, which an idle one may have to make."""
     table = bounds.connections
     if table.full:
@@ -172,7 +246,9 @@ class _Handshake:
 class _TlsPort:
     """A port with TLS. It accepts by itself: handshakes take long, and count as connections from their beginning."""
 
-    def __init__(self, sockets: list[socket.socket], connection: _Connect, bounds: Bounds, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self, sockets: list[socket.socket], connection: _Connect, bounds: TransportLimits, tls: ssl.SSLContext
+    ) -> None:
         self.number: int = sockets[0].getsockname()[1]
         self._loop = asyncio.get_running_loop()
         self.sockets = sockets
@@ -189,7 +265,7 @@ class _TlsPort:
         connection: _Connect,
         address: str,
         port: int,
-        bounds: Bounds,
+        bounds: TransportLimits,
         tls: ssl.SSLContext,
         *,
         reuse_port: bool,

@@ -1,4 +1,4 @@
-"""Fields of protobuf messages, written as bytes where making the message first would be the dearer part."""
+"""Fields of protobuf messages as bytes, for code that writes them without the protobuf package."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def number(field: int, value: int) -> bytes:
+def number_field(field: int, value: int) -> bytes:
     """Return a field that is a number of no negative value."""
     return varint(field << 3) + varint(value)
 
 
-def nested(field: int, data: bytes) -> bytes:
+def nested_field(field: int, data: bytes) -> bytes:
     """Return a field that is a message, a text, or bytes."""
     return b"%b%b%b" % (varint(field << 3 | 2), varint(len(data)), data)

@@ -15,8 +15,7 @@ import pytest
 
 import tree_models
 from foreign_models import paddle
-from nerite.artifacts.artifact import Unusable
-from nerite.artifacts.candidate import Candidate
+from nerite.artifacts.artifact import Candidate, Unusable
 from nerite.artifacts.recognition import recognise
 
 

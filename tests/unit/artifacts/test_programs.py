@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import nerite.artifacts.programs
-from nerite.artifacts.artifact import Artifact
-from nerite.artifacts.candidate import Candidate
-from nerite.artifacts.kinds import hugging_face
+from nerite.artifacts import directory_kinds
+from nerite.artifacts.artifact import Artifact, Candidate
 from nerite.artifacts.recognition import recognise
-from nerite.config.text_form import to_text
+from nerite.config.text_printer import to_text
 from nerite.testing import ModelUnderTest, load_model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "very"]
@@ -102,7 +101,7 @@ def test_embedding(saved: Path, tmp_path: Path) -> None:
 
 def test_generation(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Where no engine is installed.
-    monkeypatch.setattr(hugging_face, "_runs_on_an_engine", lambda *_: False)
+    monkeypatch.setattr(directory_kinds, "_runs_on_an_engine", lambda *_: False)
     with loaded(recognise(Candidate(saved / "generate")), tmp_path) as model:
         (short,) = model.infer({"text": np.array([b"a very"], object)}, parameters={"max_new_tokens": 2})["generated"]
         # By default more than this model can.

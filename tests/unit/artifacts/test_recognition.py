@@ -14,8 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 import tree_models
 from foreign_models import paddle
-from nerite.artifacts.artifact import Artifact
-from nerite.artifacts.candidate import Candidate
+from nerite.artifacts.artifact import Artifact, Candidate
 from nerite.artifacts.recognition import recognise
 from nerite.config.model_config import ModelConfig
 

@@ -15,7 +15,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from nerite.artifacts.conversion.scikit_learn import main
+from nerite.artifacts.convert_scikit_learn import main
 
 ROWS = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx_models
 from numpy.typing import ArrayLike
 from onnx import TensorProto
 
+import onnx_models
 from nerite.backends.onnxruntime import OnnxRuntimeBackend
 from nerite.backends.python import PythonBackend
 from nerite.testing import Answer, BackendContract

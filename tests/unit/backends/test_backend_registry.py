@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.backends import packages, registry
+from nerite.backends import registry
 from nerite.backends.interface import ModelContext
 from nerite.config.model_config import ModelConfig, ModelParameter
 from nerite.core.errors import InvalidArgument, Unsupported
@@ -257,4 +257,4 @@ def test_two_packages_with_one_name(site: Path) -> None:
     installed(site, PACKAGED.format(interface=1))
     installed(site, PACKAGED.format(interface=1), package="other")
     with pytest.raises(Unsupported, match=r"offered by the packages (lookup 1.2 and other|other 1.2 and lookup) 1.2: "):
-        packages.backend("lookup")
+        registry.package_backend("lookup")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.backends.python import environment_store as store
+from nerite.backends.python import environments as store
 from nerite.core.errors import InvalidArgument, Unavailable
 from serving import eventually
 
@@ -20,14 +20,14 @@ ORIGIN = Path("/models/m/requirements.txt")
 OTHER_PROCESS = """
 import sys
 from pathlib import Path
-from nerite.backends.python import environment_store
+from nerite.backends.python import environments
 
 def make(directory, lock):
     print("making", flush=True)
     sys.stdin.readline()
     (directory / "made").write_text("by another process")
 
-print(environment_store.kept(Path(sys.argv[1]), "key", Path("/elsewhere"), make), flush=True)
+print(environments.kept_environments(Path(sys.argv[1]), "key", Path("/elsewhere"), make), flush=True)
 sys.stdin.readline()
 """
 
@@ -55,9 +55,9 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_made_once(tmp_path: Path) -> None:
-    directory = store.kept(tmp_path / "new" / "place", "key", ORIGIN, make)
+    directory = store.kept_environments(tmp_path / "new" / "place", "key", ORIGIN, make)
     assert (directory / "made").read_text() == "here"
-    assert store.kept(tmp_path / "new" / "place", "key", ORIGIN, never) == directory
+    assert store.kept_environments(tmp_path / "new" / "place", "key", ORIGIN, never) == directory
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
@@ -66,17 +66,17 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
         raise InvalidArgument("no")
 
     with pytest.raises(InvalidArgument, match="no"):
-        store.kept(tmp_path, "key", ORIGIN, fail)
-    assert store.listed(tmp_path) == []
-    assert store.kept(tmp_path, "key", ORIGIN, make).exists()
+        store.kept_environments(tmp_path, "key", ORIGIN, fail)
+    assert store.list_environments(tmp_path) == []
+    assert store.kept_environments(tmp_path, "key", ORIGIN, make).exists()
 
 
 def test_what_was_not_finished_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "key").mkdir()
     (tmp_path / "key" / "half").touch()
-    (kept,) = store.listed(tmp_path)
+    (kept,) = store.list_environments(tmp_path)
     assert kept.origin == ""
-    directory = store.kept(tmp_path, "key", ORIGIN, make)
+    directory = store.kept_environments(tmp_path, "key", ORIGIN, make)
     assert sorted(os.listdir(directory)) == ["made", "nerite-origin"]
 
 
@@ -94,7 +94,7 @@ def test_many_threads(tmp_path: Path) -> None:
 
         def load(key: str = key, start: threading.Barrier = start) -> None:
             start.wait()
-            found.append(store.kept(tmp_path, key, ORIGIN, make_once))
+            found.append(store.kept_environments(tmp_path, key, ORIGIN, make_once))
 
         running = [threading.Thread(target=load) for _ in range(threads)]
         for thread in running:
@@ -106,9 +106,9 @@ def test_many_threads(tmp_path: Path) -> None:
 
 
 def test_one_that_was_removed_by_hand_is_made_anew(tmp_path: Path) -> None:
-    directory = store.kept(tmp_path, "key", ORIGIN, make)
+    directory = store.kept_environments(tmp_path, "key", ORIGIN, make)
     shutil.rmtree(directory)
-    assert store.kept(tmp_path, "key", ORIGIN, make) == directory
+    assert store.kept_environments(tmp_path, "key", ORIGIN, make) == directory
     assert (directory / "made").exists()
 
 
@@ -122,11 +122,11 @@ def test_two_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
         assert other.stdout is not None
         assert other.stdout.readline() == "making\n"
         found: list[Path] = []
-        thread = threading.Thread(target=lambda: found.append(store.kept(tmp_path, "key", ORIGIN, never)))
+        thread = threading.Thread(target=lambda: found.append(store.kept_environments(tmp_path, "key", ORIGIN, never)))
         thread.start()
         eventually(lambda: "waiting for an environment that somebody else is making" in caplog.text)
-        (unfinished,) = store.listed(tmp_path)
-        assert not store.removed(unfinished)
+        (unfinished,) = store.list_environments(tmp_path)
+        assert not store.remove_environments(unfinished)
         print(file=other.stdin, flush=True)
         thread.join(20)
         assert (found[0] / "made").read_text() == "by another process"
@@ -142,34 +142,34 @@ def test_who_stops_does_not_wait(tmp_path: Path) -> None:
         assert other.stdout.readline() == "making\n"
         store.stopped.set()
         with pytest.raises(Unavailable, match="the server stops"):
-            store.kept(tmp_path, "key", ORIGIN, never)
+            store.kept_environments(tmp_path, "key", ORIGIN, never)
         other.communicate("\n\n")
 
 
 def test_what_is_in_use_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.kept(tmp_path, "key", ORIGIN, make)
-    store.kept(tmp_path, "key", ORIGIN, never)
-    (kept,) = store.listed(tmp_path)
+    store.kept_environments(tmp_path, "key", ORIGIN, make)
+    store.kept_environments(tmp_path, "key", ORIGIN, never)
+    (kept,) = store.list_environments(tmp_path)
     assert (kept.origin, kept.size) == (str(ORIGIN), len("here") + len(str(ORIGIN)))
-    assert not store.removed(kept)
+    assert not store.remove_environments(kept)
     forget(monkeypatch)
-    assert store.removed(kept)
+    assert store.remove_environments(kept)
     assert os.listdir(tmp_path) == []
-    assert store.kept(tmp_path, "key", ORIGIN, make).exists()
+    assert store.kept_environments(tmp_path, "key", ORIGIN, make).exists()
 
 
 def test_listed_by_their_last_use(tmp_path: Path) -> None:
     for key in ("b", "a", "c"):
-        os.utime(store.kept(tmp_path, key, ORIGIN, make), (1000, {"a": 1, "b": 2, "c": 3}[key]))
-    assert [kept.directory.name for kept in store.listed(tmp_path)] == ["a", "b", "c"]
-    store.kept(tmp_path, "a", ORIGIN, never)
-    assert [kept.directory.name for kept in store.listed(tmp_path)] == ["b", "c", "a"]
+        os.utime(store.kept_environments(tmp_path, key, ORIGIN, make), (1000, {"a": 1, "b": 2, "c": 3}[key]))
+    assert [kept.directory.name for kept in store.list_environments(tmp_path)] == ["a", "b", "c"]
+    store.kept_environments(tmp_path, "a", ORIGIN, never)
+    assert [kept.directory.name for kept in store.list_environments(tmp_path)] == ["b", "c", "a"]
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidArgument) as refused:
-        store.kept(tmp_path / "file" / "place", "key", ORIGIN, make)
+        store.kept_environments(tmp_path / "file" / "place", "key", ORIGIN, make)
     assert refused.value.message == (
         f"cannot keep an environment made of '{ORIGIN}' in '{tmp_path}/file/place': Not a directory. Name a directory "
         "with enough room in --environment-directory."
@@ -178,6 +178,6 @@ def test_a_disk_that_refuses(tmp_path: Path) -> None:
 
 def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.folder() == tmp_path / "nerite" / "environments"
-    assert store.folder("/somewhere") == Path("/somewhere")
-    assert store.listed(tmp_path / "nowhere") == []
+    assert store.environments_folder() == tmp_path / "nerite" / "environments"
+    assert store.environments_folder("/somewhere") == Path("/somewhere")
+    assert store.list_environments(tmp_path / "nowhere") == []

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
-from onnx_models import Opened, add_sub, constant, identity, model, node, scaled, tensor
-from opened import bare, decoded, header, request
 
-from nerite.backends.arrays import feeds, replies
-from nerite.backends.arrays.selection import Selections
-from nerite.backends.interface import InstanceContext, Marks
-from nerite.backends.ports import Port
-from nerite.core import dtype as dtypes
+from nerite.backends.arrays import batches
+from nerite.backends.arrays.calls import OutputSelections
+from nerite.backends.configuration import TensorPort
+from nerite.backends.interface import ExecutionTimes, InstanceContext
+from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import CALLS, RESPONSE_HEADERS
 from nerite.core.errors import Internal
+from onnx_models import Opened, add_sub, constant, identity, model, node, scaled, tensor
+from opened import bare, decoded, header, request
 
 
 def rows(count: int, start: float = 0.0) -> np.ndarray:
@@ -66,11 +66,11 @@ def test_small_responses_do_not_keep_the_batch(tmp_path: Path, count: int) -> No
         assert decoded(response)["OUT"].tolist() == [[0, 2, 4, 6]]
 
 
-@pytest.mark.parametrize("small", [0, replies.SMALL])
+@pytest.mark.parametrize("small", [0, batches.SMALL])
 def test_responses_outlive_the_next_batch_and_the_model(
     tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replies, "SMALL", small)
+    monkeypatch.setattr(batches, "SMALL", small)
     opened = Opened(tmp_path, identity())
     responses = opened.execute(request(IN=rows(1)), request(IN=rows(1, 50)))
     opened.execute(request(IN=rows(1, 7)), request(IN=rows(1, 8)))
@@ -93,8 +93,8 @@ def test_an_output_that_is_an_input_never_shares_its_memory(
     tmp_path: Path, nodes: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With the buffer that is used again, a shared output would change under the client's feet.
-    monkeypatch.setattr(feeds, "LARGE", 1)
-    monkeypatch.setattr(replies, "SMALL", 0)
+    monkeypatch.setattr(batches, "LARGE", 1)
+    monkeypatch.setattr(batches, "SMALL", 0)
     constants = [constant("shape", np.array([0, 4])), constant("axis", np.array([0]))]
     opened = Opened(tmp_path, model(nodes, [tensor("IN", ["N", 4])], [tensor("OUT", ["N", 4])], constants))
     responses = opened.execute(request(IN=rows(1)), request(IN=rows(1, 50)))
@@ -104,8 +104,8 @@ def test_an_output_that_is_an_input_never_shares_its_memory(
 
 
 def test_an_input_that_is_also_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "LARGE", 1)
-    monkeypatch.setattr(replies, "SMALL", 0)
+    monkeypatch.setattr(batches, "LARGE", 1)
+    monkeypatch.setattr(batches, "SMALL", 0)
     proto = model(
         [node("Neg", ["IN"], ["OUT"])], [tensor("IN", ["N", 4])], [tensor("IN", ["N", 4]), tensor("OUT", ["N", 4])]
     )
@@ -119,7 +119,7 @@ def test_an_input_that_is_also_an_output(tmp_path: Path, monkeypatch: pytest.Mon
 def test_large_batches_use_the_instances_own_buffer_and_grow_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "LARGE", 64)
+    monkeypatch.setattr(batches, "LARGE", 64)
     opened = Opened(tmp_path, scaled(3.0), {"max_batch_size": 64})
     for count in (1, 2, 5, 3):
         parts = [rows(count), rows(count, 10), rows(count, 20)]
@@ -194,8 +194,8 @@ def test_headers_that_never_repeat_are_kept_as_far_as_the_budgets_go(
 
 def test_subsets_of_outputs_are_kept_as_far_as_the_budget_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CALLS, "limit", 128 * 1024)
-    ports = [Port(f"O{number}", dtypes.FP32, (1,), (1,), batching=False) for number in range(9)]
-    selections = Selections("model", "1", ports)
+    ports = [TensorPort(f"O{number}", dtypes.FP32, (1,), (1,), batching=False) for number in range(9)]
+    selections = OutputSelections("model", "1", ports)
     for chosen in range(1, 512):
         wanted = frozenset(port.name for place, port in enumerate(ports) if chosen >> place & 1)
         assert selections.of(wanted).names == sorted(wanted)
@@ -356,7 +356,7 @@ def test_rows_that_went_missing_are_an_error(tmp_path: Path) -> None:
 
 def test_marks_tell_the_phases_apart(tmp_path: Path) -> None:
     opened = Opened(tmp_path, scaled())
-    marks = Marks()
+    marks = ExecutionTimes()
     started = marks.started_ns
     opened.instance.execute([request(IN=rows(1))], marks)
     assert started < marks.inputs_ready_ns < marks.computed_ns
@@ -370,7 +370,7 @@ def test_instances_share_a_session_on_a_cpu_and_need_not(tmp_path: Path) -> None
     alone = Opened(tmp_path / "alone", scaled(), config)
     second = alone.model.instance(InstanceContext("m_1"))
     assert len(alone.model._spare) == 0
-    [response] = second.execute([request(IN=rows(1))], Marks())
+    [response] = second.execute([request(IN=rows(1))], ExecutionTimes())
     assert decoded(response)["OUT"].tolist() == [[0, 2, 4, 6]]
 
 
@@ -383,7 +383,7 @@ def test_instances_that_share_a_session_do_not_mix_up_their_rows(tmp_path: Path)
         try:
             for turn in range(100):
                 parts = [(rows(1 + turn % 3, 1000 * number + turn), rows(1 + turn % 3, index)) for index in range(3)]
-                responses = instances[number].execute([request(A=a, B=b) for a, b in parts], Marks())
+                responses = instances[number].execute([request(A=a, B=b) for a, b in parts], ExecutionTimes())
                 for (a, b), response in zip(parts, responses, strict=True):
                     np.testing.assert_array_equal(decoded(response)["SUM"], a + b)
         except BaseException as error:

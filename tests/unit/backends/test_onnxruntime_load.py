@@ -17,11 +17,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import Opened, constant, context, model, node, save, scaled, tensor
 
 from nerite.backends.interface import InstanceContext
 from nerite.backends.onnxruntime import OnnxRuntimeBackend, session
 from nerite.core.errors import Internal, InvalidArgument, NotHere, Unavailable, Unsupported
+from onnx_models import Opened, constant, context, model, node, save, scaled, tensor
 
 FLOAT4 = {"data_type": "TYPE_FP32", "dims": [4]}
 IN, OUT = {"name": "IN", **FLOAT4}, {"name": "OUT", **FLOAT4}
@@ -496,7 +496,7 @@ def test_one_pool_of_threads_for_all_models(tmp_path: Path) -> None:
     # In a process of its own: the pool is made before the first session or never.
     code = f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
 from onnx_models import Opened, scaled
 def threads(): return len(os.listdir("/proc/self/task"))
@@ -532,7 +532,7 @@ def test_models_may_be_opened_by_several_threads_at_once(tmp_path: Path) -> None
 
 def test_the_framework_keeps_no_records_of_its_own(tmp_path: Path) -> None:
     program = (
-        "import os; from nerite.backends.onnxruntime.framework import onnxruntime; onnxruntime()\n"
+        "import os; from nerite.backends.onnxruntime.session import onnxruntime; onnxruntime()\n"
         "assert 'ORT_DISABLE_TELEMETRY' not in os.environ"
     )
     home = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}

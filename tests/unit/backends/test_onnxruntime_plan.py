@@ -7,34 +7,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx_models import context
 
-from nerite.backends import cores
+from nerite.backends import machine
 from nerite.backends.interface import InstanceContext
-from nerite.backends.onnxruntime import plan, providers
-from nerite.backends.onnxruntime.plan import SessionPlan
-from nerite.backends.onnxruntime.providers import CPU, Provider
+from nerite.backends.onnxruntime import session
+from nerite.backends.onnxruntime.session import CPU, OnnxSessionPlan, Provider
 from nerite.core.errors import InvalidArgument
+from onnx_models import context
 
 
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "usable_cores", lambda: 8)
+    monkeypatch.setattr(session, "usable_cores", lambda: 8)
 
 
 def made(
     directory: Path, config: dict[str, Any] | None = None, settings: dict[str, str] | None = None, **parameters: str
-) -> SessionPlan:
+) -> OnnxSessionPlan:
     path = directory / "1" / "model.onnx"
     path.parent.mkdir(exist_ok=True)
     path.touch()
     values = {key: {"string_value": value} for key, value in parameters.items()}
-    return plan.make(context(directory, {**(config or {}), "parameters": values}, settings), InstanceContext("m_0"))
+    return session.make_plan(
+        context(directory, {**(config or {}), "parameters": values}, settings), InstanceContext("m_0")
+    )
 
 
 def test_defaults(tmp_path: Path) -> None:
     found = made(tmp_path)
-    assert found == SessionPlan(
+    assert found == OnnxSessionPlan(
         path=tmp_path / "1" / "model.onnx",
         modified_ns=found.modified_ns,
         providers=(CPU,),
@@ -153,7 +154,7 @@ def shrinking(tmp_path: Path, arenas: str, gpus: Sequence[int] = (), **parameter
         "instance_group": [{"kind": "KIND_GPU" if gpus else "KIND_CPU", "gpus": list(gpus)}],
         "parameters": {key: {"string_value": value} for key, value in given.items()},
     }
-    return plan.run_entries(context(tmp_path, config), made(tmp_path, config, **given))
+    return session.run_entries(context(tmp_path, config), made(tmp_path, config, **given))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_arenas_that_there_are_not(tmp_path: Path, arenas: str, parameters: dict
     ],
 )
 def test_the_first_instance(tmp_path: Path, groups: list[Any], instance: InstanceContext) -> None:
-    assert plan.first_instance(context(tmp_path, {"instance_group": groups})) == instance
+    assert session.first_instance(context(tmp_path, {"instance_group": groups})) == instance
 
 
 # ---- Execution providers ----
@@ -201,7 +202,7 @@ def wanted(
         "optimization": {"execution_accelerators": accelerators},
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
     }
-    return list(providers.wanted(context(Path(), config), InstanceContext("m_0", kind, 2)))
+    return list(session.wanted_providers(context(Path(), config), InstanceContext("m_0", kind, 2)))
 
 
 CUDA = Provider("CUDAExecutionProvider", (("device_id", "2"),))
@@ -327,12 +328,12 @@ def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], quota: 
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert cores.quota(tmp_path) == quota
+    assert machine.core_quota(tmp_path) == quota
 
 
 def test_a_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)), raising=False)
-    monkeypatch.setattr(cores, "quota", lambda: 3)
-    assert cores.usable_cores() == 3
-    monkeypatch.setattr(cores, "quota", lambda: 0)
-    assert cores.usable_cores() == 64
+    monkeypatch.setattr(machine, "core_quota", lambda: 3)
+    assert machine.usable_cores() == 3
+    monkeypatch.setattr(machine, "core_quota", lambda: 0)
+    assert machine.usable_cores() == 64

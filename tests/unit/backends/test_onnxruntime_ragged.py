@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto
+
+from nerite.backends.arrays.batches import Ragged
+from nerite.core.errors import Internal
 from onnx_models import Opened, model, node, tensor
 from opened import decoded, request
-
-from nerite.backends.arrays.ragged import Ragged
-from nerite.core.errors import Internal
 
 SHAPES = [(1, 3), (2, 4), (1, 0)]
 

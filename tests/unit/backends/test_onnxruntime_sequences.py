@@ -9,18 +9,17 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
+
+from nerite.backends.arrays.calls import ArrayCalls, OutputSelections
+from nerite.backends.configuration import TensorPort
+from nerite.backends.onnxruntime import OnnxRuntimeBackend
+from nerite.config.json_form import from_json
+from nerite.core import tensor as dtypes
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.dispatch.sequence_inputs import SequenceInputs
+from nerite.scheduling.sequence import RequestSequence
 from onnx_models import Opened, context, model, node, save, tensor
 from opened import decoded, request
-
-from nerite.backends.arrays.call import Calls
-from nerite.backends.arrays.selection import Selections
-from nerite.backends.onnxruntime import OnnxRuntimeBackend
-from nerite.backends.ports import Port
-from nerite.config.json_form import from_json
-from nerite.core import dtype as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NeriteError
-from nerite.execution.sequence_dress import SequenceDress
-from nerite.scheduling.sequence import Sequence
 
 
 def accumulator(start: int = TensorProto.FLOAT, batch: Any = "N", width: Any = 2, state: Any = 2) -> onnx.ModelProto:
@@ -72,14 +71,14 @@ class Sequences:
 
     def __init__(self, folder: Path, proto: onnx.ModelProto, configuration: dict[str, Any]) -> None:
         self.opened = Opened(folder, proto, configuration)
-        self.dress = SequenceDress(from_json(self.opened.config), folder)
-        self.alive: dict[int | str, Sequence] = {}
+        self.dress = SequenceInputs(from_json(self.opened.config), folder)
+        self.alive: dict[int | str, RequestSequence] = {}
 
     def run(self, *of: tuple[int, Any], start: bool = False, outputs: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         batch = []
         for number, value in of:
             asked = request(outputs, IN=np.array([value], np.float32))
-            sequence = self.alive.setdefault(number, Sequence(number))
+            sequence = self.alive.setdefault(number, RequestSequence(number))
             self.dress.dress(asked, sequence, start=start, end=False)
             batch.append(asked)
         return [
@@ -111,7 +110,7 @@ def test_sequences_side_by_side(tmp_path: Path, batch: int) -> None:
 def test_headers_that_differ_in_the_correlation_id_are_one_call(tmp_path: Path) -> None:
     dress = Sequences(tmp_path, accumulator(), config()).dress
     ports = {
-        name: Port(name, datatype, (size,), (size,), batching=True)
+        name: TensorPort(name, datatype, (size,), (size,), batching=True)
         for name, datatype, size in (
             ("IN", dtypes.FP32, 2),
             ("START", dtypes.FP32, 1),
@@ -122,9 +121,9 @@ def test_headers_that_differ_in_the_correlation_id_are_one_call(tmp_path: Path) 
     headers = []
     for number, width in ((1, 2), (2, 2), (3, 3)):
         asked = request(IN=np.zeros((1, width), np.float32))
-        dress.dress(asked, Sequence(number), start=True, end=number == 2)
+        dress.dress(asked, RequestSequence(number), start=True, end=number == 2)
         headers.append(asked.header)
-    calls, others = (Calls(ports, Selections("m", "1", [])) for _ in range(2))
+    calls, others = (ArrayCalls(ports, OutputSelections("m", "1", [])) for _ in range(2))
     first, second, wider = map(calls.of, headers)
     assert first is second
     assert first is not wider

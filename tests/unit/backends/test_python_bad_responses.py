@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from python_model_cases import CLASS, IMPORTS, executing, method
-from python_model_files import execute, instance_of, model_on_disk, request
 
 from nerite.core.errors import Internal
+from python_model_cases import CLASS, IMPORTS, executing, method
+from python_model_files import execute, instance_of, model_on_disk, request
 from triton_python_backend_utils import TritonError
 
 FAILED = "Failed to process the request(s) for model 'm_0', message: "

@@ -7,10 +7,10 @@ from textwrap import indent
 from typing import Any
 
 import pytest
-from python_model_files import model_on_disk
 
 from nerite.backends.python import PythonBackend
 from nerite.core.errors import Internal
+from python_model_files import model_on_disk
 
 BARE: dict[str, Any] = {"input": [], "output": []}
 FULL: dict[str, Any] = {

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from python_model_files import model_on_disk
 
 from nerite.backends.interface import ModelContext
-from nerite.backends.python import archive, environment_store
-from nerite.backends.python.environment import find_interpreter
+from nerite.backends.python import environments
+from nerite.backends.python.environments import find_interpreter
 from nerite.core.errors import InvalidArgument
+from python_model_files import model_on_disk
 
 PROGRAM = '#!/bin/sh\nexec {python} "$@"\n'
 
@@ -83,7 +83,7 @@ def test_an_archive_is_unpacked_once_for_its_content(tmp_path: Path) -> None:
     (interpreter.parent / "mark").touch()
     assert find_interpreter(asking_for(tmp_path, two)) == interpreter
     assert (interpreter.parent / "mark").exists()
-    (kept,) = environment_store.listed(tmp_path / "cache/nerite/environments")
+    (kept,) = environments.list_environments(tmp_path / "cache/nerite/environments")
     assert kept.origin == str(one)
 
 
@@ -114,7 +114,7 @@ def test_several_that_unpack_at_once(tmp_path: Path) -> None:
 
     def unpack() -> None:
         barrier.wait()
-        places.add(archive.unpacked(target, environment_store.folder()))
+        places.add(environments.unpacked_archive(target, environments.environments_folder()))
 
     threads = [threading.Thread(target=unpack) for _ in range(4)]
     for thread in threads:
@@ -122,7 +122,7 @@ def test_several_that_unpack_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(places) == 1
-    assert len(environment_store.listed(environment_store.folder())) == 1
+    assert len(environments.list_environments(environments.environments_folder())) == 1
 
 
 def test_an_archive_that_reaches_outside(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_an_archive_that_reaches_outside(tmp_path: Path) -> None:
     message = refusal(tmp_path, tmp_path / "bad.tar.gz")
     assert message.startswith(f"EXECUTION_ENV_PATH '{tmp_path}/bad.tar.gz' cannot be unpacked: ")
     assert not list(tmp_path.rglob("outside.py"))
-    assert environment_store.listed(environment_store.folder()) == []
+    assert environments.list_environments(environments.environments_folder()) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00broken"])
@@ -148,7 +148,7 @@ def test_half_an_archive(tmp_path: Path) -> None:
     whole = packed(tmp_path / "env", tmp_path / "whole.tar.gz").read_bytes()
     (tmp_path / "half.tar.gz").write_bytes(whole[: len(whole) // 2])
     assert "cannot be unpacked" in refusal(tmp_path, tmp_path / "half.tar.gz")
-    assert environment_store.listed(environment_store.folder()) == []
+    assert environments.list_environments(environments.environments_folder()) == []
 
 
 def test_nothing_there(tmp_path: Path) -> None:

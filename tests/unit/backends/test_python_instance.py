@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from python_model_cases import CLASS, IMPORTS, executing, method
-from python_model_files import TENSORS, execute, instance_of, model_on_disk, request
 
-from nerite.backends.interface import InstanceContext, Marks
+from nerite.backends.interface import ExecutionTimes, InstanceContext
 from nerite.core.byte_budget import RESPONSE_HEADERS
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import to_array
+from python_model_cases import CLASS, IMPORTS, executing, method
+from python_model_files import TENSORS, execute, instance_of, model_on_disk, request
 
 ECHO = (
     "responses = []",
@@ -188,7 +188,7 @@ def test_nothing_of_a_batch_is_kept(tmp_path: Path) -> None:
     del memory
     gc.disable()
     try:
-        answers = instance.execute(batch, Marks())
+        answers = instance.execute(batch, ExecutionTimes())
         batch.clear()
         assert gone() is not None
         del answers
@@ -201,7 +201,7 @@ def test_marks(tmp_path: Path) -> None:
     instance = instance_of(model_on_disk(tmp_path, executing("self.marks.append(2)", *ECHO)))
     order = instance.model.marks = []
 
-    class Recorder(Marks):
+    class Recorder(ExecutionTimes):
         def inputs_ready(self) -> None:
             order.append(1)
 

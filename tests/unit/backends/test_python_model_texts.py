@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from python_model_cases import CHOICES, DEVIATIONS, EXECUTE_ERRORS, LOAD_ERRORS, OUTPUTS, answering, sending
-from python_model_files import execute, failure, instance_of, model_on_disk, request
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python import PythonBackend
 from nerite.core.errors import BY_CODE, Internal
+from python_model_cases import CHOICES, DEVIATIONS, EXECUTE_ERRORS, LOAD_ERRORS, OUTPUTS, answering, sending
+from python_model_files import execute, failure, instance_of, model_on_disk, request
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from python_model_files import close_models, execute, instance_of, model_on_disk
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python import PythonBackend
 from nerite.backends.python.module import ModelModule
 from nerite.core.errors import Internal
+from python_model_files import close_models, execute, instance_of, model_on_disk
 from serving import PATIENCE
 from triton_python_backend_utils import TritonModelException, get_model_dir
 

@@ -9,13 +9,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from python_model_files import model_on_disk
 
 import wheels
 from nerite.backends.interface import ModelContext
-from nerite.backends.python import environment_store, installer
-from nerite.backends.python.environment import find_interpreter
+from nerite.backends.python import environments as environment_store
+from nerite.backends.python import environments as installer
+from nerite.backends.python.environments import find_interpreter
 from nerite.core.errors import InvalidArgument, Unavailable
+from python_model_files import model_on_disk
 
 LIST = "--no-index\n--find-links {wheels}\ngreeting=={version}\n"
 PROJECT = """
@@ -61,8 +62,8 @@ def greeting(context: ModelContext) -> str:
     return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def environments() -> list[environment_store.Kept]:
-    return environment_store.listed(environment_store.folder())
+def environments() -> list[environment_store.KeptEnvironment]:
+    return environment_store.list_environments(environment_store.environments_folder())
 
 
 @pytest.mark.parametrize("uv", [True, False], ids=["uv", "pip"])
@@ -178,7 +179,7 @@ def test_a_server_that_stops_ends_what_is_being_made(tmp_path: Path, monkeypatch
     thread.start()
     while not begun.exists():
         thread.join(0.01)
-    installer.stop()
+    installer.stop_installer()
     thread.join(20)
     assert "exit status -15" in str(refused[0])
     with pytest.raises(Unavailable, match="the server stops"):

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_model_cases import executing
-from python_model_files import execute, failure, instance_of, model_on_disk, request
 
-from nerite.backends.interface import Marks
+from nerite.backends.interface import ExecutionTimes
 from nerite.backends.python.instance import PythonInstance
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from python_model_cases import executing
+from python_model_files import execute, failure, instance_of, model_on_disk, request
 
 STATE = {"input_name": "BEFORE", "output_name": "AFTER", "data_type": "TYPE_FP32", "dims": [1]}
 ITERATIVE = {"iterative_sequence": True, "state": [STATE]}
@@ -143,7 +143,7 @@ def test_a_response_each_time(tmp_path: Path, coroutine: bool) -> None:
         source = source.replace("def execute", "async def execute")
     context = model_on_disk(tmp_path, source, sequence_batching=ITERATIVE, model_transaction_policy={"decoupled": True})
     asked, caller = streaming()
-    (response,) = instance_of(context).execute([asked], Marks())
+    (response,) = instance_of(context).execute([asked], ExecutionTimes())
     assert response is not None
     assert response.again
     assert caller.came == [(["OUTPUT0"], False)]
@@ -156,5 +156,5 @@ def test_after_the_last_response_there_is_no_again(tmp_path: Path, decoupled: bo
         tmp_path, source, sequence_batching=ITERATIVE, model_transaction_policy={"decoupled": decoupled}
     )
     asked, caller = streaming()
-    assert list(instance_of(context).execute([asked], Marks())) == [None]
+    assert list(instance_of(context).execute([asked], ExecutionTimes())) == [None]
     assert caller.came == [(["OUTPUT0"], True)]

@@ -6,25 +6,25 @@ import re
 
 import pytest
 
-from nerite.backends.python.reshape import Reshape
-from nerite.core import dtype
+from nerite.backends.python.instance import ModelReshape
+from nerite.core import tensor
 from nerite.core.errors import Internal
 from nerite.core.request import RequestHeader
 from nerite.core.tensor import TensorSpec
 
 
-def reshape_of(batch: int, dims: list[int], shape: list[int]) -> Reshape:
+def reshape_of(batch: int, dims: list[int], shape: list[int]) -> ModelReshape:
     entry = {"name": "A", "data_type": "TYPE_INT32", "dims": dims, "reshape": {"shape": shape}}
     other = {"name": "B", "data_type": "TYPE_INT32", "dims": [-1]}
-    return Reshape({"max_batch_size": batch, "input": [entry, other], "output": [entry, other]})
+    return ModelReshape({"max_batch_size": batch, "input": [entry, other], "output": [entry, other]})
 
 
 def spec(name: str, *shape: int) -> TensorSpec:
-    return TensorSpec(name, dtype.INT32, shape)
+    return TensorSpec(name, tensor.INT32, shape)
 
 
 def test_a_configuration_without_any() -> None:
-    assert not Reshape({"input": [{"name": "A", "data_type": "TYPE_INT32", "dims": [1]}]})
+    assert not ModelReshape({"input": [{"name": "A", "data_type": "TYPE_INT32", "dims": [1]}]})
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_model_cases import CLASS, IMPORTS, executing
-from python_model_files import execute, instance_of, model_on_disk, request
 
-from nerite.backends.interface import Marks
+from nerite.backends.interface import ExecutionTimes
 from nerite.backends.python.instance import PythonInstance
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from python_model_cases import CLASS, IMPORTS, executing
+from python_model_files import execute, instance_of, model_on_disk, request
 from triton_python_backend_utils import TritonModelException
 
 DECOUPLED = {"decoupled": True}
@@ -65,7 +65,7 @@ def single(folder: Path, *lines: str) -> PythonInstance:
 
 def run(instance: PythonInstance) -> tuple[list[Any], Caller]:
     asked, caller = streaming()
-    return list(instance.execute([asked], Marks())), caller
+    return list(instance.execute([asked], ExecutionTimes())), caller
 
 
 def test_any_number_of_responses(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_model_that_is_not_decoupled_may_send_its_one_response(tmp_path: Path)
     )
     first, caller = streaming()
     second, _ = streaming()
-    returned = list(instance.execute([first, second], Marks()))
+    returned = list(instance.execute([first, second], ExecutionTimes()))
     assert returned[0] is None
     assert returned[1] is not None
     assert caller.kinds == ["response last"]
@@ -153,7 +153,7 @@ def test_a_request_that_is_ended_without_its_one_response(tmp_path: Path) -> Non
     instance = single(tmp_path, "requests[0].get_response_sender().send(" + FINAL + ")")
     asked, caller = streaming()
     with pytest.raises(Internal, match="Non-decoupled model cannot send complete final before sending a response"):
-        instance.execute([asked], Marks())
+        instance.execute([asked], ExecutionTimes())
     ((response, final),) = caller.came
     assert response.error is not None and final
     assert response.error.message.startswith("Unable to send response. Non-decoupled model cannot send complete final")
@@ -187,7 +187,7 @@ def test_one_response_is_all_that_is_taken(tmp_path: Path) -> None:
     )
     asked, caller = streaming()
     with pytest.raises(Internal, match=r"Non-decoupled model cannot send more than one response\."):
-        instance.execute([asked], Marks())
+        instance.execute([asked], ExecutionTimes())
     assert caller.kinds == ["response", "error last"]
 
 
@@ -264,7 +264,7 @@ def test_models_see_that_nobody_waits(tmp_path: Path) -> None:
     )
     asked, _ = streaming()
     asked.cancel()
-    instance.execute([asked], Marks())
+    instance.execute([asked], ExecutionTimes())
     assert instance.model.seen == (True, True)
 
 

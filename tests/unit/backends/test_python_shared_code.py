@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from python_model_files import execute, model_on_disk
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python import PythonBackend
 from nerite.core.errors import Internal
-from triton_python_backend_utils import TritonModelException, get_model_dir, model_directory
+from python_model_files import execute, model_on_disk
+from triton_python_backend_utils import TritonModelException, get_model_dir
+from triton_python_backend_utils import model as model_directory
 
 SOURCE = """
 import numpy as np

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nerite.backends import stderr
+from nerite.backends import machine
 
 CHATTER = re.compile(rb"hello")
 
@@ -16,7 +16,7 @@ def test_chatter_is_logged_and_the_rest_goes_through(
 ) -> None:
     log = logging.getLogger("test_stderr")
     caplog.set_level(logging.DEBUG)
-    with stderr.taken(CHATTER, log) as found:
+    with machine.capture_stderr(CHATTER, log) as found:
         os.write(2, b"hello there\nan error\nhello again")
     os.write(2, b"afterwards\n")
     assert found == ["hello there", "hello again"]
@@ -28,7 +28,7 @@ def test_chatter_is_logged_and_the_rest_goes_through(
 
 
 def test_what_was_said_is_not_lost_when_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ZeroDivisionError), stderr.taken(CHATTER, logging.getLogger("test_stderr")):
+    with pytest.raises(ZeroDivisionError), machine.capture_stderr(CHATTER, logging.getLogger("test_stderr")):
         os.write(2, b"the reason\n")
         raise ZeroDivisionError
     assert capfd.readouterr().err == "the reason\n"

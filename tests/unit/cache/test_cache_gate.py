@@ -10,22 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Caller, header
-from nerite.cache.gate import Gate
+from nerite.cache.frontend import ResponseCacheFrontend
 from nerite.cache.interface import Found, ResponseCache
 from nerite.cache.local import LocalCache
 from nerite.config.options import TraceOptions
-from nerite.core import dtype as dtypes
-from nerite.core.caller import MIXED
+from nerite.core import tensor as dtypes
 from nerite.core.errors import Cancelled, Internal, InvalidArgument, NeriteError, Unavailable
-from nerite.core.marks import Marks
-from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.execution_observer import ExecutionObserver, ExecutionTimes
+from nerite.core.request import MIXED, InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
-from nerite.core.witness import Witness
-from nerite.observability.exposition import Family
-from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.observability.exposition import MetricFamily
+from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.observability.trace import Trace
-from nerite.observability.trace_records import moments
+from nerite.observability.trace_file import trace_events
 from nerite.observability.tracing import Tracing
 
 HEADER = ResponseHeader("model", "1", [TensorSpec("OUT", dtypes.UINT8, (4,))])
@@ -88,7 +86,7 @@ class SlowCache:
     def insert(self, key: bytes, response: InferenceResponse) -> None:
         self.kept[key] = response
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         return []
 
     def close(self) -> None:
@@ -100,7 +98,7 @@ class Bench:
         self.queue = FakeQueue()
         self.statistics = VersionStatistics()
         self.caller = Caller()
-        self.gate = Gate(cache, self.queue, self.statistics, ["OUT"])
+        self.gate = ResponseCacheFrontend(cache, self.queue, self.statistics, ["OUT"])
         self.gate.renew(lambda: "model/1/1")
 
     def ask(self, value: int = 0, of: RequestHeader = PLAIN) -> InferenceRequest:
@@ -210,7 +208,7 @@ def test_one_that_waits_may_be_cancelled(bench: Bench) -> None:
     asked = [bench.ask() for _ in range(3)]
     asked[1].cancel()
     assert bench.told(asked[1]) == ""
-    assert bench.statistics.failures[Outcome.CANCELED] == 1
+    assert bench.statistics.failures[RequestOutcome.CANCELED] == 1
     bench.compute(6)
     assert [bench.told(each) for each in asked] == [6, "", 6]
 
@@ -343,11 +341,11 @@ def test_traces(bench: Bench, tmp_path: Path) -> None:
         bench.gate.submit(asked)
         if bench.queue.held:
             seen = asked.sink
-            assert isinstance(seen, Witness)
-            seen.parted(asked, Marks())
+            assert isinstance(seen, ExecutionObserver)
+            seen.parted(asked, ExecutionTimes())
             bench.compute(1)
-            seen.ran(asked, Marks())
-        names.append({name for _, name in moments(trace)})
+            seen.ran(asked, ExecutionTimes())
+        names.append({name for _, name in trace_events(trace)})
     assert names[1] == {"REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"}
     assert "COMPUTE_START" in names[0]
 

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Caller
-from nerite.cache.key import Keys
-from nerite.core import dtype as dtypes
+from nerite.cache.frontend import CacheKeys
+from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import CACHE_KEYS
-from nerite.core.caller import MIXED
-from nerite.core.caller import Caller as Tenant
-from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
+from nerite.core.request import MIXED, InferenceRequest, RequestedOutput, RequestHeader
+from nerite.core.request import Caller as Tenant
 from nerite.core.tensor import TensorSpec, encode_bytes
 
 A = TensorSpec("A", dtypes.INT32, (2,))
@@ -23,8 +22,8 @@ B = TensorSpec("B", dtypes.INT32, (1,))
 DATA = [b"\1\0\0\0\2\0\0\0", b"\3\0\0\0"]
 
 
-def keys(origin: str = "model/1/x") -> Keys:
-    made = Keys(["X", "Y"])
+def keys(origin: str = "model/1/x") -> CacheKeys:
+    made = CacheKeys(["X", "Y"])
     made.renew(origin)
     return made
 
@@ -102,7 +101,7 @@ def test_tenants_have_answers_of_their_own_unless_they_share_them() -> None:
     assert len({own.of(each) for each in asked}) == 4
     assert own.of(asked[1]) == own.of(request(caller=Tenant("a", "batch", 5, retry=True)))
     assert own.of(asked[0]) == PLAIN
-    shared = Keys(["X", "Y"], shared=True)
+    shared = CacheKeys(["X", "Y"], shared=True)
     shared.renew("model/1/x")
     assert {shared.of(each) for each in asked} == {PLAIN}
 
@@ -110,7 +109,7 @@ def test_tenants_have_answers_of_their_own_unless_they_share_them() -> None:
 def test_what_is_for_several_tenants_has_no_key() -> None:
     asked = request(caller=MIXED)
     assert keys().of(asked) == b""
-    shared = Keys(["X", "Y"], shared=True)
+    shared = CacheKeys(["X", "Y"], shared=True)
     shared.renew("model/1/x")
     assert shared.of(asked) == PLAIN
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nerite.cache.local import LocalCache
-from nerite.cache.opening import open_cache
-from nerite.cache.redis import settings
+from nerite.cache import redis
+from nerite.cache.local import LocalCache, open_cache
 from nerite.config.options import CacheOptions
 from nerite.core.errors import NeriteError
 
@@ -78,15 +77,18 @@ def test_what_was_meant() -> None:
 
 def test_who_we_are() -> None:
     environment = {"TRITONCACHE_REDIS_USERNAME": "me", "TRITONCACHE_REDIS_PASSWORD": "secret"}
-    read = settings.read(ADDRESS, environment)
+    read = redis.read_redis_settings(ADDRESS, environment)
     assert (read.user, read.password, read.place) == ("me", "secret", "h:1")
-    read = settings.read({**ADDRESS, "user": "you", "password": "other"}, environment)
+    read = redis.read_redis_settings({**ADDRESS, "user": "you", "password": "other"}, environment)
     assert (read.user, read.password) == ("you", "other")
-    assert (settings.read(ADDRESS, {}).user, settings.read(ADDRESS, {}).password) == ("default", "")
+    assert (redis.read_redis_settings(ADDRESS, {}).user, redis.read_redis_settings(ADDRESS, {}).password) == (
+        "default",
+        "",
+    )
 
 
 def test_every_setting_of_triton(tmp_path: Path) -> None:
     numbers = dict.fromkeys(("db", "connect_timeout", "socket_timeout", "pool_size", "wait_timeout"), "7")
     files = {name: str(tmp_path) for name in ("cert", "key", "cacert", "cacert_dir")}
-    read = settings.read({**ADDRESS, **numbers, **files, "tls_enabled": "true", "sni": "name"}, {})
+    read = redis.read_redis_settings({**ADDRESS, **numbers, **files, "tls_enabled": "true", "sni": "name"}, {})
     assert (read.db, read.connect_timeout, read.socket_timeout, read.tls_enabled, read.sni) == (7, 7, 7, True, "name")

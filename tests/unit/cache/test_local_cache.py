@@ -11,9 +11,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from nerite.cache import footprint
+from nerite.cache import interface
 from nerite.cache.local import LocalCache
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
+from nerite.core.headers import response_header_bytes
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -48,14 +49,14 @@ class Kept(RuleBasedStateMachine):
 
     def takes(self) -> int:
         headers = {each.header for each in self.kept.values() if each.header is not None}
-        return sum(map(footprint.of_response, self.kept.values())) + sum(map(footprint.of_header, headers))
+        return sum(map(interface.response_bytes, self.kept.values())) + sum(map(response_header_bytes, headers))
 
     @rule(key=st.binary(min_size=1, max_size=1), size=st.integers(0, SIZE), of=st.sampled_from(HEADERS))
     def insert(self, key: bytes, size: int, of: ResponseHeader) -> None:
         given = response(size, of)
         self.cache.insert(key, given)
         self.kept.pop(key, None)
-        if footprint.of_response(given) + footprint.of_header(of) <= SIZE:
+        if interface.response_bytes(given) + response_header_bytes(of) <= SIZE:
             self.kept[key] = given
             while self.takes() > SIZE:
                 self.kept.popitem(last=False)
@@ -96,7 +97,7 @@ def test_what_is_larger_than_the_cache_is_said(caplog: pytest.LogCaptureFixture)
     cache.insert(b"\1\2", response(4, HEADERS[0]))
     for _ in range(3):
         cache.insert(b"\3\4", response(3000, HEADERS[0]))
-    needed = footprint.of_header(HEADERS[0]) + footprint.ENTRY + footprint.PART + 3000
+    needed = response_header_bytes(HEADERS[0]) + interface.ENTRY + interface.PART + 3000
     assert [record.getMessage() for record in caplog.records] == [
         "Failed to insert key [0304] into response cache: Requested byte_size: "
         f"{needed} is greater than total cache size: 2000"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.cache.redis.entry import MAGIC, BadEntry, EntryForm
-from nerite.core import dtype as dtypes
+from nerite.cache.redis import MAGIC, BadEntry, EntryCodec
+from nerite.core import tensor as dtypes
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec, encode_bytes
 
@@ -25,7 +25,7 @@ HEADER = ResponseHeader(
     {"x": 1, "y": 1.5, "z": True, "w": "ä"},
 )
 WORDS = encode_bytes(np.array([b"ab", b""], object))
-ENTRY = EntryForm().write(KEY, InferenceResponse(HEADER, [bytes(8), memoryview(WORDS), b""]))
+ENTRY = EntryCodec().write(KEY, InferenceResponse(HEADER, [bytes(8), memoryview(WORDS), b""]))
 SIZE = struct.Struct("<8s32sII").size
 SAID: dict[str, Any] = {"model": "m", "version": "1", "tensors": [["A", "INT8", [2]]], "parameters": {}, "sizes": [2]}
 
@@ -37,7 +37,7 @@ def forged(said: object, body: bytes = b"12", *, magic: bytes = MAGIC, key: byte
 
 
 def test_what_was_written_is_read() -> None:
-    form = EntryForm()
+    form = EntryCodec()
     response = form.read(KEY, ENTRY)
     assert response.header is not None
     assert (response.header.model_name, response.header.model_version) == ("model", "3")
@@ -48,7 +48,7 @@ def test_what_was_written_is_read() -> None:
 
 
 def test_a_right_frame() -> None:
-    assert [*map(bytes, EntryForm().read(KEY, forged(SAID)).data)] == [b"12"]
+    assert [*map(bytes, EntryCodec().read(KEY, forged(SAID)).data)] == [b"12"]
 
 
 STRANGE = {
@@ -87,7 +87,7 @@ STRANGE = {
 @pytest.mark.parametrize(("entry", "why"), STRANGE.values(), ids=STRANGE)
 def test_what_is_not_believed(entry: bytes, why: str) -> None:
     with pytest.raises(BadEntry, match=why):
-        EntryForm().read(KEY, entry)
+        EntryCodec().read(KEY, entry)
 
 
 VALUES = st.recursive(
@@ -101,7 +101,7 @@ TENSORS = st.lists(st.tuples(VALUES, st.sampled_from(["INT8", "BYTES", "FP32", "
 @given(st.fixed_dictionaries({"tensors": TENSORS | VALUES, "sizes": VALUES, "parameters": VALUES}), st.binary())
 def test_whatever_is_written_with_a_right_frame_is_an_answer_or_none(said: dict[str, Any], body: bytes) -> None:
     try:
-        response = EntryForm().read(KEY, forged({**SAID, **said}, body))
+        response = EntryCodec().read(KEY, forged({**SAID, **said}, body))
     except BadEntry:
         return
     assert response.header is not None
@@ -114,4 +114,4 @@ def test_no_byte_can_be_changed(at: int, change: int) -> None:
     changed = bytearray(ENTRY)
     changed[at] ^= change
     with pytest.raises(BadEntry):
-        EntryForm().read(KEY, bytes(changed))
+        EntryCodec().read(KEY, bytes(changed))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.cli.command_line import CommandLine, parse
-from nerite.cli.usage_error import UsageError
+from nerite.cli.command_line import CommandLine, parse_command_line
+from nerite.cli.errors import UsageError
 
 
 def run(*arguments: str, **environment: str) -> CommandLine:
     """Read a command line of ``nerite serve``."""
-    return parse(arguments, environment, "x", repositories=True)
+    return parse_command_line(arguments, environment, "x", repositories=True)
 
 
 def wrong(*arguments: str, **environment: str) -> UsageError:

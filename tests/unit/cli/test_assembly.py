@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.cli.command_line import CommandLine, parse
+from nerite.cli.command_line import CommandLine, parse_command_line
 from nerite.cli.serve import NERITE, TRITON, Manner
 from nerite.config.options import ServerOptions
 
 
 def run(arguments: str) -> CommandLine:
-    return parse(["--model-repository=/m", *arguments.split()], {}, "x")
+    return parse_command_line(["--model-repository=/m", *arguments.split()], {}, "x")
 
 
 def options(arguments: str) -> ServerOptions:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nerite.cli.command_line import parse
-from nerite.cli.flag import at
-from nerite.cli.flags import BY_NAME, FLAGS, GROUPS
-from nerite.cli.help import usage
+from nerite.cli.command_line import parse_command_line, usage
+from nerite.cli.errors import UsageError
+from nerite.cli.flags import BY_NAME, FLAGS, GROUPS, at
 from nerite.cli.reference import reference
-from nerite.cli.usage_error import UsageError
 from nerite.config.options import ConnectionOptions, QueueOptions, ServerOptions
 
 ROOT = Path(__file__).parents[3]
@@ -123,7 +121,7 @@ ROUTES = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health"}
 
 
 def options(*arguments: str, environment: dict[str, str] | None = None) -> ServerOptions:
-    return parse([*REPOSITORY, *arguments], {**ROUTES, **(environment or {})}, "tritonserver").options
+    return parse_command_line([*REPOSITORY, *arguments], {**ROUTES, **(environment or {})}, "tritonserver").options
 
 
 def test_the_table_has_all_of_tritons_flags_and_ours() -> None:

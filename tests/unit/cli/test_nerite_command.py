@@ -9,8 +9,8 @@ import pytest
 
 import nerite
 from nerite.cli import main
+from nerite.cli.errors import UsageError
 from nerite.cli.serve import NERITE, TRITON, complaint
-from nerite.cli.usage_error import UsageError
 
 
 def test_alone_it_gives_an_overview(capsys: pytest.CaptureFixture[str]) -> None:

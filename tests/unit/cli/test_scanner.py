@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nerite.cli.command_line import GivenFlag, Positional, scan
+from nerite.cli.errors import UsageError
 from nerite.cli.flags import BY_NAME, FLAGS
-from nerite.cli.scanner import Given, Positional, scan
-from nerite.cli.usage_error import UsageError
 
 VALUED = [flag for flag in FLAGS if flag.kind.label]
 TRITON = [flag.name for flag in FLAGS if not flag.ours]
@@ -16,18 +16,18 @@ plain = text.filter(lambda word: not word.startswith("-"))
 
 
 @st.composite
-def flag_arguments(draw: st.DrawFn) -> tuple[list[str], Given]:
+def flag_arguments(draw: st.DrawFn) -> tuple[list[str], GivenFlag]:
     flag, value = draw(st.sampled_from(VALUED)), draw(text)
-    found = Given(flag, value, f"--{flag.name}")
+    found = GivenFlag(flag, value, f"--{flag.name}")
     return ([f"--{flag.name}={value}"] if draw(st.booleans()) else [f"--{flag.name}", value]), found
 
 
 @given(st.lists(st.one_of(flag_arguments(), plain)), st.none() | st.lists(text))
 def test_flags_in_order_then_the_rest_in_order(
-    parts: list[tuple[list[str], Given] | str], rest: list[str] | None
+    parts: list[tuple[list[str], GivenFlag] | str], rest: list[str] | None
 ) -> None:
     arguments: list[str] = []
-    flags: list[Given | Positional] = []
+    flags: list[GivenFlag | Positional] = []
     others: list[str] = []
     for part in parts:
         if isinstance(part, str):
@@ -53,12 +53,12 @@ def test_a_prefix_means_the_only_flag_of_tritons_that_it_fits(name: str, length:
         assert not expected
         assert "is ambiguous; possibilities: " + " ".join(f"'--{known}'" for known in fitting) in error.text
     else:
-        assert isinstance(found, Given)
+        assert isinstance(found, GivenFlag)
         assert found.flag.name == expected
 
 
 def test_our_flags_have_prefixes_where_triton_has_no_use_for_them() -> None:
-    assert [f.flag.name for f in scan(["--opt=x", "--http-r=x"], "x") if isinstance(f, Given)] == [
+    assert [f.flag.name for f in scan(["--opt=x", "--http-r=x"], "x") if isinstance(f, GivenFlag)] == [
         "options-file",
         "http-restricted-api",
     ]
@@ -66,5 +66,5 @@ def test_our_flags_have_prefixes_where_triton_has_no_use_for_them() -> None:
 
 def test_a_flag_without_value_is_true() -> None:
     assert list(scan(["--disable"], "x")) == [
-        Given(BY_NAME["disable-auto-complete-config"], "true", "--disable-auto-complete-config")
+        GivenFlag(BY_NAME["disable-auto-complete-config"], "true", "--disable-auto-complete-config")
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.client import ClientError
-from nerite.client.address import Address
+from nerite.client.connection import Address
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.client import ClientError, Part
-from nerite.client.completion import parts
+from nerite.client import ClientError, CompletionPart
+from nerite.client.models import completion_parts
 
 
 def test_parts() -> None:
@@ -19,16 +19,22 @@ def test_parts() -> None:
         b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n',
         b"data: [DONE]\n",
     ]
-    assert list(parts(lines)) == [Part(), Part("Hel"), Part("lo"), Part("", "stop"), Part("", "", 3, 2)]
+    assert list(completion_parts(lines)) == [
+        CompletionPart(),
+        CompletionPart("Hel"),
+        CompletionPart("lo"),
+        CompletionPart("", "stop"),
+        CompletionPart("", "", 3, 2),
+    ]
 
 
 @pytest.mark.parametrize("event", [b"{", b"[]", b"7", b'{"choices": 7}', b'{"choices": [7]}'])
 def test_what_is_no_completion(event: bytes) -> None:
     with pytest.raises(ClientError, match="no chat completion"):
-        list(parts([b"data: " + event]))
+        list(completion_parts([b"data: " + event]))
 
 
 def test_an_error_after_the_first_event() -> None:
     for error in (b'{"message": "gave up", "code": null}', b'"gave up"'):
         with pytest.raises(ClientError, match=r"^gave up$"):
-            list(parts([b'data: {"error": %b}' % error]))
+            list(completion_parts([b'data: {"error": %b}' % error]))

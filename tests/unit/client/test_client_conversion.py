@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from nerite.client import ClientError, TensorDescription
-from nerite.client.conversion import fit, to_json, to_tensor, widened
-from nerite.core import dtype as dtypes
-from nerite.core.dtype import DataType
+from nerite.client.tensors import fit, to_json, to_tensor, widened
+from nerite.core import tensor as dtypes
+from nerite.core.tensor import DataType
 
 NUMBERS = [datatype for datatype in dtypes.ALL if datatype not in (dtypes.BYTES, dtypes.BF16)]
 

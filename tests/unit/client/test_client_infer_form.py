@@ -8,12 +8,12 @@ from http.client import HTTPMessage
 import numpy as np
 import pytest
 
-from nerite.client import ClientError, Model, TensorDescription
-from nerite.client.connection import Answer
-from nerite.client.infer_form import HEADER_LENGTH, as_line, decode, encode
-from nerite.transports.http import recorded_request
+from nerite.client import ClientError, ModelDescription, TensorDescription
+from nerite.client.connection import HttpAnswer
+from nerite.client.tensors import HEADER_LENGTH, as_line, decode, encode
+from nerite.transports.http import infer_request
 
-MODEL = Model(
+MODEL = ModelDescription(
     "m",
     ("1",),
     "python",
@@ -22,12 +22,12 @@ MODEL = Model(
 )
 
 
-def answer(document: object, raw: bytes = b"", length: bool = True) -> Answer:
+def answer(document: object, raw: bytes = b"", length: bool = True) -> HttpAnswer:
     head = json.dumps(document).encode()
     headers = HTTPMessage()
     if length:
         headers[HEADER_LENGTH] = str(len(head))
-    return Answer(200, headers, bytearray(head + raw))
+    return HttpAnswer(200, headers, bytearray(head + raw))
 
 
 def test_a_request() -> None:
@@ -78,7 +78,7 @@ def test_an_answer_that_is_no_response(document: object) -> None:
 
 
 def test_a_request_as_a_line() -> None:
-    model = Model(
+    model = ModelDescription(
         "m",
         (),
         "",
@@ -101,7 +101,7 @@ def test_a_request_as_a_line() -> None:
         "outputs": [{"name": "OUT"}],
         "parameters": {"priority": 1},
     }
-    header, data = recorded_request.read("m", line.encode())
+    header, data = infer_request.read_recorded_request("m", line.encode())
     assert [spec.shape for spec in header.inputs] == [(1, 2), (1,), (3,)]
     assert bytes(data[1]) == b"\0\x3f"
     assert bytes(data[2]).endswith(b"\x01\0\0\0\xff")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from nerite.client.metrics import MetricsPage, quantile
+from nerite.client.models import MetricsPage, quantile
 
 PAGE = MetricsPage(
     "\n".join(

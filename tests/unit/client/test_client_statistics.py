@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nerite.client import Measure, ModelStatistics
+from nerite.client import DurationCount, ModelStatistics
 
 ENTRY: dict[str, Any] = {
     "name": "m",
@@ -25,7 +25,7 @@ ENTRY: dict[str, Any] = {
 
 def test_what_is_told_and_what_follows() -> None:
     version = ModelStatistics.read(ENTRY)
-    assert (version.requests, version.fail.count, version.cache_hit) == (4, 1, Measure())
+    assert (version.requests, version.fail.count, version.cache_hit) == (4, 1, DurationCount())
     assert (version.queue.mean_ms, version.mean_compute_ms, version.mean_batch) == (1.0, 2.3, 3.0)
 
 
@@ -47,7 +47,7 @@ def test_what_has_happened_since() -> None:
     )
     since = after.since(before)
     assert (since.name, since.last_inference, since.requests, since.mean_batch) == ("m", 9, 2, 2.0)
-    assert since.success == Measure(2, 1_000_000)
+    assert since.success == DurationCount(2, 1_000_000)
     assert after.since(None) is after
 
 

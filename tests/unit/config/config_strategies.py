@@ -6,9 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from nerite.config.field_types import BOUNDS, single
 from nerite.config.model_config import ModelConfig
-from nerite.config.schema import FieldSchema, MessageSchema, schema_of
+from nerite.config.schema import BOUNDS, FieldSchema, MessageSchema, schema_of, single
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.config.backend_choice import choose_backend
+from nerite.config.defaults import choose_backend
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import InvalidArgument
 

@@ -7,10 +7,9 @@ import difflib
 
 import pytest
 
-from nerite.config.model_config import ModelConfig, ModelInstanceGroup, ModelParameter
-from nerite.config.scheduling_choice import ModelDynamicBatching
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInstanceGroup, ModelParameter
 from nerite.config.text import parse_text
-from nerite.config.text_edit import edited
+from nerite.config.text_printer import edited
 
 WRITTEN = """\
 # A model.

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from nerite.config.initial_states import initial_dims, read_initial_state
 from nerite.config.loading import LoadedModel, load_model_directory
-from nerite.config.scheduling_choice import SequenceInitialState, SequenceState
+from nerite.config.model_config import SequenceInitialState, SequenceState
+from nerite.config.signature import initial_dims, read_initial_state
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 
 

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from nerite.config.json_form import from_json, parse_json, read_json, to_json
-from nerite.config.model_config import ModelConfig, ModelInstanceGroup, ModelTransactionPolicy
-from nerite.config.scheduling_choice import ModelDynamicBatching
-from nerite.config.tensors import ModelInput
+from nerite.config.model_config import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelTransactionPolicy,
+)
 from nerite.core.errors import InvalidArgument
 
 

@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 
-from nerite.config.completion import CompletionUnavailable
-from nerite.config.gpus import Gpus
+from nerite.config.defaults import Gpus
 from nerite.config.json_form import to_json
-from nerite.config.loading import LoadedModel, Remark, finish_config, load_model_directory, poll_model_directory
+from nerite.config.loading import (
+    CompletionUnavailable,
+    LoadedModel,
+    Remark,
+    finish_config,
+    load_model_directory,
+    poll_model_directory,
+)
 from nerite.config.model_config import ModelConfig
 from nerite.config.signature import signature_of
-from nerite.core import dtype
 from nerite.core.errors import Internal, InvalidArgument, NotFound, Unsupported
+from nerite.core.tensor import BF16, BYTES, FP32
 
 TENSORS = (
     'input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
@@ -421,9 +427,9 @@ def test_a_signature(model: Path) -> None:
     signature = signature_of(load_model_directory(model).configs[1], model)
     assert (signature.model_name, signature.max_batch_size) == ("m", 8)
     assert list(signature.inputs) == ["A", "C"]
-    assert signature.inputs["A"] == ("A", dtype.FP32, (4, -1), True, True, None)
-    assert signature.inputs["C"] == ("C", dtype.BF16, (1,), False, False, ())
-    assert signature.outputs["B"] == ("B", dtype.BYTES, (3,), ("cat", "çat", "", "dog"), None)
+    assert signature.inputs["A"] == ("A", FP32, (4, -1), True, True, None)
+    assert signature.inputs["C"] == ("C", BF16, (1,), False, False, ())
+    assert signature.outputs["B"] == ("B", BYTES, (3,), ("cat", "çat", "", "dog"), None)
 
 
 def test_labels_are_inside_of_the_model_and_there(model: Path) -> None:

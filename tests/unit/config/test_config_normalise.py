@@ -8,10 +8,9 @@ from config_strategies import configs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nerite.config.gpus import Gpus
+from nerite.config.defaults import Gpus, normalise, normalise_instances
 from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
-from nerite.config.normalise import normalise, normalise_instances
 from nerite.config.text import parse_text
 
 

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.config.model_config import ModelConfig, ModelParameter
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelParameter, ModelQueuePolicy
+from nerite.config.model_parameters import bounds_of, check_queue_bounds
 from nerite.config.options import QueueOptions
-from nerite.config.queue_bounds import bounds_of, check_queue_bounds
-from nerite.config.scheduling_choice import ModelDynamicBatching, ModelQueuePolicy
 
 FLAGS = QueueOptions(7, 8.0, 9.0)
 NONE = QueueOptions(max_requests=0, max_seconds=0)

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from nerite.config.json_form import read_json, to_json
-from nerite.config.mistake import Mistake, told
-from nerite.config.model_config import ModelConfig, ModelParameter
-from nerite.config.scheduling_choice import ModelDynamicBatching, ModelQueuePolicy
-from nerite.config.tensors import ModelInput
+from nerite.config.mistake import Mistake, mistake_text
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelParameter, ModelQueuePolicy
 from nerite.config.text import parse_text
-from nerite.config.text_form import to_text
+from nerite.config.text_printer import to_text
 
 FILE = "models/m/config.pbtxt"
 
@@ -365,7 +363,7 @@ def test_one_mistake_makes_no_others(text: str, places: list[str]) -> None:
 def test_of_very_many_mistakes_the_first_are_told_and_how_many_there_are_more() -> None:
     mistakes = parse_text("".join(f"unheard_of_{number}: 1\n" for number in range(5000)), FILE).mistakes
     assert len(mistakes) == 5000
-    *first, last = told(mistakes)
+    *first, last = mistake_text(mistakes)
     assert len(first) == 20
     assert "The fields here are: name, " in first[0]
     assert all(each.endswith("Remove it: it is none of the fields that are listed above.") for each in first[1:])

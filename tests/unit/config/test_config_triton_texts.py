@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 import nerite
-from nerite.config.gpus import NO_GPUS
+from nerite.config.defaults import NO_GPUS, normalise, normalise_instances
 from nerite.config.json_form import to_json
 from nerite.config.loading import load_model_directory
-from nerite.config.normalise import normalise, normalise_instances
 from nerite.config.text import parse_text
 
 HERE = Path(__file__).parent

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nerite.config.loading import find_versions, select_versions
 from nerite.config.model_config import (
     ModelVersionPolicy,
     VersionPolicyAll,
     VersionPolicyLatest,
     VersionPolicySpecific,
 )
-from nerite.config.versions import find_versions, select_versions
 
 
 def test_versions_are_the_directories_with_a_number_for_a_name() -> None:

@@ -7,7 +7,7 @@ import pytest
 from nerite.config.mistake import Mistake, show_path
 from nerite.config.model_config import ModelConfig
 from nerite.config.text import parse_text
-from nerite.config.validate_wiring import check_wiring
+from nerite.config.validate_ensemble import check_wiring
 
 STEP = 'model_name: "m" model_version: -1 input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }'
 MODEL = """name: "m" max_batch_size: 8

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.config.lenient_json import parse
+from nerite.config.json_form import parse_lenient_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -20,7 +20,7 @@ JSON = st.recursive(
 
 @given(value=JSON, ascii=st.booleans(), indent=st.sampled_from([None, 1]))
 def test_all_of_json(value: Any, ascii: bool, indent: int | None) -> None:
-    assert parse(json.dumps(value, ensure_ascii=ascii, indent=indent)) == value
+    assert parse_lenient_json(json.dumps(value, ensure_ascii=ascii, indent=indent)) == value
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_all_of_json(value: Any, ascii: bool, indent: int | None) -> None:
     ],
 )
 def test_what_is_taken_beyond_it(text: str, value: Any) -> None:
-    assert parse(text) == value
+    assert parse_lenient_json(text) == value
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_what_is_taken_beyond_it(text: str, value: Any) -> None:
 )
 def test_what_is_refused(text: str, says: str) -> None:
     with pytest.raises(ValueError) as refused:
-        parse(text)
+        parse_lenient_json(text)
     assert str(refused.value).startswith(says)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nerite.config.near import nearest
+from nerite.config.mistake import nearest
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nerite.cli.serve import NERITE, TRITON
-from nerite.config import exposure
-from nerite.config.exposure import OpenPort
+from nerite.config import options
+from nerite.config.options import OpenPort
 
 KEY = "X-Key=secret"
 TLS = "--{0}-use-ssl-mutual=true --{0}-server-cert=c --{0}-server-key=k --{0}-root-cert=r"
@@ -14,7 +14,7 @@ HTTP_FLAG, GRPC_FLAG = "http-restricted-api", "grpc-restricted-protocol"
 
 
 def found(flags: str) -> list[OpenPort]:
-    return exposure.open_ports(TRITON.parse(["--model-repository=/m", *flags.split()], {}).options)
+    return options.open_ports(TRITON.parse(["--model-repository=/m", *flags.split()], {}).options)
 
 
 def open_at(flags: str) -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_what_is_open(flags: str, expected: dict[str, str]) -> None:
 
 
 def test_nerite_serve_is_open_to_this_machine_alone() -> None:
-    assert exposure.open_ports(NERITE.parse(["/m", "--model-control-mode=explicit"], {}).options) == []
+    assert options.open_ports(NERITE.parse(["/m", "--model-control-mode=explicit"], {}).options) == []
 
 
 @pytest.mark.parametrize(
@@ -72,25 +72,25 @@ def test_nerite_serve_is_open_to_this_machine_alone() -> None:
     ],
 )
 def test_loopback(address: str, loopback: bool) -> None:
-    assert exposure.is_loopback(address) is loopback
+    assert options.is_loopback(address) is loopback
 
 
 def test_what_is_said() -> None:
     ports = found("--model-control-mode=explicit --grpc-port=0")
-    assert exposure.rights(ports) == (
+    assert options.rights(ports) == (
         "anybody who reaches HTTP (0.0.0.0:8000) or gRPC (0.0.0.0) may load and unload models, and so run code as "
         "the user of the server; change what is traced; change what is logged"
     )
-    assert exposure.remedy(ports) == (
+    assert options.remedy(ports) == (
         "Have it need a key (--http-restricted-api=model-repository,trace,logging:HEADER=@KEYFILE "
         "--grpc-restricted-protocol=model-repository,trace,logging:HEADER=@KEYFILE), "
         "or listen for this machine alone (--address=127.0.0.1)."
     )
-    assert "run code" not in exposure.rights(found(""))
+    assert "run code" not in options.rights(found(""))
 
 
 def test_the_remedy_is_one() -> None:
     ports = found("--model-control-mode=explicit --allow-client-shm=true --allow-sagemaker=true")
-    flags = exposure.remedy(ports).partition("(")[2].partition(")")[0].split()
+    flags = options.remedy(ports).partition("(")[2].partition(")")[0].split()
     given = " ".join(flag.replace("HEADER=@KEYFILE", KEY) for flag in flags)
     assert open_at("--model-control-mode=explicit --allow-client-shm=true --allow-sagemaker=true " + given) == {}

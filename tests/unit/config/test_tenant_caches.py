@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.config.model_config import ModelConfig, ModelParameter
-from nerite.config.tenant_caches import check_tenants_share_cache, tenants_share_cache
+from nerite.config.model_parameters import check_tenants_share_cache, tenants_share_cache
 
 
 def config(text: str) -> ModelConfig:

@@ -7,7 +7,7 @@ import contextvars
 import pytest
 
 from doubles import request
-from nerite.core.at_hand import at_hand, ids_at_hand, ids_of
+from nerite.core.request import at_hand, current_request_ids, request_ids_of
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ from nerite.core.at_hand import at_hand, ids_at_hand, ids_of
     ],
 )
 def test_told(ids: list[str], told: str) -> None:
-    assert ids_of(request(id=id) for id in ids) == told
+    assert request_ids_of(request(id=id) for id in ids) == told
 
 
 def test_each_context_has_its_own() -> None:
     def work(id: str) -> str:
         at_hand.set([request(id=id)])
-        return ids_at_hand()
+        return current_request_ids()
 
     assert [contextvars.copy_context().run(work, id) for id in ("a", "b")] == ["a", "b"]
-    assert ids_at_hand() == ""
+    assert current_request_ids() == ""

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
 from nerite.wire import model_config
 
 # Name on the wire, name in config.pbtxt, bytes an element, numpy type.

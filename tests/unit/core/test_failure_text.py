@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nerite.core.failure_text import message_of, traceback_of
+from nerite.core.failures import message_of, traceback_of
 from nerite.core.text import MAX_MESSAGE
 
 

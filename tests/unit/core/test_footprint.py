@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from nerite.core import dtype as dtypes
-from nerite.core import footprint
-from nerite.core.caller import Caller
-from nerite.core.request import RequestedOutput, RequestHeader, SharedPlace
+from nerite.core import headers
+from nerite.core import tensor as dtypes
+from nerite.core.request import Caller, RequestedOutput, RequestHeader, SharedMemoryInput
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -39,7 +38,7 @@ def many_tensors(number: int) -> RequestHeader:
 
 
 def many_outputs(number: int) -> RequestHeader:
-    place = SharedPlace(f"region {number}", number, 1000 + number)
+    place = SharedMemoryInput(f"region {number}", number, 1000 + number)
     outputs = [RequestedOutput(f"{number} {at}", place=place if at % 2 else None) for at in range(100)]
     return RequestHeader("model", "", specs(number, 1, 1), outputs)
 
@@ -83,7 +82,7 @@ def test_of_a_request_header_and_its_identity(make: Callable[[int], RequestHeade
         header = make(number)
         return header, {header.identity(): header}
 
-    said = footprint.of_request_header(make(7))
+    said = headers.request_header_bytes(make(7))
     assert said / 4 <= taken(kept) <= said
 
 
@@ -94,5 +93,5 @@ def test_of_a_response_header(tensors: int, dimensions: int, parameters: int) ->
         said = {f"parameter {at}": f"{number} {at}" for at in range(parameters)}
         return ResponseHeader("model", "1", specs(number, tensors, dimensions), {**said})
 
-    said = footprint.of_response_header(make(7))
+    said = headers.response_header_bytes(make(7))
     assert said / 5 <= taken(make) <= said

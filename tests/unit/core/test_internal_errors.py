@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from nerite.core.internal_errors import InternalErrors
+from nerite.core.failures import InternalErrors
 
 
 def _raised(message: str) -> Exception:

@@ -1,22 +1,22 @@
 import pytest
 
-from nerite.core import marks
+from nerite.core import execution_observer
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The time, in a list of one."""
     now = [100]
-    monkeypatch.setattr(marks.time, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(execution_observer.time, "monotonic_ns", lambda: now[0])
     return now
 
 
-def times(of: marks.Marks) -> tuple[int, int, int, int]:
+def times(of: execution_observer.ExecutionTimes) -> tuple[int, int, int, int]:
     return of.started_ns, of.inputs_ready_ns, of.computed_ns, of.ended_ns
 
 
 def test_each_phase_is_noted(clock: list[int]) -> None:
-    of = marks.Marks()
+    of = execution_observer.ExecutionTimes()
     clock[0] = 120
     of.inputs_ready()
     clock[0] = 150
@@ -27,7 +27,7 @@ def test_each_phase_is_noted(clock: list[int]) -> None:
 
 
 def test_phases_that_nobody_noted_take_no_time(clock: list[int]) -> None:
-    of = marks.Marks()
+    of = execution_observer.ExecutionTimes()
     clock[0] = 150
     of.end()
     assert times(of) == (100, 100, 150, 150)

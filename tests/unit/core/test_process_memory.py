@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from nerite.core import process_memory
+from nerite.core import memory
 
 HOLD = "import sys; held = b'x' * (32 << 20); print(flush=True); sys.stdin.read()"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}])"
@@ -17,10 +17,10 @@ def test_a_process_and_those_that_it_has_started() -> None:
         assert parent.stdin is not None
         assert parent.stdout is not None
         parent.stdout.readline()
-        own, family = process_memory.of(parent.pid), process_memory.of_family(parent.pid)
+        own, family = memory.memory_of(parent.pid), memory.memory_of_family(parent.pid)
         assert 0 < own < 32 << 20
         assert family - own > 32 << 20
         parent.stdin.close()
         parent.wait(20)
-    assert process_memory.of(os.getpid()) > 1 << 20
-    assert process_memory.of_family(parent.pid) == 0
+    assert memory.memory_of(os.getpid()) > 1 << 20
+    assert memory.memory_of_family(parent.pid) == 0

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from doubles import Caller, request
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
 from nerite.core.errors import Unavailable
-from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader, labelled
+from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader, with_request_id
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -62,10 +62,10 @@ def test_a_cancelled_request_is_still_answered_once() -> None:
 def test_label() -> None:
     assert request(id="seven").label == "[request id: seven] "
     assert request().label == "[request id: <id_unknown>] "
-    error = labelled(Unavailable("Exceeds maximum queue size"), "")
+    error = with_request_id(Unavailable("Exceeds maximum queue size"), "")
     assert type(error) is Unavailable
     assert error.message == "[request id: <id_unknown>] Exceeds maximum queue size"
-    assert labelled(Unavailable("x"), "seven").message == "[request id: seven] x"
+    assert with_request_id(Unavailable("x"), "seven").message == "[request id: seven] x"
 
 
 def test_a_failed_response_has_nothing_but_the_error() -> None:

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Caller
-from nerite.core import dtype as dtypes
-from nerite.core.dtype import DataType
+from nerite.core import tensor as dtypes
 from nerite.core.errors import InvalidArgument
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
-from nerite.core.signature import Input, Output, Signature, quoted, show
-from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.core.signature import Signature, SignatureInput, SignatureOutput, names_text, shape_text
+from nerite.core.tensor import DataType, TensorSpec, join_bytes
 
 NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -27,8 +26,8 @@ def spec(name: str, shape: tuple[int, ...], datatype: DataType = dtypes.FP32) ->
     return TensorSpec(name, datatype, shape)
 
 
-def signature(*inputs: Input, batch: int = 0) -> Signature:
-    return Signature("M", batch, inputs, [Output("OUT", dtypes.FP32, (-1,))])
+def signature(*inputs: SignatureInput, batch: int = 0) -> Signature:
+    return Signature("M", batch, inputs, [SignatureOutput("OUT", dtypes.FP32, (-1,))])
 
 
 def bound(of: Signature, *specs: TensorSpec, **fields: Any) -> RequestHeader:
@@ -43,8 +42,8 @@ def refusal(of: Signature, *specs: TensorSpec, id: str = "", **fields: Any) -> s
     return caught.value.message
 
 
-PAIR = signature(Input("A", dtypes.FP32, (4,)), Input("B", dtypes.FP32, (4,)))
-BATCHED = signature(Input("A", dtypes.FP32, (16,)), Input("B", dtypes.FP32, (2,)), batch=8)
+PAIR = signature(SignatureInput("A", dtypes.FP32, (4,)), SignatureInput("B", dtypes.FP32, (4,)))
+BATCHED = signature(SignatureInput("A", dtypes.FP32, (16,)), SignatureInput("B", dtypes.FP32, (2,)), batch=8)
 A, B = spec("A", (4,)), spec("B", (4,))
 
 
@@ -60,16 +59,16 @@ def test_batch_size_is_the_first_dimension() -> None:
 
 def test_batch_size_is_one_again_for_a_model_that_no_longer_batches() -> None:
     """Headers are kept, models are reloaded."""
-    header = bound(signature(Input("A", dtypes.FP32, (2,)), batch=8), spec("A", (5, 2)))
+    header = bound(signature(SignatureInput("A", dtypes.FP32, (2,)), batch=8), spec("A", (5, 2)))
     assert header.batch_size == 5
-    signature(Input("A", dtypes.FP32, (-1, 2))).bind(header)
+    signature(SignatureInput("A", dtypes.FP32, (-1, 2))).bind(header)
     assert header.batch_size == 1
-    optional = signature(Input("A", dtypes.FP32, (2,), optional=True), batch=8)
+    optional = signature(SignatureInput("A", dtypes.FP32, (2,), optional=True), batch=8)
     assert bound(optional).batch_size == 1
 
 
 def test_dimensions_of_any_size() -> None:
-    of = signature(Input("A", dtypes.FP32, (-1, 3)))
+    of = signature(SignatureInput("A", dtypes.FP32, (-1, 3)))
     bound(of, spec("A", (7, 3)))
     bound(of, spec("A", (0, 3)))
 
@@ -91,7 +90,9 @@ def test_dimensions_of_any_size() -> None:
         ),
         (
             signature(
-                Input("A", dtypes.FP32, (4,)), Input("B", dtypes.FP32, (4,)), Input("C", dtypes.FP32, (4,), True)
+                SignatureInput("A", dtypes.FP32, (4,)),
+                SignatureInput("B", dtypes.FP32, (4,)),
+                SignatureInput("C", dtypes.FP32, (4,), True),
             ),
             [B],
             "expected number of inputs between 2 and 3 but got 1 inputs for model 'M'. Got input(s) ['B'], but missing "
@@ -108,7 +109,7 @@ def test_dimensions_of_any_size() -> None:
         (PAIR, [spec("A", ()), B], "unexpected shape for input 'A' for model 'M'. Expected [4], got []. "),
         (PAIR, [spec("A", (4, 1)), B], "unexpected shape for input 'A' for model 'M'. Expected [4], got [4,1]. "),
         (
-            signature(Input("A", dtypes.FP32, (2, -1))),
+            signature(SignatureInput("A", dtypes.FP32, (2, -1))),
             [spec("A", (3, 1))],
             "unexpected shape for input 'A' for model 'M'. Expected [2,-1], got [3,1]. ",
         ),
@@ -168,7 +169,7 @@ def test_a_batch_of_none() -> None:
     told = refusal(BATCHED, spec("A", (0, 16)), spec("B", (0, 2)), id="7")
     assert told.startswith("[request id: 7] input byte size mismatch for input 'B' for model 'M'. Expected 8, got 0 ")
     assert "must be at least 1" in told
-    texts = signature(Input("A", dtypes.BYTES, (2,)), batch=8)
+    texts = signature(SignatureInput("A", dtypes.BYTES, (2,)), batch=8)
     told = refusal(texts, spec("A", (0, 2), dtypes.BYTES))
     assert told.startswith(f"{LABEL}expected 2 string elements for inference input 'A' for model 'M', got 0 ")
 
@@ -204,26 +205,28 @@ def test_batch_key_of_fixed_shapes_is_always_the_same() -> None:
 
 
 def test_batch_key_of_variable_shapes() -> None:
-    of = signature(Input("A", dtypes.FP32, (-1,)), batch=8)
+    of = signature(SignatureInput("A", dtypes.FP32, (-1,)), batch=8)
     one, same, other = (bound(of, spec("A", shape)).batch_key for shape in ((1, 3), (5, 3), (1, 4)))
     assert one == same
     assert one != other
 
 
 def test_batch_key_of_ragged_inputs_ignores_the_shape() -> None:
-    of = signature(Input("A", dtypes.FP32, (-1,), ragged=True), batch=8)
+    of = signature(SignatureInput("A", dtypes.FP32, (-1,), ragged=True), batch=8)
     assert bound(of, spec("A", (1, 3))).batch_key == bound(of, spec("A", (1, 4))).batch_key
 
 
 def test_batch_key_of_optional_inputs_says_which_are_there() -> None:
-    of = signature(Input("A", dtypes.FP32, (3,)), Input("B", dtypes.FP32, (3,), optional=True), batch=8)
+    of = signature(
+        SignatureInput("A", dtypes.FP32, (3,)), SignatureInput("B", dtypes.FP32, (3,), optional=True), batch=8
+    )
     a, b = spec("A", (1, 3)), spec("B", (1, 3))
     assert bound(of, a).batch_key != bound(of, a, b).batch_key
     assert bound(of, a, b).batch_key == bound(of, b, a).batch_key
 
 
 def check(datatype: DataType, shape: tuple[int, ...], data: bytes, id: str = "") -> str | None:
-    of = signature(Input("IN", datatype, (-1,) * len(shape)))
+    of = signature(SignatureInput("IN", datatype, (-1,) * len(shape)))
     header = bound(of, spec("IN", shape, datatype))
     for buffer in (data, bytearray(data), memoryview(data)):
         error = of.check_data(InferenceRequest(header, [buffer], Caller(), 0, id))
@@ -278,7 +281,7 @@ def test_texts_fit_exactly_if_whole_and_as_many(elements: list[bytes], expected:
 
 
 def test_lists_as_triton_prints_them() -> None:
-    assert show([1, -1, 16]) == "[1,-1,16]"
-    assert show([]) == "[]"
-    assert quoted(["A", "B"]) == "['A','B']"
-    assert quoted([]) == "[]"
+    assert shape_text([1, -1, 16]) == "[1,-1,16]"
+    assert shape_text([]) == "[]"
+    assert names_text(["A", "B"]) == "['A','B']"
+    assert names_text([]) == "[]"

@@ -3,29 +3,29 @@
 import pytest
 
 from nerite.core import errors
-from nerite.core.text import MAX_MESSAGE, MAX_SHOWN, bounded, cut, mistake_in, shown
+from nerite.core.text import MAX_MESSAGE, MAX_SHOWN, bounded, cut, quoted_text, text_error
 
 
 def test_plain_text_has_no_mistake() -> None:
-    assert mistake_in("größe/tensor:0") is None
-    assert mistake_in("") is None
+    assert text_error("größe/tensor:0") is None
+    assert text_error("") is None
 
 
 def test_text_that_is_too_long_says_by_how_much() -> None:
-    assert mistake_in("x" * 11, 10) == "is 11 characters long, more than the 10 that are allowed"
+    assert text_error("x" * 11, 10) == "is 11 characters long, more than the 10 that are allowed"
 
 
 @pytest.mark.parametrize("raw", [b"ab\xff", b"ab\xed\xa0\x80"])
 def test_bytes_that_are_not_utf8_are_a_mistake(raw: bytes) -> None:
-    assert mistake_in(raw.decode(errors="surrogateescape")) == "is not valid UTF-8 at character 2"
+    assert text_error(raw.decode(errors="surrogateescape")) == "is not valid UTF-8 at character 2"
 
 
 def test_shown_text_keeps_both_ends() -> None:
-    text = shown("a" * 500 + "z" * 500)
+    text = quoted_text("a" * 500 + "z" * 500)
     assert len(text) == MAX_SHOWN
     assert text.startswith("aaa") and text.endswith("zzz") and "…" in text
-    assert shown("short") == "short"
-    shown("\udcff").encode()
+    assert quoted_text("short") == "short"
+    quoted_text("\udcff").encode()
 
 
 def test_messages_of_errors_are_bounded() -> None:

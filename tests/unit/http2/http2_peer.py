@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nerite.http2 import Buffer, Connection, ErrorCode, Headers, Limits, encode_headers
+from nerite.http2 import Buffer, Http2Connection, Http2ErrorCode, Limits, RequestHeaders, encode_headers
 from nerite.http2.frames import PREFACE
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -72,7 +72,7 @@ def window_update(stream_id: int, increment: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4))
 
 
-def rst_stream(stream_id: int, code: int = ErrorCode.CANCEL) -> bytes:
+def rst_stream(stream_id: int, code: int = Http2ErrorCode.CANCEL) -> bytes:
     return frame(RST_STREAM, 0, stream_id, code.to_bytes(4))
 
 
@@ -94,14 +94,14 @@ class Recorder:
 
     events: list[tuple[object, ...]] = field(default_factory=list)
     bodies: dict[int, bytes] = field(default_factory=dict)
-    connection: Connection = field(init=False)
+    connection: Http2Connection = field(init=False)
 
-    def request_started(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
+    def request_started(self, stream_id: int, headers: RequestHeaders, end_stream: bool) -> None:
         assert stream_id not in self.bodies
         self.bodies[stream_id] = b""
         self.events.append(("started", stream_id, headers, end_stream))
 
-    def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
+    def request_received(self, stream_id: int, headers: RequestHeaders, body: bytes | memoryview) -> None:
         self.request_started(stream_id, headers, False)
         self.data_received(stream_id, body, True)
 
@@ -125,7 +125,7 @@ class Recorder:
         return events
 
 
-def keep_all(kept: dict[bytes, Headers], block: bytes, headers: Headers, size: int) -> None:
+def keep_all(kept: dict[bytes, RequestHeaders], block: bytes, headers: RequestHeaders, size: int) -> None:
     """Keep what may come again, however much it is."""
     kept[block] = headers
 
@@ -137,7 +137,7 @@ class Peer:
         self, limits: Limits | None = None, *entries: tuple[int, int], now: float = 0.0, handler: Recorder | None = None
     ) -> None:
         self.handler = handler or Recorder()
-        self.connection = self.handler.connection = Connection(self.handler, limits or Limits(), now, keep_all)
+        self.connection = self.handler.connection = Http2Connection(self.handler, limits or Limits(), now, keep_all)
         self.now = now
         self.opening = self.send(PREFACE + settings(*entries))
 
@@ -152,14 +152,14 @@ class Peer:
         self.connection.outbound.clear()
         return frames
 
-    def goaway(self, frames: list[Frame]) -> tuple[ErrorCode, str]:
+    def goaway(self, frames: list[Frame]) -> tuple[Http2ErrorCode, str]:
         """Check that ``frames`` end with a GOAWAY that closes the connection; return what it says."""
         assert frames and frames[-1].kind == GOAWAY, frames
         assert self.connection.closed and self.connection.finished
-        code, reason = ErrorCode(int.from_bytes(frames[-1].payload[4:8])), frames[-1].payload[8:].decode()
+        code, reason = Http2ErrorCode(int.from_bytes(frames[-1].payload[4:8])), frames[-1].payload[8:].decode()
         assert self.handler.events[-1] == ("closing", code, reason)
         return code, reason
 
 
-def reset_frame(stream_id: int, code: ErrorCode) -> Frame:
+def reset_frame(stream_id: int, code: Http2ErrorCode) -> Frame:
     return Frame(RST_STREAM, 0, stream_id, code.to_bytes(4))

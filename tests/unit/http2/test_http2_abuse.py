@@ -25,12 +25,12 @@ from http2_peer import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.http2 import ErrorCode, Limits
-from nerite.http2.abuse import Budget
+from nerite.http2 import Http2ErrorCode, Limits
+from nerite.http2.limits import AbuseBudget
 
 PING = frame(6, 0, 0, b"12345678")
 PONG = Frame(6, ACK, 0, b"12345678")
-CALM = ErrorCode.ENHANCE_YOUR_CALM
+CALM = Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
 @given(
@@ -39,7 +39,7 @@ CALM = ErrorCode.ENHANCE_YOUR_CALM
     st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5)), max_size=60),
 )
 def test_a_budget_allows_a_burst_and_a_rate(burst, rate, spending):
-    budget = Budget(burst, rate, 0.0)
+    budget = AbuseBudget(burst, rate, 0.0)
     now, allowed, left = 0.0, 0, float(burst)
     for pause, events in spending:
         now += pause

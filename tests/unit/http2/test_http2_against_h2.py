@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nerite.http2 import Connection, ErrorCode, Limits
+from nerite.http2 import Http2Connection, Http2ErrorCode, Limits
 
 WINDOW = h2.settings.SettingCodes.INITIAL_WINDOW_SIZE
 FRAME = h2.settings.SettingCodes.MAX_FRAME_SIZE
@@ -114,7 +114,7 @@ class Conversation(RuleBasedStateMachine):
             max_ping_strikes=0,
         )
         self.server = Server(self.exchanges)
-        self.connection = self.server.connection = Connection(self.server, limits, 0.0, keep_all)
+        self.connection = self.server.connection = Http2Connection(self.server, limits, 0.0, keep_all)
         self.client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         self.client.local_settings = h2.settings.Settings(client=True, initial_values={WINDOW: window})
         self.client.initiate_connection()
@@ -239,7 +239,7 @@ class Conversation(RuleBasedStateMachine):
     def server_resets(self, choice):
         stream_id = choice.draw(st.sampled_from(self.served()))
         self.exchanges[stream_id].refused = True
-        self.connection.reset(stream_id, ErrorCode.INTERNAL_ERROR)
+        self.connection.reset(stream_id, Http2ErrorCode.INTERNAL_ERROR)
 
     @precondition(lambda self: self.served())
     @rule(choice=st.data(), pause=st.booleans())
@@ -336,12 +336,12 @@ class Conversation(RuleBasedStateMachine):
     def check(self, stream_id: int, exchange: Exchange) -> None:
         if stream_id not in self.server.known:
             # Never served: refused, unless the client gave up first.
-            assert exchange.cancelled or exchange.resets == [ErrorCode.REFUSED_STREAM]
+            assert exchange.cancelled or exchange.resets == [Http2ErrorCode.REFUSED_STREAM]
         elif exchange.cancelled:
             # Whoever was first: the end of the reply had left, or the server heard of the cancellation.
-            assert exchange.replied_end or exchange.refused or exchange.closed == [ErrorCode.CANCEL]
+            assert exchange.replied_end or exchange.refused or exchange.closed == [Http2ErrorCode.CANCEL]
         elif exchange.refused:
-            assert exchange.resets == [ErrorCode.INTERNAL_ERROR] and not exchange.answer_end
+            assert exchange.resets == [Http2ErrorCode.INTERNAL_ERROR] and not exchange.answer_end
         else:
             assert exchange.closed == []
             assert exchange.answer_end and len(exchange.answer) == exchange.replied
@@ -350,7 +350,7 @@ class Conversation(RuleBasedStateMachine):
             # Otherwise the reply was complete before the request, and the server wanted no more of it; h2 does not
             # tell if the client had said all of it by then.
             told = exchange.received_end or exchange.sent_end
-            assert exchange.resets == [ErrorCode.NO_ERROR] or (told and exchange.resets == [])
+            assert exchange.resets == [Http2ErrorCode.NO_ERROR] or (told and exchange.resets == [])
 
 
 Conversation.TestCase.settings = settings(

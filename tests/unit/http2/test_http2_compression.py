@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.http2.compression import FieldDecoder, FieldsTooLarge, encode_fields
-from nerite.http2.frames import ErrorCode, ProtocolError
+from nerite.http2.frames import Http2ErrorCode, ProtocolError
+from nerite.http2.headers import FieldDecoder, FieldsTooLarge, encode_fields
 
 LIMIT = 16_384
 
@@ -103,7 +103,7 @@ def test_a_name_may_come_from_a_field_that_its_own_insertion_drops():
 def test_what_is_not_hpack_is_a_compression_error(block):
     with pytest.raises(ProtocolError) as caught:
         FieldDecoder(LIMIT).decode(bytes.fromhex(block))
-    assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+    assert caught.value.code is Http2ErrorCode.COMPRESSION_ERROR
 
 
 def test_an_oversized_list_leaves_the_table_in_step():
@@ -148,7 +148,7 @@ def test_any_bytes_are_decoded_or_refused(block):
     try:
         ours = FieldDecoder(1 << 16).decode(block)
     except ProtocolError as error:
-        assert error.code is ErrorCode.COMPRESSION_ERROR
+        assert error.code is Http2ErrorCode.COMPRESSION_ERROR
         ours = None
     assert ours == theirs
 

@@ -25,23 +25,23 @@ from http2_peer import (
     window_update,
 )
 
-from nerite.http2 import Connection, ErrorCode, Limits
+from nerite.http2 import Http2Connection, Http2ErrorCode, Limits
 from nerite.http2.frames import PREFACE
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 LAST = (1 << 31) - 1
 
 
-def goaway(last_stream_id: int, code: int = ErrorCode.NO_ERROR, reason: bytes = b"") -> bytes:
+def goaway(last_stream_id: int, code: int = Http2ErrorCode.NO_ERROR, reason: bytes = b"") -> bytes:
     return frame(GOAWAY, 0, 0, last_stream_id.to_bytes(4) + code.to_bytes(4) + reason)
 
 
 # -- the preface
 
 
-def new() -> tuple[Connection, Recorder]:
+def new() -> tuple[Http2Connection, Recorder]:
     handler = Recorder()
-    connection = handler.connection = Connection(handler, Limits(), 0.0, keep_all)
+    connection = handler.connection = Http2Connection(handler, Limits(), 0.0, keep_all)
     return connection, handler
 
 
@@ -75,7 +75,7 @@ def test_a_peer_that_speaks_something_else(sent, http1):
         assert connection.closed and connection.finished
         assert connection.http1 is http1
         assert connection.outbound == []
-        assert handler.events == [("closing", ErrorCode.PROTOCOL_ERROR, "the peer does not speak HTTP/2")]
+        assert handler.events == [("closing", Http2ErrorCode.PROTOCOL_ERROR, "the peer does not speak HTTP/2")]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_first_frame_has_to_be_settings(first):
     connection, handler = new()
     connection.receive(PREFACE + first, 0.0)
     assert connection.closed
-    assert handler.events == [("closing", ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")]
+    assert handler.events == [("closing", Http2ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")]
 
 
 # -- framing
@@ -175,7 +175,7 @@ def test_a_body_at_once_must_be_as_long_as_announced(announced, whole):
     peer.send(headers(1, fields), rst_stream(1))
     sent = peer.send(headers(3, fields), data(3, b"a", end=True))
     assert peer.handler.whole == whole
-    assert sent == ([] if whole else [reset_frame(3, ErrorCode.PROTOCOL_ERROR)])
+    assert sent == ([] if whole else [reset_frame(3, Http2ErrorCode.PROTOCOL_ERROR)])
 
 
 def test_large_reads_are_passed_on_as_views():
@@ -195,7 +195,7 @@ def test_frames_may_be_as_large_as_announced():
     peer = Peer(Limits(max_frame_size=20_000))
     assert peer.send(headers(1), data(1, bytes(20_000))) == []
     # The header is enough to know.
-    assert peer.goaway(peer.send(data(1, bytes(20_001))[:9]))[0] is ErrorCode.FRAME_SIZE_ERROR
+    assert peer.goaway(peer.send(data(1, bytes(20_001))[:9]))[0] is Http2ErrorCode.FRAME_SIZE_ERROR
 
 
 def test_frames_of_unknown_types_and_unknown_flags_are_ignored():
@@ -214,30 +214,30 @@ def test_the_reserved_bit_of_a_stream_is_ignored():
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
-        (frame(PRIORITY, 0, 3, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(RST_STREAM, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(GOAWAY, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(WINDOW_UPDATE, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(WINDOW_UPDATE, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-        (data(0, b"a"), ErrorCode.PROTOCOL_ERROR),
-        (headers(0), ErrorCode.PROTOCOL_ERROR),
-        (frame(PRIORITY, 0, 0, bytes(5)), ErrorCode.PROTOCOL_ERROR),
-        (rst_stream(0), ErrorCode.PROTOCOL_ERROR),
-        (frame(PING, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-        (frame(GOAWAY, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-        (frame(PUSH_PROMISE, END_HEADERS, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-        (frame(CONTINUATION, END_HEADERS, 1), ErrorCode.PROTOCOL_ERROR),
-        (frame(HEADERS, END_HEADERS, 3, b"\xff"), ErrorCode.COMPRESSION_ERROR),
+        (frame(PRIORITY, 0, 3, bytes(4)), Http2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(RST_STREAM, 0, 1, bytes(3)), Http2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(PING, 0, 0, bytes(7)), Http2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(GOAWAY, 0, 0, bytes(7)), Http2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(WINDOW_UPDATE, 0, 0, bytes(5)), Http2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(WINDOW_UPDATE, 0, 1, bytes(3)), Http2ErrorCode.FRAME_SIZE_ERROR),
+        (data(0, b"a"), Http2ErrorCode.PROTOCOL_ERROR),
+        (headers(0), Http2ErrorCode.PROTOCOL_ERROR),
+        (frame(PRIORITY, 0, 0, bytes(5)), Http2ErrorCode.PROTOCOL_ERROR),
+        (rst_stream(0), Http2ErrorCode.PROTOCOL_ERROR),
+        (frame(PING, 0, 1, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+        (frame(GOAWAY, 0, 1, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+        (frame(PUSH_PROMISE, END_HEADERS, 1, bytes(4)), Http2ErrorCode.PROTOCOL_ERROR),
+        (frame(CONTINUATION, END_HEADERS, 1), Http2ErrorCode.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 3, b"\xff"), Http2ErrorCode.COMPRESSION_ERROR),
         # Streams that are idle, or never a client's.
-        (data(3, b"a"), ErrorCode.PROTOCOL_ERROR),
-        (rst_stream(3), ErrorCode.PROTOCOL_ERROR),
-        (window_update(3, 1), ErrorCode.PROTOCOL_ERROR),
-        (headers(2), ErrorCode.PROTOCOL_ERROR),
-        (headers(4), ErrorCode.PROTOCOL_ERROR),
-        (data(2, b"a"), ErrorCode.PROTOCOL_ERROR),
-        (rst_stream(2), ErrorCode.PROTOCOL_ERROR),
-        (window_update(2, 1), ErrorCode.PROTOCOL_ERROR),
+        (data(3, b"a"), Http2ErrorCode.PROTOCOL_ERROR),
+        (rst_stream(3), Http2ErrorCode.PROTOCOL_ERROR),
+        (window_update(3, 1), Http2ErrorCode.PROTOCOL_ERROR),
+        (headers(2), Http2ErrorCode.PROTOCOL_ERROR),
+        (headers(4), Http2ErrorCode.PROTOCOL_ERROR),
+        (data(2, b"a"), Http2ErrorCode.PROTOCOL_ERROR),
+        (rst_stream(2), Http2ErrorCode.PROTOCOL_ERROR),
+        (window_update(2, 1), Http2ErrorCode.PROTOCOL_ERROR),
     ],
 )
 def test_what_ends_the_connection(sent, code):
@@ -247,7 +247,7 @@ def test_what_ends_the_connection(sent, code):
     sent_back = peer.send(sent, data(1, b"not read any more"))
     assert peer.goaway(sent_back)[0] is code
     # The GOAWAY names the last stream; the handler hears of each stream, then of the connection.
-    assert int.from_bytes(sent_back[-1].payload[:4]) == (3 if code is ErrorCode.COMPRESSION_ERROR else 1)
+    assert int.from_bytes(sent_back[-1].payload[:4]) == (3 if code is Http2ErrorCode.COMPRESSION_ERROR else 1)
     assert [event[:3] for event in peer.handler.take()[:-1]] == [("closed", 1, code)]
     # After that nothing happens any more, whatever is done.
     peer.send(headers(5))
@@ -263,7 +263,7 @@ def test_a_priority_of_the_wrong_size_resets_its_stream():
     peer = Peer()
     peer.send(headers(1))
     assert peer.send(frame(PRIORITY, 0, 1, bytes(5)), frame(PRIORITY, 0, 99, bytes(5))) == []
-    assert peer.send(frame(PRIORITY, 0, 1, bytes(6))) == [reset_frame(1, ErrorCode.FRAME_SIZE_ERROR)]
+    assert peer.send(frame(PRIORITY, 0, 1, bytes(6))) == [reset_frame(1, Http2ErrorCode.FRAME_SIZE_ERROR)]
 
 
 # -- header blocks
@@ -291,7 +291,7 @@ def test_a_block_in_several_frames():
 def test_nothing_may_come_between_the_frames_of_a_block(between):
     peer = Peer()
     peer.send(headers(1), frame(HEADERS, 0, 3, b""))
-    assert peer.goaway(peer.send(between)) == (ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
+    assert peer.goaway(peer.send(between)) == (Http2ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
 
 
 def test_trailers_end_a_request():
@@ -316,8 +316,8 @@ def test_trailers_that_are_malformed(sent):
     peer = Peer()
     peer.send(headers(1))
     peer.handler.take()
-    assert peer.send(sent) == [reset_frame(1, ErrorCode.PROTOCOL_ERROR)]
-    assert peer.handler.take() == [("closed", 1, ErrorCode.PROTOCOL_ERROR)]
+    assert peer.send(sent) == [reset_frame(1, Http2ErrorCode.PROTOCOL_ERROR)]
+    assert peer.handler.take() == [("closed", 1, Http2ErrorCode.PROTOCOL_ERROR)]
 
 
 # -- stream states
@@ -328,12 +328,12 @@ def test_after_its_end_a_request_may_not_go_on(late):
     peer = Peer()
     peer.send(headers(1, end=True))
     peer.handler.take()
-    assert peer.send(late) == [reset_frame(1, ErrorCode.STREAM_CLOSED)]
-    assert peer.handler.take() == [("closed", 1, ErrorCode.STREAM_CLOSED)]
+    assert peer.send(late) == [reset_frame(1, Http2ErrorCode.STREAM_CLOSED)]
+    assert peer.handler.take() == [("closed", 1, Http2ErrorCode.STREAM_CLOSED)]
 
 
 @pytest.mark.parametrize(
-    ("late", "code"), [(data(1, b"a"), ErrorCode.STREAM_CLOSED), (headers(1), ErrorCode.PROTOCOL_ERROR)]
+    ("late", "code"), [(data(1, b"a"), Http2ErrorCode.STREAM_CLOSED), (headers(1), Http2ErrorCode.PROTOCOL_ERROR)]
 )
 @pytest.mark.parametrize("how", ["reply", "reset by the peer", "skipped"])
 def test_on_a_closed_stream_a_request_is_an_error(late, code, how):
@@ -361,8 +361,8 @@ def test_on_a_stream_that_we_reset_everything_is_ignored():
     peer = Peer(Limits(connection_window=65_535))
     peer.send(headers(1))
     peer.handler.take()
-    peer.connection.reset(1, ErrorCode.INTERNAL_ERROR)
-    assert peer.sent() == [reset_frame(1, ErrorCode.INTERNAL_ERROR)]
+    peer.connection.reset(1, Http2ErrorCode.INTERNAL_ERROR)
+    assert peer.sent() == [reset_frame(1, Http2ErrorCode.INTERNAL_ERROR)]
     # The table of fields and the connection's window go on as if nothing had happened.
     indexed = b"".join(b"\x40" + literal([field])[1:] for field in REQUEST)
     assert peer.send(data(1, bytes(16_000)), frame(HEADERS, END_HEADERS, 1, indexed), window_update(1, 1)) == []
@@ -378,7 +378,7 @@ def test_a_reply_that_is_faster_than_its_request():
     peer = Peer()
     peer.send(headers(1), data(1, b"ab"))
     peer.connection.reply(1, HEAD, [b"cd"], TRAILERS)
-    assert peer.sent()[-1] == reset_frame(1, ErrorCode.NO_ERROR)
+    assert peer.sent()[-1] == reset_frame(1, Http2ErrorCode.NO_ERROR)
     peer.handler.take()
     assert peer.send(data(1, b"ef"), data(1, b"gh", end=True)) == []
     assert peer.handler.take() == []
@@ -402,7 +402,7 @@ def test_a_reset_in_the_middle_of_a_frame():
     peer.send(headers(1), whole[:12])
     peer.handler.take()
     peer.connection.reset(1)
-    assert peer.send(whole[12:], headers(3)) == [reset_frame(1, ErrorCode.CANCEL)]
+    assert peer.send(whole[12:], headers(3)) == [reset_frame(1, Http2ErrorCode.CANCEL)]
     assert [event[:2] for event in peer.handler.take()] == [("started", 3)]
 
 
@@ -445,7 +445,7 @@ def test_the_error_of_a_handler_reaches_the_owner():
 
 def test_too_many_streams_are_refused_one_by_one():
     peer = Peer(Limits(max_concurrent_streams=2))
-    assert peer.send(headers(1), headers(3), headers(5)) == [reset_frame(5, ErrorCode.REFUSED_STREAM)]
+    assert peer.send(headers(1), headers(3), headers(5)) == [reset_frame(5, Http2ErrorCode.REFUSED_STREAM)]
     assert [event[:2] for event in peer.handler.take()] == [("started", 1), ("started", 3)]
     assert peer.connection.open_streams == 2
     # The peer may not know yet; and a stream that is gone makes room.
@@ -458,7 +458,7 @@ def test_a_stream_counts_until_its_reply_has_left():
     peer.send(headers(1, end=True))
     peer.connection.reply(1, HEAD, [b"a"], TRAILERS)
     peer.sent()
-    assert peer.send(headers(3)) == [reset_frame(3, ErrorCode.REFUSED_STREAM)]
+    assert peer.send(headers(3)) == [reset_frame(3, Http2ErrorCode.REFUSED_STREAM)]
     peer.send(window_update(1, 1))
     assert peer.send(headers(5)) == []
 
@@ -487,8 +487,8 @@ def test_pings_in_both_directions():
 
 def test_the_peers_goaway_lets_streams_finish():
     peer = Peer()
-    peer.send(headers(1, end=True), goaway(0, ErrorCode.NO_ERROR, b"bye \xff"))
-    assert peer.handler.take()[1:] == [("closing", ErrorCode.NO_ERROR, "bye \ufffd")]
+    peer.send(headers(1, end=True), goaway(0, Http2ErrorCode.NO_ERROR, b"bye \xff"))
+    assert peer.handler.take()[1:] == [("closing", Http2ErrorCode.NO_ERROR, "bye \ufffd")]
     assert not peer.connection.closed
     peer.connection.reply(1, HEAD, [b"a"], TRAILERS)
     assert len(peer.sent()) == 3
@@ -522,12 +522,12 @@ def test_a_graceful_shutdown_loses_no_request():
 def test_an_end_at_once():
     peer = Peer()
     peer.send(headers(1))
-    peer.connection.goaway(ErrorCode.ENHANCE_YOUR_CALM, "too old")
+    peer.connection.goaway(Http2ErrorCode.ENHANCE_YOUR_CALM, "too old")
     assert peer.sent() == [Frame(GOAWAY, 0, 0, (1).to_bytes(4) + (11).to_bytes(4) + b"too old")]
     peer.send(headers(3))
     peer.connection.goaway()
     assert peer.sent() == [Frame(GOAWAY, 0, 0, (1).to_bytes(4) + bytes(4))]
-    assert peer.goaway(peer.send(data(0, b"")))[0] is ErrorCode.PROTOCOL_ERROR
+    assert peer.goaway(peer.send(data(0, b"")))[0] is Http2ErrorCode.PROTOCOL_ERROR
 
 
 def test_an_error_after_the_last_stream_was_named_names_no_later_one():
@@ -556,7 +556,7 @@ def test_losing_the_transport_closes_every_stream():
     peer.connection.reply(3, HEAD, [tensor], TRAILERS)
     peer.connection.lost()
     tensor.clear()  # which raises as long as somebody holds a view
-    assert peer.handler.take() == [("closed", 1, ErrorCode.CANCEL), ("closed", 3, ErrorCode.CANCEL)]
+    assert peer.handler.take() == [("closed", 1, Http2ErrorCode.CANCEL), ("closed", 3, Http2ErrorCode.CANCEL)]
     assert peer.connection.closed and peer.connection.queued == 0 and peer.connection.outbound == []
     peer.connection.lost()
     assert peer.handler.take() == []

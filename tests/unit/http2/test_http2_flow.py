@@ -21,7 +21,7 @@ from http2_peer import (
     window_update,
 )
 
-from nerite.http2 import ErrorCode, Limits
+from nerite.http2 import Http2ErrorCode, Limits
 from nerite.http2.outgoing import JOINED
 
 DATA, HEADERS, RST_STREAM, WINDOW_UPDATE = 0, 1, 3, 8
@@ -277,10 +277,10 @@ def test_a_reset_drops_what_waits(by):
     peer.sent()
     if by == "peer":
         assert peer.send(rst_stream(1)) == []
-        assert peer.handler.take() == [("closed", 1, ErrorCode.CANCEL)]
+        assert peer.handler.take() == [("closed", 1, Http2ErrorCode.CANCEL)]
     else:
-        peer.connection.reset(1, ErrorCode.INTERNAL_ERROR)
-        assert peer.sent() == [reset_frame(1, ErrorCode.INTERNAL_ERROR)]
+        peer.connection.reset(1, Http2ErrorCode.INTERNAL_ERROR)
+        assert peer.sent() == [reset_frame(1, Http2ErrorCode.INTERNAL_ERROR)]
         assert peer.handler.take() == []
     assert peer.connection.queued == 3
     assert peer.connection.buffered(1) == 0
@@ -309,14 +309,14 @@ def test_a_window_may_grow_to_the_largest_and_no_further():
     peer = Peer()
     request(peer, 1, 3)
     assert peer.send(window_update(1, largest - 65_535)) == []
-    assert peer.send(window_update(1, 1)) == [reset_frame(1, ErrorCode.FLOW_CONTROL_ERROR)]
-    assert peer.handler.take() == [("closed", 1, ErrorCode.FLOW_CONTROL_ERROR)]
+    assert peer.send(window_update(1, 1)) == [reset_frame(1, Http2ErrorCode.FLOW_CONTROL_ERROR)]
+    assert peer.handler.take() == [("closed", 1, Http2ErrorCode.FLOW_CONTROL_ERROR)]
     assert peer.send(window_update(3, largest - 65_535)) == []
-    assert peer.goaway(peer.send(settings((4, 65_536))))[0] is ErrorCode.FLOW_CONTROL_ERROR
+    assert peer.goaway(peer.send(settings((4, 65_536))))[0] is Http2ErrorCode.FLOW_CONTROL_ERROR
 
     peer = Peer()
     assert peer.send(window_update(0, largest - 65_535)) == []
-    assert peer.goaway(peer.send(window_update(0, 1)))[0] is ErrorCode.FLOW_CONTROL_ERROR
+    assert peer.goaway(peer.send(window_update(0, 1)))[0] is Http2ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_the_reserved_bit_of_an_increment_is_ignored():
@@ -330,8 +330,8 @@ def test_the_reserved_bit_of_an_increment_is_ignored():
 def test_an_increment_of_zero():
     peer = Peer()
     request(peer, 1)
-    assert peer.send(window_update(1, 0)) == [reset_frame(1, ErrorCode.PROTOCOL_ERROR)]
-    assert peer.goaway(peer.send(window_update(0, 0)))[0] is ErrorCode.PROTOCOL_ERROR
+    assert peer.send(window_update(1, 0)) == [reset_frame(1, Http2ErrorCode.PROTOCOL_ERROR)]
+    assert peer.goaway(peer.send(window_update(0, 0)))[0] is Http2ErrorCode.PROTOCOL_ERROR
 
 
 # -- receiving
@@ -361,8 +361,8 @@ def test_a_paused_stream_gets_no_credit_and_the_connection_does():
     assert peer.sent() == [Frame(WINDOW_UPDATE, 0, 1, (70_000).to_bytes(4))]
     peer.connection.pause(1)
     assert peer.send(*(data(1, bytes(14_000)) for _ in range(5)))[0].stream_id == 0
-    assert peer.send(data(1, b"x")) == [reset_frame(1, ErrorCode.FLOW_CONTROL_ERROR)]
-    assert peer.handler.take()[-1] == ("closed", 1, ErrorCode.FLOW_CONTROL_ERROR)
+    assert peer.send(data(1, b"x")) == [reset_frame(1, Http2ErrorCode.FLOW_CONTROL_ERROR)]
+    assert peer.handler.take()[-1] == ("closed", 1, Http2ErrorCode.FLOW_CONTROL_ERROR)
     assert not peer.connection.closed
 
 
@@ -391,7 +391,7 @@ def test_more_than_the_connection_allows_ends_it():
     # The connection's credit comes back at once, so only a single frame can be too much.
     peer = Peer(Limits(connection_window=65_535, max_frame_size=70_000))
     peer.send(headers(1))
-    assert peer.goaway(peer.send(data(1, bytes(65_536))))[0] is ErrorCode.FLOW_CONTROL_ERROR
+    assert peer.goaway(peer.send(data(1, bytes(65_536))))[0] is Http2ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_padding_counts_and_is_not_passed_on():
@@ -413,10 +413,10 @@ def test_padding_counts_and_is_not_passed_on():
 @pytest.mark.parametrize(
     ("payload", "code"),
     [
-        (b"", ErrorCode.FRAME_SIZE_ERROR),
-        (b"\x01", ErrorCode.PROTOCOL_ERROR),
-        (b"\x04abc", ErrorCode.PROTOCOL_ERROR),
-        (b"\xffabc", ErrorCode.PROTOCOL_ERROR),
+        (b"", Http2ErrorCode.FRAME_SIZE_ERROR),
+        (b"\x01", Http2ErrorCode.PROTOCOL_ERROR),
+        (b"\x04abc", Http2ErrorCode.PROTOCOL_ERROR),
+        (b"\xffabc", Http2ErrorCode.PROTOCOL_ERROR),
     ],
 )
 def test_padding_that_does_not_fit(payload, code):
@@ -431,12 +431,14 @@ def test_padded_headers():
     assert peer.send(frame(HEADERS, END_HEADERS | PADDED, 1, b"\x03" + block + bytes(3))) == []
     assert peer.send(frame(HEADERS, END_HEADERS | PADDED | 0x20, 3, b"\x03" + bytes(5) + block + bytes(3))) == []
     assert [event[:2] for event in peer.handler.take()] == [("started", 1), ("started", 3)]
-    assert peer.goaway(peer.send(frame(HEADERS, END_HEADERS | PADDED, 5, b"\x03ab")))[0] is ErrorCode.PROTOCOL_ERROR
+    assert (
+        peer.goaway(peer.send(frame(HEADERS, END_HEADERS | PADDED, 5, b"\x03ab")))[0] is Http2ErrorCode.PROTOCOL_ERROR
+    )
 
     peer = Peer()
-    assert peer.goaway(peer.send(frame(HEADERS, END_HEADERS | PADDED, 1)))[0] is ErrorCode.FRAME_SIZE_ERROR
+    assert peer.goaway(peer.send(frame(HEADERS, END_HEADERS | PADDED, 1)))[0] is Http2ErrorCode.FRAME_SIZE_ERROR
     peer = Peer()
-    assert peer.goaway(peer.send(frame(HEADERS, END_HEADERS | 0x20, 1, bytes(4))))[0] is ErrorCode.FRAME_SIZE_ERROR
+    assert peer.goaway(peer.send(frame(HEADERS, END_HEADERS | 0x20, 1, bytes(4))))[0] is Http2ErrorCode.FRAME_SIZE_ERROR
 
 
 @pytest.mark.parametrize(
@@ -472,7 +474,7 @@ def test_content_length(length, pieces, whole):
                 assert peer.handler.bodies[1] == b"".join(pieces)
                 assert [event[3] for event in events if event[0] == "data"][-1] is True
             else:
-                assert ("closed", 1, ErrorCode.PROTOCOL_ERROR) in events
+                assert ("closed", 1, Http2ErrorCode.PROTOCOL_ERROR) in events
                 assert not any(event[3] for event in events if event[0] == "data")
             assert not peer.connection.closed
 
@@ -482,9 +484,9 @@ def test_content_length_without_a_body():
     fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/"))
     assert peer.send(headers(1, (*fields, (b"content-length", b"0")), end=True)) == []
     refused = headers(3, (*fields, (b"content-length", b"1")), end=True)
-    assert peer.send(refused) == [reset_frame(3, ErrorCode.PROTOCOL_ERROR)]
+    assert peer.send(refused) == [reset_frame(3, Http2ErrorCode.PROTOCOL_ERROR)]
     # The same block again, which is known by now.
     assert peer.send(headers(5, (*fields, (b"content-length", b"1")))) == []
     assert peer.send(headers(7, (*fields, (b"content-length", b"1")), end=True)) == [
-        reset_frame(7, ErrorCode.PROTOCOL_ERROR)
+        reset_frame(7, Http2ErrorCode.PROTOCOL_ERROR)
     ]

@@ -29,7 +29,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from nerite.http2 import Connection, ErrorCode, Limits
+from nerite.http2 import Http2Connection, Http2ErrorCode, Limits
 from nerite.http2.frames import PREFACE
 
 LIMITS = Limits(max_concurrent_streams=4, stream_window=70_000, connection_window=80_000, max_header_block=20_000)
@@ -67,7 +67,7 @@ class Server(Recorder):
     def finish(self, stream_id):
         self.ended.add(stream_id)
         if stream_id % 8 == 7:
-            self.connection.reset(stream_id, ErrorCode.INTERNAL_ERROR)
+            self.connection.reset(stream_id, Http2ErrorCode.INTERNAL_ERROR)
         elif stream_id % 8 == 5:
             self.connection.send_trailers(stream_id, TRAILERS)
         elif stream_id % 16 != 9:
@@ -87,7 +87,7 @@ class Server(Recorder):
 def converse(pieces: list[bytes]) -> tuple[object, ...]:
     """Feed ``pieces``, check what came of it, and return it."""
     handler = Server()
-    connection = handler.connection = Connection(handler, LIMITS, 0.0, keep_all)
+    connection = handler.connection = Http2Connection(handler, LIMITS, 0.0, keep_all)
     outbound = []
     for piece in pieces:
         connection.receive(piece, 0.0)
@@ -99,7 +99,7 @@ def converse(pieces: list[bytes]) -> tuple[object, ...]:
         assert connection.finished and connection.queued == 0 and connection.open_streams == 0
         assert handler.events[-1][0] == "closing"
         if sent:
-            assert sent[-1].kind == GOAWAY and ErrorCode(int.from_bytes(sent[-1].payload[4:8]))
+            assert sent[-1].kind == GOAWAY and Http2ErrorCode(int.from_bytes(sent[-1].payload[4:8]))
     else:
         assert set(connection._streams) <= handler.started - handler.over
         assert len(connection._streams) <= LIMITS.max_concurrent_streams
@@ -192,4 +192,4 @@ def test_a_session_that_is_not_damaged():
         sent, events, bodies = converse([session(random.Random(seed))])
         assert bodies and not any(event[0] == "closing" for event in events)
         assert not any(answer.kind == GOAWAY for answer in sent)
-        assert all(event[2] == ErrorCode.CANCEL for event in events if event[0] == "closed")
+        assert all(event[2] == Http2ErrorCode.CANCEL for event in events if event[0] == "closed")

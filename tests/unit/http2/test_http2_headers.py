@@ -18,14 +18,14 @@ from http2_peer import (
     reset_frame,
 )
 
-from nerite.http2 import ErrorCode, Headers, Limits, encode_headers
+from nerite.http2 import Http2ErrorCode, Limits, RequestHeaders, encode_headers
 from nerite.http2 import headers as http2_headers
-from nerite.http2.headers import HeaderReader, Malformed
+from nerite.http2.headers import HeaderReader, MalformedHeaders
 
 PSEUDO = REQUEST[:3]
 
 
-def read(*fields: tuple[bytes, bytes]) -> Headers:
+def read(*fields: tuple[bytes, bytes]) -> RequestHeaders:
     return HeaderReader(Limits(), keep_all).request(literal(fields))
 
 
@@ -115,13 +115,13 @@ def test_blanks_at_the_ends_of_a_value_are_no_part_of_it(value: bytes, read_as: 
     ],
 )
 def test_malformed(fields):
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(MalformedHeaders) as caught:
         read(*fields)
-    assert caught.value.code is ErrorCode.PROTOCOL_ERROR
+    assert caught.value.code is Http2ErrorCode.PROTOCOL_ERROR
 
     # On a connection that is the end of the stream, and of nothing else.
     peer = Peer()
-    assert peer.send(headers(1, fields)) == [reset_frame(1, ErrorCode.PROTOCOL_ERROR)]
+    assert peer.send(headers(1, fields)) == [reset_frame(1, Http2ErrorCode.PROTOCOL_ERROR)]
     assert peer.handler.take() == []
     assert peer.send(data(1, b"late"), headers(3, end=True)) == []
     assert [event[:2] for event in peer.handler.take()] == [("started", 3)]
@@ -130,7 +130,7 @@ def test_malformed(fields):
 def test_a_field_that_was_refused_is_refused_again():
     reader = HeaderReader(Limits(), keep_all)
     for _ in range(2):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedHeaders):
             reader.request(literal((*PSEUDO, (b"connection", b"close"))))
 
 
@@ -142,7 +142,7 @@ def test_a_header_list_may_be_as_large_as_announced():
     larger = (*PSEUDO, (b"x", b"v" * (201 - size)))
     peer = Peer(limits)
     assert peer.send(headers(1, exact, end=True)) == []
-    assert peer.send(headers(3, larger, end=True)) == [reset_frame(3, ErrorCode.ENHANCE_YOUR_CALM)]
+    assert peer.send(headers(3, larger, end=True)) == [reset_frame(3, Http2ErrorCode.ENHANCE_YOUR_CALM)]
     assert peer.send(headers(5, exact, end=True)) == []
     assert [event[:2] for event in peer.handler.take()] == [("started", 1), ("started", 5)]
 
@@ -158,7 +158,7 @@ def test_the_same_block_gives_the_same_object_while_the_table_does_not_change():
     # Another block that inserts a field: what the bytes of ``second`` mean has changed.
     reader.request(encoder.encode([*REQUEST, (b"x-new", b"1")]))
     assert reader.kept == {}
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedHeaders):
         reader.request(second)
 
 
@@ -173,7 +173,7 @@ def test_every_block_that_changes_the_table_drops_what_was_kept(change):
     elif change == "discard":
         reader.discard(block)
     else:
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedHeaders):
             reader.request(block)
     assert reader.kept == {}
 

@@ -20,7 +20,7 @@ from http2_peer import (
     settings,
 )
 
-from nerite.http2 import ErrorCode, Limits
+from nerite.http2 import Http2ErrorCode, Limits
 
 ACKNOWLEDGED = Frame(SETTINGS, ACK, 0, b"")
 
@@ -62,13 +62,13 @@ def test_every_value_is_taken_and_acknowledged():
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
-        (settings((2, 2)), ErrorCode.PROTOCOL_ERROR),
-        (settings((4, 0x80000000)), ErrorCode.FLOW_CONTROL_ERROR),
-        (settings((5, 16_383)), ErrorCode.PROTOCOL_ERROR),
-        (settings((5, 16_777_216)), ErrorCode.PROTOCOL_ERROR),
-        (frame(SETTINGS, 0, 0, b"12345"), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR),
-        (frame(SETTINGS, ACK, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
+        (settings((2, 2)), Http2ErrorCode.PROTOCOL_ERROR),
+        (settings((4, 0x80000000)), Http2ErrorCode.FLOW_CONTROL_ERROR),
+        (settings((5, 16_383)), Http2ErrorCode.PROTOCOL_ERROR),
+        (settings((5, 16_777_216)), Http2ErrorCode.PROTOCOL_ERROR),
+        (frame(SETTINGS, 0, 0, b"12345"), Http2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(SETTINGS, 0, 1), Http2ErrorCode.PROTOCOL_ERROR),
+        (frame(SETTINGS, ACK, 0, bytes(6)), Http2ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
 def test_what_settings_may_not_say(sent, code):
@@ -119,7 +119,7 @@ def test_our_smaller_window_counts_from_the_acknowledgement():
     peer.send(headers(3))
     peer.connection.pause(3)
     assert peer.send(data(3, bytes(1_000))) == []
-    assert peer.send(data(3, b"x")) == [Frame(3, 0, 3, bytes((0, 0, 0, ErrorCode.FLOW_CONTROL_ERROR)))]
+    assert peer.send(data(3, b"x")) == [Frame(3, 0, 3, bytes((0, 0, 0, Http2ErrorCode.FLOW_CONTROL_ERROR)))]
     # What was taken before counts as used: all of it comes back.
     peer.connection.resume(1)
     assert peer.sent() == [Frame(WINDOW_UPDATE, 0, 1, (60_000).to_bytes(4))]

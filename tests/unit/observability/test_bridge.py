@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from doubles import request
-from nerite.core.at_hand import at_hand
-from nerite.observability import bridge
-from nerite.observability.log import Log
-from nerite.observability.sink import Sink
+from nerite.core.request import at_hand
+from nerite.observability.log import Log, LogHandler, WorkerLines, install_logging
+from nerite.observability.log_records import LogSink
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(path: Path) -> Iterator[Log]:
-    sink = Sink.to_file(str(path))
+    sink = LogSink.to_file(str(path))
     yield Log(sink, sink)
     sink.close()
 
@@ -36,7 +35,7 @@ def installed(log: Log) -> Iterator[Log]:
     before = root.handlers[:], root.level, ours.level
     # Handlers that a test runner put there are not ours to close.
     root.handlers = []
-    bridge.install(log)
+    install_logging(log)
     yield log
     logging.captureWarnings(False)
     root.handlers, root.level = before[0], before[1]
@@ -61,7 +60,7 @@ def test_what_is_printed(installed: Log, path: Path, monkeypatch: pytest.MonkeyP
     # Once more: pytest has streams of its own for each phase of a test.
     for stream in ("stdout", "stderr"):
         monkeypatch.setattr(sys, stream, getattr(sys, stream))
-    bridge.install(installed)
+    install_logging(installed)
     print("from somewhere")
     print("wrong", file=sys.stderr)
     first, second = path.read_text().splitlines()
@@ -127,7 +126,7 @@ def test_warnings(installed: Log, path: Path) -> None:
 
 def test_a_record_that_cannot_be_formatted_is_not_raised(log: Log, path: Path) -> None:
     record = logging.LogRecord("nerite.x", logging.WARNING, __file__, 1, "%d", ("no number",), None)
-    bridge.LogHandler(log).handle(record)
+    LogHandler(log).handle(record)
     assert path.read_text().endswith(""" "%d (not formatted: ('no number',))"\n""")
 
 
@@ -135,7 +134,7 @@ def test_a_record_that_cannot_be_formatted_is_not_raised(log: Log, path: Path) -
     ("level", "letter"), [("INFO", "I"), ("WARNING", "W"), ("ERROR", "E"), ("CRITICAL", "E"), ("STDOUT", "I")]
 )
 def test_worker_lines(log: Log, path: Path, level: str, letter: str) -> None:
-    lines = bridge.WorkerLines(log)
+    lines = WorkerLines(log)
     lines("m_0", level, 'said "x"')
     lines("m_0", level, "y", "model.py", 7)
     first, second = path.read_text().splitlines()
@@ -146,8 +145,8 @@ def test_worker_lines(log: Log, path: Path, level: str, letter: str) -> None:
 
 def test_worker_lines_in_json(log: Log, path: Path) -> None:
     log.set_format("json")
-    bridge.WorkerLines(log)("m_0", "INFO", "x")
+    WorkerLines(log)("m_0", "INFO", "x")
     assert json.loads(path.read_text())["instance"] == "m_0"
     log.info_enabled = False
-    bridge.WorkerLines(log)("m_0", "INFO", "x")
+    WorkerLines(log)("m_0", "INFO", "x")
     assert len(path.read_text().splitlines()) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from doubles import written
 from nerite.observability.custom_metrics import ReportedMetrics, families
-from triton_python_backend_utils.metric_store import MetricKind, MetricStore
+from triton_python_backend_utils.metrics import MetricKind, MetricStore
 
 
 class Process:

@@ -9,20 +9,18 @@ import pytest
 from collector import Collector, collecting
 from doubles import request
 from nerite.config.options import OpenTelemetryOptions
-from nerite.observability.otlp import exporter as module
-from nerite.observability.otlp.exporter import Exporter
-from nerite.observability.otlp.retries import Retries
-from nerite.observability.spanned_trace import SpannedTrace
-from nerite.observability.trace_settings import Sampler, TraceValues
+from nerite.observability import otlp_exporter as module
+from nerite.observability.otlp_exporter import Exporter, RetryDelays
+from nerite.observability.trace import OtelTrace, Sampler, TraceValues
 from serving import eventually
 
 SAMPLER = Sampler(TraceValues(frozenset(("TIMESTAMPS",)), 1, -1, 0))
 
 
-def trace() -> SpannedTrace:
+def trace() -> OtelTrace:
     """A trace of two spans."""
     asked = request()
-    made = SpannedTrace(asked, 1, 1, SAMPLER, lambda _: None)
+    made = OtelTrace(asked, 1, 1, SAMPLER, lambda _: None)
     made.answered_ns = made.final_ns = made.began_ns
     return made
 
@@ -31,7 +29,7 @@ def options(collector: Collector, **given: Any) -> OpenTelemetryOptions:
     return OpenTelemetryOptions(url=collector.url, **given)
 
 
-def exporting(options: OpenTelemetryOptions, leave: list[SpannedTrace] | None = None) -> Exporter:
+def exporting(options: OpenTelemetryOptions, leave: list[OtelTrace] | None = None) -> Exporter:
     """An exporter that notes the traces that leave."""
     left = [] if leave is None else leave
     return Exporter(options, lambda trace, _: left.append(trace))
@@ -51,7 +49,7 @@ def test_a_batch_does_not_wait() -> None:
 
 def test_few_wait_for_the_delay() -> None:
     with collecting() as collector:
-        left: list[SpannedTrace] = []
+        left: list[OtelTrace] = []
         exporter = exporting(options(collector, bsp_schedule_delay=10), left)
         sent = trace()
         exporter.add(sent)
@@ -158,7 +156,7 @@ def test_drops_are_told_with_their_number_and_not_each_time(
 
 
 def test_pauses_grow_and_come_to_an_end() -> None:
-    retries = Retries()
+    retries = RetryDelays()
     pauses = [retries.after(None) for _ in range(6)]
     assert pauses[-1] is None
     seconds = [pause for pause in pauses if pause is not None]
@@ -166,5 +164,5 @@ def test_pauses_grow_and_come_to_an_end() -> None:
 
 
 def test_the_collectors_word_counts_within_reason() -> None:
-    retries = Retries()
+    retries = RetryDelays()
     assert [retries.after(3.0), retries.after(9999.0)] == [3.0, 60.0]

@@ -10,20 +10,18 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from doubles import request, written
-from nerite.core.request import GaveUp
-from nerite.observability.distribution import Distribution, Exemplar
-from nerite.observability.exposition import UNLABELLED, Family, Page, joined, labels
-from nerite.observability.metrics import Version, families
-from nerite.observability.optional_times import OptionalTimes
-from nerite.observability.stage_times import StageTimes
-from nerite.observability.statistics import Outcome, VersionStatistics
+from nerite.core.request import CancelReason
+from nerite.observability.exposition import UNLABELLED, MetricFamily, Page, joined, labels
+from nerite.observability.histogram import Exemplar, Histogram, StageTimes
+from nerite.observability.model_metrics import MeteredVersion, core_families
+from nerite.observability.statistics import OptionalTimes, RequestOutcome, VersionStatistics
 
 
 def test_a_page() -> None:
     page = written(
         [
-            Family("one_count", "How many", "counter", [(labels(dict(LABELLED)), 7), (UNLABELLED, 0.25)]),
-            Family("other", "How much", "gauge", []),
+            MetricFamily("one_count", "How many", "counter", [(labels(dict(LABELLED)), 7), (UNLABELLED, 0.25)]),
+            MetricFamily("other", "How much", "gauge", []),
         ]
     )
     assert page == (
@@ -47,7 +45,7 @@ LABELS = st.dictionaries(
 @given(st.lists(st.tuples(LABELS, NUMBERS), max_size=5))
 def test_a_parser_reads_what_was_written(samples: list[tuple[dict[str, str], float]]) -> None:
     page = written(
-        [Family("measure", "What it is", "gauge", [(labels(pairs), value) for pairs, value in samples])]
+        [MetricFamily("measure", "What it is", "gauge", [(labels(pairs), value) for pairs, value in samples])]
     ).decode()
     (read,) = text_string_to_metric_families(page)
     assert (read.name, read.documentation, read.type) == ("measure", "What it is", "gauge")
@@ -58,7 +56,7 @@ def test_a_parser_reads_what_was_written(samples: list[tuple[dict[str, str], flo
 
 def test_what_models_write_cannot_break_the_page() -> None:
     text = "a\nb\\ \udcff" + "x" * 5_000
-    page = written([Family("measure", text, "gauge", [(labels({"of": text}), 1)])]).decode()
+    page = written([MetricFamily("measure", text, "gauge", [(labels({"of": text}), 1)])]).decode()
     (read,) = text_string_to_metric_families(page)
     for told in (read.documentation, read.samples[0].labels["of"]):
         assert told.startswith("a\nb\\ ?xxx")
@@ -67,11 +65,13 @@ def test_what_models_write_cannot_break_the_page() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN"), (2.0, "2")])
 def test_numbers_at_the_edge(value: float, text: str) -> None:
-    assert written([Family("m", "x", "gauge", [(UNLABELLED, value)])]).endswith(f"\nm {text}\n".encode())
+    assert written([MetricFamily("m", "x", "gauge", [(UNLABELLED, value)])]).endswith(f"\nm {text}\n".encode())
 
 
-def version(statistics: VersionStatistics, tags: dict[str, str] | None = None, namespace: str = "") -> Version:
-    return Version("m", "3", namespace, tags or {}, statistics, 5, 0.125, 2, 4096, {1: 3, 2: 2}, {"full": 7}, 4, False)
+def version(statistics: VersionStatistics, tags: dict[str, str] | None = None, namespace: str = "") -> MeteredVersion:
+    return MeteredVersion(
+        "m", "3", namespace, tags or {}, statistics, 5, 0.125, 2, 4096, {1: 3, 2: 2}, {"full": 7}, 4, False
+    )
 
 
 def sample_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -95,10 +95,10 @@ def test_the_metrics_of_a_version() -> None:
     statistics.compute_input.add(4_000, 20)
     statistics.compute_infer.add(5_000, 20)
     statistics.compute_output.add(6_000, 20)
-    statistics.failures[Outcome.REJECTED] = 2
-    statistics.failures[Outcome.TIMED_OUT] = 1
-    statistics.given_up[GaveUp.DISCONNECTED] = 4
-    found = sample_of(written(families([version(statistics)])))
+    statistics.failures[RequestOutcome.REJECTED] = 2
+    statistics.failures[RequestOutcome.TIMED_OUT] = 1
+    statistics.given_up[CancelReason.DISCONNECTED] = 4
+    found = sample_of(written(core_families([version(statistics)])))
     expected = {
         "nv_inference_request_success": 20,
         "nv_inference_count": 40,
@@ -114,7 +114,7 @@ def test_the_metrics_of_a_version() -> None:
         "nerite_model_memory_bytes": 4096,
     }
     reasons = {"REJECTED": 3, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
-    failures = {**{outcome.value: 0 for outcome in Outcome}, "queue_full": 2, "queue_timeout": 1}
+    failures = {**{outcome.value: 0 for outcome in RequestOutcome}, "queue_full": 2, "queue_timeout": 1}
     labelled = {
         "nv_inference_request_failure": ("reason", reasons),
         "nerite_request_failures": ("reason", failures),
@@ -133,21 +133,21 @@ def test_the_metrics_of_a_version() -> None:
 
 
 def test_counters_are_called_as_triton_calls_them() -> None:
-    page = written(families([version(VersionStatistics())]))
+    page = written(core_families([version(VersionStatistics())]))
     assert b'\nnv_inference_count{model="m",version="3"} 0\n' in page
     assert b"nv_" in page
     assert not re.search(rb"\bnv_\w+_total", page)
 
 
 def test_tags_of_the_configuration_are_labels_with_an_underscore() -> None:
-    found = sample_of(written(families([version(VersionStatistics(), {"team": 'a "b" \\ c\nd'})])))
+    found = sample_of(written(core_families([version(VersionStatistics(), {"team": 'a "b" \\ c\nd'})])))
     labels = {name for _, pairs in found for name, _ in pairs}
     assert labels == {"model", "version", "reason", "priority", "_team"}
     assert all(dict(pairs)["_team"] == 'a "b" \\ c\nd' for _, pairs in found)
 
 
 def test_a_namespace_is_a_label() -> None:
-    found = sample_of(written(families([version(VersionStatistics(), namespace="/models")])))
+    found = sample_of(written(core_families([version(VersionStatistics(), namespace="/models")])))
     assert all(dict(pairs)["namespace"] == "/models" for _, pairs in found)
 
 
@@ -155,18 +155,18 @@ def test_a_family_may_come_in_parts() -> None:
     first, second = (version(VersionStatistics())._replace(model=name) for name in ("a", "b"))
     page = Page()
     for part in ([], [first], [second]):
-        page.add(families(part))
-    assert b"".join(page.pieces()) == written(families([first, second]))
+        page.add(core_families(part))
+    assert b"".join(page.pieces()) == written(core_families([first, second]))
     assert "nv_inference_count" in page.names
 
 
 @pytest.mark.parametrize("openly", [False, True])
 @pytest.mark.parametrize("text", ["50 %", "%d %s", "\x85\u2028\0", ""])
 def test_labels_of_a_histogram_may_be_any_text(text: str, openly: bool) -> None:
-    sizes = Distribution((1, 10))
+    sizes = Histogram((1, 10))
     sizes.note(5)
     sizes.exemplars = {1: Exemplar(7, 5, 1.5)}
-    page = written([Family("m", "x", "histogram", [(labels({"of": text}), sizes)])], openly=openly).decode()
+    page = written([MetricFamily("m", "x", "histogram", [(labels({"of": text}), sizes)])], openly=openly).decode()
     lines = [line for line in page.split("\n") if line and line[0] != "#"]
     one, ten = ("1.0", "10.0") if openly else ("1", "10")
     more = f' # {{trace_id="{7:032x}"}} 5 1.500' if openly else ""
@@ -180,7 +180,7 @@ def test_labels_of_a_histogram_may_be_any_text(text: str, openly: bool) -> None:
 
 
 def test_without_models_every_family_is_there_and_empty() -> None:
-    page = written(families([])).decode()
+    page = written(core_families([])).decode()
     assert len(list(text_string_to_metric_families(page))) == 20
     assert not sample_of(page.encode())
 
@@ -190,7 +190,7 @@ def test_without_latencies_durations_and_the_cache_are_left_out() -> None:
     statistics = VersionStatistics(StageTimes(), OptionalTimes((1,), (0.5,)))
     statistics.composed(request(1, arrived_ns=0), 0, 0, 0, 0, 1_000)
     counted = version(statistics)._replace(cached=True)
-    every, rest = ({family.name for family in families([counted], latencies=so)} for so in (True, False))
+    every, rest = ({family.name for family in core_families([counted], latencies=so)} for so in (True, False))
     left_out = every - rest
     assert len(left_out) == 9
     assert all(re.fullmatch(r"nv_inference_\w+_duration_us|nv_cache_\w+_per_model", name) for name in left_out)
@@ -200,7 +200,7 @@ def test_without_latencies_durations_and_the_cache_are_left_out() -> None:
 
 def test_labels_are_sorted_by_name_as_triton_writes_them() -> None:
     tagged = version(VersionStatistics(), {"team": 'a,reason="x"', "Zed": "\\"}, namespace="/m")
-    page = written(families([tagged])).decode()
+    page = written(core_families([tagged])).decode()
     labelled = r'_Zed="\\",_team="a,reason=\"x\"",model="m",namespace="/m"'
     assert f'nv_inference_count{{{labelled},version="3"}} 0\n' in page
     assert f'nv_inference_request_failure{{{labelled},reason="OTHER",version="3"}} 0\n' in page
@@ -209,9 +209,11 @@ def test_labels_are_sorted_by_name_as_triton_writes_them() -> None:
 
 def test_histograms_of_a_version_that_has_answered() -> None:
     statistics = VersionStatistics(StageTimes())
-    assert not [name for name, _ in sample_of(written(families([version(statistics)]))) if "duration_seconds" in name]
+    assert not [
+        name for name, _ in sample_of(written(core_families([version(statistics)]))) if "duration_seconds" in name
+    ]
     statistics.composed(request(3, arrived_ns=0), 20_000, 0, 1_000_000, 60_000, 2_000_000)
-    page = written(families([version(statistics)])).decode()
+    page = written(core_families([version(statistics)])).decode()
     assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.001"} 0\n' in page
     assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.0025"} 1\n' in page
     assert 'nerite_request_duration_seconds_sum{model="m",version="3"} 0.002\n' in page
@@ -226,7 +228,7 @@ def test_open_metrics_with_exemplars() -> None:
     statistics = VersionStatistics(stages)
     statistics.composed(request(3, arrived_ns=0), 0, 0, 0, 0, 1_000_000_000)
     stages.traced(999_000_000, 0xABC, 1_500_000_000)
-    page = written(families([version(statistics)]), openly=True).decode()
+    page = written(core_families([version(statistics)]), openly=True).decode()
     read = {family.name: family for family in openmetrics.text_string_to_metric_families(page)}
     assert {name: read[name].type for name in ("nv_inference_count", "nerite_batch_releases")} == {
         "nv_inference_count": "unknown",
@@ -240,4 +242,4 @@ def test_open_metrics_with_exemplars() -> None:
     }
     assert set(exemplars) == {"1.0"}
     assert (exemplars["1.0"].labels, exemplars["1.0"].value) == ({"trace_id": f"{0xABC:032x}"}, 0.999)
-    assert b"trace_id" not in written(families([version(statistics)]))
+    assert b"trace_id" not in written(core_families([version(statistics)]))

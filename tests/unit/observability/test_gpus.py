@@ -14,8 +14,7 @@ import pytest
 
 from nerite.config.options import MetricsOptions
 from nerite.observability import gpus
-from nerite.observability.gpu_gauges import GpuGauges, gauges_of
-from nerite.observability.gpus import GpuLibrary, of_this_machine, open_library, visible_indices
+from nerite.observability.gpus import GpuGauges, GpuLibrary, gauges_of, of_this_machine, open_library, visible_indices
 from serving import eventually
 
 STAND_IN = Path(__file__).resolve().parents[2] / "stand_ins" / "nvml"

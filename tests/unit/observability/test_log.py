@@ -12,8 +12,7 @@ import pytest
 
 from nerite.config.options import LogOptions
 from nerite.observability.log import Log
-from nerite.observability.record import Level, Record, Table
-from nerite.observability.sink import Sink
+from nerite.observability.log_records import LogLevel, LogRecord, LogSink, LogTable
 
 RECORD = re.compile(r'[EWI]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ ([\w.]+):(\d+)\] "(.*)"')
 
@@ -23,7 +22,7 @@ class Written:
 
     def __init__(self, folder: Path) -> None:
         self.out, self.err = folder / "out", folder / "err"
-        self.sinks = [Sink.to_file(str(path)) for path in (self.out, self.err)]
+        self.sinks = [LogSink.to_file(str(path)) for path in (self.out, self.err)]
         self.log = Log(*self.sinks)
 
 
@@ -58,22 +57,22 @@ def test_the_place_is_that_of_the_caller(written: Written) -> None:
     written.log.verbose_level = 1
     written.log.info("a")
     written.log.verbose(1, "b")
-    written.log.table(Table(["H"], []), "c")
+    written.log.table(LogTable(["H"], []), "c")
     places = re.findall(r"(\w+\.py):(\d+)\]", written.out.read_text())
     assert places == [("test_log.py", str(line + number)) for number in (3, 4, 5)]
     assert f" {os.getpid()} " in written.out.read_text()
 
 
-SWITCHES: list[tuple[str, Level, Callable[[Log], None]]] = [
-    ("info_enabled", Level.INFO, lambda log: log.info("x")),
-    ("warning_enabled", Level.WARNING, lambda log: log.warning("x")),
-    ("error_enabled", Level.ERROR, lambda log: log.error("x")),
+SWITCHES: list[tuple[str, LogLevel, Callable[[Log], None]]] = [
+    ("info_enabled", LogLevel.INFO, lambda log: log.info("x")),
+    ("warning_enabled", LogLevel.WARNING, lambda log: log.warning("x")),
+    ("error_enabled", LogLevel.ERROR, lambda log: log.error("x")),
 ]
 
 
 @pytest.mark.parametrize(("switch", "level", "call"), SWITCHES)
 def test_a_level_can_be_switched_while_running(
-    written: Written, switch: str, level: Level, call: Callable[[Log], None]
+    written: Written, switch: str, level: LogLevel, call: Callable[[Log], None]
 ) -> None:
     def lines() -> int:
         return len(messages(written.out) + messages(written.err))
@@ -92,7 +91,7 @@ def test_verbosity(written: Written) -> None:
     written.log.verbose_level = 2
     for level in (1, 2, 3):
         written.log.verbose(level, str(level))
-        assert written.log.wants(Level.VERBOSE, level) == (level <= 2)
+        assert written.log.wants(LogLevel.VERBOSE, level) == (level <= 2)
     assert messages(written.out) == ["1", "2"]
     written.log.info_enabled = False
     written.log.verbose(1, "information being off does not matter")
@@ -100,12 +99,12 @@ def test_verbosity(written: Written) -> None:
 
 
 def test_tables_follow_their_level(written: Written) -> None:
-    written.log.table(Table(["A"], []), verbose=1)
+    written.log.table(LogTable(["A"], []), verbose=1)
     written.log.info_enabled = False
-    written.log.table(Table(["B"], []))
+    written.log.table(LogTable(["B"], []))
     assert written.out.read_text() == ""
     written.log.verbose_level = 1
-    written.log.table(Table(["C"], [["d"]]), verbose=1)
+    written.log.table(LogTable(["C"], [["d"]]), verbose=1)
     assert written.out.read_text().endswith("] \n+---+\n| C |\n+---+\n| d |\n+---+\n\n")
 
 
@@ -156,10 +155,10 @@ def test_escaping_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_relayed_records_keep_their_place_and_time(written: Written) -> None:
-    record = Record(Level.WARNING, "x", "model.py", 12, 99, 0)
+    record = LogRecord(LogLevel.WARNING, "x", "model.py", 12, 99, 0)
     written.log.relay(record)
     assert written.err.read_text() == 'W0101 00:00:00.000000 99 model.py:12] "x"\n'
     written.log.warning_enabled = False
     written.log.relay(record)
-    written.log.relay(record._replace(level=Level.VERBOSE), verbose=1)
+    written.log.relay(record._replace(level=LogLevel.VERBOSE), verbose=1)
     assert len(messages(written.err) + messages(written.out)) == 1

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from doubles import Caller, request
 from nerite.core.errors import Unavailable
-from nerite.core.marks import Marks
+from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.observability.otlp.mould import Foundry
-from nerite.observability.otlp.spans import spans_of
-from nerite.observability.spanned_trace import SpannedTrace
-from nerite.observability.trace_settings import Sampler, TraceValues
+from nerite.observability.otlp_spans import SpanTemplates, spans_of
+from nerite.observability.trace import OtelTrace, Sampler, TraceValues
 
 SAMPLER = Sampler(TraceValues(frozenset(("TIMESTAMPS",)), 1, -1, 0))
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
@@ -25,10 +23,10 @@ class GrpcCaller(Caller):
     protocol = "GRPC"
 
 
-def traced(number: int = 1, name: str = "", requests: int = 1, response: InferenceResponse = OK) -> SpannedTrace:
+def traced(number: int = 1, name: str = "", requests: int = 1, response: InferenceResponse = OK) -> OtelTrace:
     asked = request(sink=GrpcCaller(), id=name, arrived_ns=time.monotonic_ns())
-    trace = SpannedTrace(asked, 3, number, SAMPLER, lambda _: None)
-    marks = Marks()
+    trace = OtelTrace(asked, 3, number, SAMPLER, lambda _: None)
+    marks = ExecutionTimes()
     marks.requests = requests
     marks.end()
     trace.ran(asked, marks)
@@ -50,7 +48,7 @@ def traced(number: int = 1, name: str = "", requests: int = 1, response: Inferen
     )
 )
 def test_any_of_them(asked: list[tuple[int, str, int, tuple[int, int] | None, str]]) -> None:
-    foundry = Foundry()
+    foundry = SpanTemplates()
     epoch = 1_700_000_000_000_000_000
     traces = []
     for number, name, requests, outer, state in asked:
@@ -67,14 +65,14 @@ def test_any_of_them(asked: list[tuple[int, str, int, tuple[int, int] | None, st
 
 @pytest.mark.parametrize("number", [127, 128, 16383, 16384])
 def test_numbers_that_take_one_byte_more(number: int) -> None:
-    foundry = Foundry()
+    foundry = SpanTemplates()
     for each in (number, number + 1, number - 1):
         trace = traced(each)
         assert foundry.spans_of([trace], 0) == spans_of(trace, 0)
 
 
 def test_a_batch() -> None:
-    foundry = Foundry()
+    foundry = SpanTemplates()
     first, second, third = (traced(number, requests=3) for number in (1, 2, 3))
     marks = first.executions[0][1]
     assert marks is not None and marks.leader is not None
@@ -87,7 +85,7 @@ def test_a_batch() -> None:
 
 
 def test_an_error_is_not_usual() -> None:
-    foundry = Foundry()
+    foundry = SpanTemplates()
     foundry.spans_of([traced()], 0)
     trace = traced(response=InferenceResponse.failed(Unavailable("no")))
     assert foundry.spans_of([trace], 0) == spans_of(trace, 0)

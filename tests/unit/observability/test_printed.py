@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from doubles import request
-from nerite.core.at_hand import at_hand
-from nerite.observability.printed import PrintedLines
+from nerite.core.request import at_hand
+from nerite.observability.log import CapturedOutput
 
 Line = tuple[str, str, str, int]
 
@@ -18,7 +18,7 @@ class Bench:
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
         self.logged: list[Line] = []
-        self.out = PrintedLines(self.writer, "stdout", lambda *line: self.logged.append(line))
+        self.out = CapturedOutput(self.writer, "stdout", lambda *line: self.logged.append(line))
 
     @property
     def piped(self) -> bytes:

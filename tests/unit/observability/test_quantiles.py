@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.observability.quantiles import SLICE_NS, Quantiles
+from nerite.observability.histogram import SLICE_NS, Quantiles
 
 WANTED = (0.5, 0.9, 0.99)
 

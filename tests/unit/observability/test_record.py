@@ -8,19 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.observability.record import JsonFormatter, Level, Record, Table, TextFormatter, bounded
+from nerite.observability.log_records import JsonFormatter, LogLevel, LogRecord, LogTable, TextFormatter, bounded
 
 TIME = 1_763_643_272_269_120_999  # 2025-11-20 12:54:32.269120999 UTC
 
 
-def record(message: str = "hello", level: Level = Level.INFO, table: Table | None = None, **extras: object) -> Record:
-    return Record(level, message, "server.py", 604, 7480, TIME, table, extras)
+def record(
+    message: str = "hello", level: LogLevel = LogLevel.INFO, table: LogTable | None = None, **extras: object
+) -> LogRecord:
+    return LogRecord(level, message, "server.py", 604, 7480, TIME, table, extras)
 
 
 @pytest.mark.parametrize(
-    ("level", "letter"), [(Level.INFO, "I"), (Level.VERBOSE, "I"), (Level.WARNING, "W"), (Level.ERROR, "E")]
+    ("level", "letter"), [(LogLevel.INFO, "I"), (LogLevel.VERBOSE, "I"), (LogLevel.WARNING, "W"), (LogLevel.ERROR, "E")]
 )
-def test_the_preamble(level: Level, letter: str) -> None:
+def test_the_preamble(level: LogLevel, letter: str) -> None:
     found = record(level=level)
     assert TextFormatter().format(found) == f'{letter}1120 12:54:32.269120 7480 server.py:604] "hello"'
     assert TextFormatter(iso8601=True).format(found) == f'2025-11-20T12:54:32Z {letter} 7480 server.py:604] "hello"'
@@ -64,7 +66,7 @@ def test_the_id_of_the_request_stands_before_the_message() -> None:
 
 
 def test_a_table_stands_on_lines_of_its_own() -> None:
-    table = Table(["Model"], [["a"]])
+    table = LogTable(["Model"], [["a"]])
     box = "\n+-------+\n| Model |\n+-------+\n| a     |\n+-------+\n"
     assert TextFormatter().format(record("", table=table)).endswith(f"604] {box}")
     assert TextFormatter().format(record("Models", table=table)).endswith(f'604] "Models"{box}')
@@ -72,7 +74,7 @@ def test_a_table_stands_on_lines_of_its_own() -> None:
 
 
 def test_a_table_cannot_command_a_terminal() -> None:
-    table = Table(["Model"], [["a\x1b[31m\x9b\nb"]])
+    table = LogTable(["Model"], [["a\x1b[31m\x9b\nb"]])
     text = TextFormatter().format(record("", table=table))
     assert "\x1b" not in text and "\x9b" not in text
     assert r"| a\u001B[31m\u009B |" in text.split("\n")
@@ -95,7 +97,7 @@ def test_the_second_moves_on() -> None:
 
 
 def test_json() -> None:
-    line = JsonFormatter().format(record("a\nb", Level.VERBOSE, request_id="7", path=object, pid="no"))
+    line = JsonFormatter().format(record("a\nb", LogLevel.VERBOSE, request_id="7", path=object, pid="no"))
     assert "\n" not in line
     assert json.loads(line) == {
         "time": "2025-11-20T12:54:32.269120Z",
@@ -116,6 +118,6 @@ def test_json_has_no_control_characters() -> None:
 
 
 def test_json_tables_are_objects() -> None:
-    table = Table(["Model", "Version"], [["a", "1"], ["b", "2"]])
+    table = LogTable(["Model", "Version"], [["a", "1"], ["b", "2"]])
     found = json.loads(JsonFormatter().format(record("Models", table=table)))
     assert found["table"] == [{"model": "a", "version": "1"}, {"model": "b", "version": "2"}]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.observability.record import Level, Record
-from nerite.observability.repeats import AT_ONCE, SECOND, WHILE, Repeats
+from nerite.observability.log import AT_ONCE, SECOND, WHILE, RepeatLimiter
+from nerite.observability.log_records import LogLevel, LogRecord
 
 MS = 1_000_000
 
 
-def line(message: str = "it failed", **extras: object) -> Record:
-    return Record(Level.ERROR, message, "guard.py", 35, 1, 0, extras=extras)
+def line(message: str = "it failed", **extras: object) -> LogRecord:
+    return LogRecord(LogLevel.ERROR, message, "guard.py", 35, 1, 0, extras=extras)
 
 
 def test_a_few_are_written_and_the_rest_is_told_with_the_count() -> None:
-    repeats = Repeats()
+    repeats = RepeatLimiter()
     written = [repeats.admits(line("it failed\nTraceback", instance="m_0"), at * MS) for at in range(1000)]
     assert (written[:AT_ONCE], any(written[AT_ONCE:])) == ([True] * AT_ONCE, False)
     assert repeats.next_time() == SECOND
@@ -28,7 +28,7 @@ def test_a_few_are_written_and_the_rest_is_told_with_the_count() -> None:
 
 
 def test_while_it_goes_on_there_is_one_now_and_then_and_afterwards_it_begins_anew() -> None:
-    repeats = Repeats()
+    repeats = RepeatLimiter()
     for at in range(30):
         repeats.admits(line(), at * MS)
     assert len(repeats.due(SECOND)) == 1
@@ -44,13 +44,13 @@ def test_while_it_goes_on_there_is_one_now_and_then_and_afterwards_it_begins_ane
 
 
 def test_what_comes_now_and_then_is_always_written() -> None:
-    repeats = Repeats()
+    repeats = RepeatLimiter()
     assert all(repeats.admits(line(), at * SECOND // 5) for at in range(100))
     assert repeats.due(100 * SECOND) == []
 
 
 def test_others_are_not_held_back() -> None:
-    repeats = Repeats()
+    repeats = RepeatLimiter()
     for _ in range(AT_ONCE + 1):
         repeats.admits(line(instance="a"), 0)
     assert not repeats.admits(line(instance="a"), 0)
@@ -59,7 +59,7 @@ def test_others_are_not_held_back() -> None:
 
 
 def test_the_ids_of_the_requests() -> None:
-    repeats = Repeats()
+    repeats = RepeatLimiter()
     for number in range(AT_ONCE + 20):
         repeats.admits(line(request_id=f"r{number}"), 0)
     (told,) = repeats.due(SECOND)
@@ -71,7 +71,7 @@ def test_the_ids_of_the_requests() -> None:
 
 
 def test_no_more_are_watched_than_there_is_room_for() -> None:
-    repeats = Repeats()
+    repeats = RepeatLimiter()
     for number in range(5000):
         assert repeats.admits(line(f"{number}"), 0)
     assert all(repeats.admits(line("4999"), 0) for _ in range(100))
@@ -81,7 +81,7 @@ def test_no_more_are_watched_than_there_is_room_for() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3 * SECOND), st.sampled_from("ab"))))
 def test_every_line_is_written_or_counted(gaps: list[tuple[int, str]]) -> None:
-    repeats, now, seen = Repeats(), 0, 0
+    repeats, now, seen = RepeatLimiter(), 0, 0
     for gap, message in gaps:
         for _ in range(7):
             due = repeats.next_time()

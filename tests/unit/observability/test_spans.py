@@ -9,12 +9,11 @@ import pytest
 from collector import Span, message, read
 from doubles import Caller, request
 from nerite.core.errors import Unavailable
-from nerite.core.marks import Marks
+from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
-from nerite.observability.otlp import wire
-from nerite.observability.otlp.spans import spans_of
-from nerite.observability.spanned_trace import SpannedTrace
-from nerite.observability.trace_settings import Sampler, TraceValues
+from nerite.observability import otlp_spans
+from nerite.observability.otlp_spans import spans_of
+from nerite.observability.trace import OtelTrace, Sampler, TraceValues
 
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
 
@@ -23,24 +22,26 @@ class HttpCaller(Caller):
     protocol = "HTTP"
 
 
-def traced(**given: Any) -> SpannedTrace:
+def traced(**given: Any) -> OtelTrace:
     asked = request(sink=HttpCaller(), arrived_ns=1, **given)
     sampler = Sampler(TraceValues(frozenset(("TIMESTAMPS",)), 1, -1, 0))
-    trace = asked.sink = SpannedTrace(asked, 3, 7, sampler, lambda _: None)
+    trace = asked.sink = OtelTrace(asked, 3, 7, sampler, lambda _: None)
     trace.begin_under(2**127 + 5, 9, "x=y")
     trace._span_id = 2**63
     return trace
 
 
-def ran() -> Marks:
-    marks = Marks()
+def ran() -> ExecutionTimes:
+    marks = ExecutionTimes()
     marks.requests = 1
     marks.end()
     return marks
 
 
-def told(trace: SpannedTrace, epoch: int = 0) -> list[Span]:
-    body = wire.message({"service.name": "me", "naïve": "ü"}, {"name": "scope", "version": "0"}, spans_of(trace, epoch))
+def told(trace: OtelTrace, epoch: int = 0) -> list[Span]:
+    body = otlp_spans.message(
+        {"service.name": "me", "naïve": "ü"}, {"name": "scope", "version": "0"}, spans_of(trace, epoch)
+    )
     return read(message(body, "application/x-protobuf"))
 
 
@@ -59,7 +60,12 @@ def test_a_request_that_ran() -> None:
         f"{2**63 + 1:016x}",
     ]
     assert len({span.id for span in spans}) == 4
-    assert [span.kind for span in spans] == [wire.SERVER, wire.INTERNAL, wire.INTERNAL, wire.INTERNAL]
+    assert [span.kind for span in spans] == [
+        otlp_spans.SERVER,
+        otlp_spans.INTERNAL,
+        otlp_spans.INTERNAL,
+        otlp_spans.INTERNAL,
+    ]
     assert {span.state for span in spans} == {"x=y"}
     assert spans[0].resource == {"service.name": "me", "naïve": "ü"}
     assert spans[1].attributes == {
@@ -153,7 +159,9 @@ def test_numbers_of_any_size() -> None:
     values = {"zero": 0, "large": 2**40, "negative": -1, "text": "é", "other": 1.5}
     (span,) = read(
         message(
-            wire.message({}, {"name": "", "version": ""}, wire.span(wire.attributes(9, values), 1, 2, 0, 3, 4)),
+            otlp_spans.message(
+                {}, {"name": "", "version": ""}, otlp_spans.span(otlp_spans.attributes(9, values), 1, 2, 0, 3, 4)
+            ),
             "application/x-protobuf",
         )
     )

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import request
-from nerite.core.marks import Marks
-from nerite.observability.stage_times import BOUNDS, StageTimes
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.observability.histogram import BOUNDS, StageTimes
 from nerite.observability.statistics import VersionStatistics
 
 EDGES = [round(bound * 1e9) for bound in BOUNDS]
@@ -34,7 +34,7 @@ def noted(of: StageTimes) -> list[list[int]]:
 @given(TIMES, TIMES, TIMES, TIMES, TIMES)
 def test_a_note_is_where_a_search_would_put_it(whole: int, queue: int, before: int, during: int, after: int) -> None:
     base = 10**13
-    marks = Marks()
+    marks = ExecutionTimes()
     marks.started_ns = base
     marks.inputs_ready_ns = base + before
     marks.computed_ns = marks.inputs_ready_ns + during
@@ -48,7 +48,7 @@ def test_a_note_is_where_a_search_would_put_it(whole: int, queue: int, before: i
 
 
 def test_each_request_of_a_batch_has_its_own_wait_and_all_of_the_execution() -> None:
-    marks = Marks()
+    marks = ExecutionTimes()
     marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns = 100_000, 110_000, 1_110_000, 1_110_001
     first, second = request(arrived_ns=0), request(arrived_ns=90_000)
     first.queued_ns, second.queued_ns = 0, 90_000

@@ -8,12 +8,18 @@ from hypothesis import strategies as st
 
 from doubles import request
 from nerite.core.errors import Cancelled, Internal
-from nerite.core.marks import Marks
+from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
-from nerite.observability import report
+from nerite.observability import statistics
 from nerite.observability import statistics as module
-from nerite.observability.statistics import MOST_RESPONSES, Duration, Outcome, Progress, VersionStatistics
+from nerite.observability.statistics import (
+    MOST_RESPONSES,
+    Duration,
+    RequestOutcome,
+    ResponseProgress,
+    VersionStatistics,
+)
 
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
 BAD = InferenceResponse.failed(Internal("bad"))
@@ -26,8 +32,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "time_ns", lambda: 1_700_000_000_123_999_999)
 
 
-def marks(started: int, ready: int, computed: int, ended: int, *, failed: bool = False) -> Marks:
-    made = Marks()
+def marks(started: int, ready: int, computed: int, ended: int, *, failed: bool = False) -> ExecutionTimes:
+    made = ExecutionTimes()
     made.started_ns, made.inputs_ready_ns, made.computed_ns, made.ended_ns = started, ready, computed, ended
     made.failed = failed
     return made
@@ -48,17 +54,17 @@ def test_nothing_at_first() -> None:
     assert (of.inference_count, of.execution_count, of.last_inference_ms) == (0, 0, 0)
     durations = (of.success, of.fail, of.queue, of.compute_input, of.compute_infer, of.compute_output)
     assert {show(duration) for duration in durations} == {(0, 0)}
-    assert of.failures == dict.fromkeys(Outcome, 0)
+    assert of.failures == dict.fromkeys(RequestOutcome, 0)
     assert of.batches == {}
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_request_that_never_ran() -> None:
     of = VersionStatistics()
-    of.failed(Outcome.REJECTED, 400)
-    of.failed(Outcome.CANCELED, 900)
+    of.failed(RequestOutcome.REJECTED, 400)
+    of.failed(RequestOutcome.CANCELED, 900)
     assert show(of.fail) == (2, 600 + 100)
-    assert of.failures == {**dict.fromkeys(Outcome, 0), Outcome.REJECTED: 1, Outcome.CANCELED: 1}
+    assert of.failures == {**dict.fromkeys(RequestOutcome, 0), RequestOutcome.REJECTED: 1, RequestOutcome.CANCELED: 1}
     assert (of.execution_count, of.inference_count, of.last_inference_ms, show(of.success)) == (0, 0, 0, (0, 0))
 
 
@@ -102,7 +108,7 @@ def test_an_execution_that_failed() -> None:
     of.executed([waited(2, 100, 110), waited(1, 150, 160)], marks(200, 230, 300, 310, failed=True), 400)
     assert (of.inference_count, of.execution_count) == (0, 1)
     assert show(of.fail) == (2, 300 + 250)
-    assert of.failures[Outcome.BACKEND] == 2
+    assert of.failures[RequestOutcome.BACKEND] == 2
     assert show(of.success) == (0, 0)
     assert show(of.queue) == (0, 0)
     assert of.last_inference_ms == 1_700_000_000_123
@@ -112,14 +118,14 @@ def test_an_execution_that_failed() -> None:
 def test_a_worker_that_died() -> None:
     of = VersionStatistics()
     of.executed([waited(2, 100, 110)], None, 400)
-    assert (of.inference_count, of.execution_count, of.failures[Outcome.WORKER_DIED]) == (0, 1, 1)
+    assert (of.inference_count, of.execution_count, of.failures[RequestOutcome.WORKER_DIED]) == (0, 1, 1)
     assert show(of.fail) == (1, 300)
     assert of.batches == {}
 
 
 def counts(of: VersionStatistics, place: int) -> dict[str, tuple[int, int]]:
     """What was counted of a response, without what was not."""
-    told = report.counted(of, decoupled=True)["response_stats"][str(place)]
+    told = statistics.statistics_json(of, decoupled=True)["response_stats"][str(place)]
     return {name: (value["count"], value["ns"]) for name, value in told.items() if value["count"]}
 
 
@@ -127,14 +133,14 @@ def test_responses_by_their_place() -> None:
     of = VersionStatistics()
     first = marks(100, 110, 150, 155)
     asked = waited(1, 0, 0)
-    progress = Progress(first, asked.queued_ns)
+    progress = ResponseProgress(first, asked.queued_ns)
     of.responded(asked, OK, progress, first)
     of.responded(asked, BAD, progress, marks(100, 155, 165, 168))
     of.responded(asked, EMPTY, progress, marks(100, 168, 170, 171))
     assert counts(of, 0) == {"compute_infer": (1, 40), "compute_output": (1, 5), "success": (1, 45)}
     assert counts(of, 1) == {"compute_infer": (1, 10), "compute_output": (1, 3), "fail": (1, 13)}
     assert counts(of, 2) == {"compute_infer": (1, 2), "empty_response": (1, 2)}
-    assert report.counted(of, decoupled=False)["response_stats"] == {}
+    assert statistics.statistics_json(of, decoupled=False)["response_stats"] == {}
 
 
 @pytest.mark.parametrize("last", [EMPTY, BAD, GIVEN_UP])
@@ -142,13 +148,13 @@ def test_the_end_of_a_request_that_was_given_up(last: InferenceResponse) -> None
     of = VersionStatistics()
     asked = waited(1, 0, 0)
     asked.cancel()
-    of.responded(asked, last, Progress(marks(0, 0, 0, 0), asked.queued_ns), marks(100, 110, 150, 155))
+    of.responded(asked, last, ResponseProgress(marks(0, 0, 0, 0), asked.queued_ns), marks(100, 110, 150, 155))
     assert counts(of, 0) == {"cancel": (1, 45)}
 
 
 def test_an_endless_stream_is_counted_in_bounded_memory() -> None:
     of = VersionStatistics()
-    progress = Progress(marks(0, 0, 0, 0), 0)
+    progress = ResponseProgress(marks(0, 0, 0, 0), 0)
     for _ in range(MOST_RESPONSES + 10):
         of.responded(waited(1, 0, 0), OK, progress, marks(0, 1, 2, 3))
     assert len(of.responses) == MOST_RESPONSES
@@ -159,7 +165,7 @@ def test_an_endless_stream_is_counted_in_bounded_memory() -> None:
 def test_a_request_with_several_responses_counts_at_the_last() -> None:
     of = VersionStatistics()
     asked = waited(2, 50, 60)
-    progress = Progress(marks(100, 110, 150, 155), asked.queued_ns)
+    progress = ResponseProgress(marks(100, 110, 150, 155), asked.queued_ns)
     of.ended(asked, EMPTY, progress, marks(100, 400, 500, 505), 520)
     assert (of.inference_count, of.last_inference_ms, of.execution_count) == (2, 1_700_000_000_123, 0)
     durations = (of.success, of.queue, of.compute_input, of.compute_infer, of.compute_output)
@@ -168,21 +174,25 @@ def test_a_request_with_several_responses_counts_at_the_last() -> None:
 
 @pytest.mark.parametrize(
     ("last", "given_up", "outcome"),
-    [(BAD, False, Outcome.BACKEND), (GIVEN_UP, False, Outcome.CANCELED), (EMPTY, True, Outcome.CANCELED)],
+    [
+        (BAD, False, RequestOutcome.BACKEND),
+        (GIVEN_UP, False, RequestOutcome.CANCELED),
+        (EMPTY, True, RequestOutcome.CANCELED),
+    ],
 )
-def test_a_request_that_ended_badly(last: InferenceResponse, given_up: bool, outcome: Outcome) -> None:
+def test_a_request_that_ended_badly(last: InferenceResponse, given_up: bool, outcome: RequestOutcome) -> None:
     of = VersionStatistics()
     asked = waited(1, 50, 60)
     if given_up:
         asked.cancel()
-    of.ended(asked, last, Progress(marks(100, 110, 150, 155), asked.queued_ns), marks(100, 110, 150, 155), 200)
+    of.ended(asked, last, ResponseProgress(marks(100, 110, 150, 155), asked.queued_ns), marks(100, 110, 150, 155), 200)
     assert (show(of.fail), show(of.success), of.failures[outcome]) == ((1, 150), (0, 0), 1)
 
 
 def test_a_worker_that_died_between_two_responses() -> None:
     of = VersionStatistics()
     of.ended(waited(1, 50, 60), BAD, None, None, 200)
-    assert (show(of.fail), of.failures[Outcome.WORKER_DIED]) == ((1, 150), 1)
+    assert (show(of.fail), of.failures[RequestOutcome.WORKER_DIED]) == ((1, 150), 1)
 
 
 @pytest.mark.usefixtures("clock")
@@ -195,7 +205,7 @@ def test_an_execution_of_requests_that_count_by_themselves() -> None:
 
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("failed"), st.sampled_from(list(Outcome))),
+        st.tuples(st.just("failed"), st.sampled_from(list(RequestOutcome))),
         st.tuples(st.sampled_from(["ran", "raised", "died"]), st.lists(st.integers(1, 4), min_size=1, max_size=4)),
     ),
     max_size=20,
@@ -207,7 +217,7 @@ def test_every_request_counts_once(events: list[tuple[str, object]]) -> None:
     of = VersionStatistics()
     requests = inferences = executions = 0
     for event, argument in events:
-        if isinstance(argument, Outcome):
+        if isinstance(argument, RequestOutcome):
             of.failed(argument, 0)
             requests += 1
             continue

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from doubles import request, written
-from nerite.core.engine_report import Begun, Ended, EngineReport, Progress
+from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
 from nerite.core.request import InferenceRequest
-from nerite.observability.distribution import Distribution, one_two_five
 from nerite.observability.exposition import labels
-from nerite.observability.token_metrics import families
-from nerite.observability.token_statistics import TokenStatistics
+from nerite.observability.histogram import Histogram, one_two_five
+from nerite.observability.token_metrics import TokenStatistics, token_families
 
 MS = 1_000_000
 LABELS = {"model": "m", "version": "1"}
@@ -28,7 +27,7 @@ class Bench:
         self.statistics = TokenStatistics(100)
         self.now = 0
 
-    def says(self, *progress: Progress, engine: str = "a", after: int = 10, **state: Any) -> None:
+    def says(self, *progress: RequestProgress, engine: str = "a", after: int = 10, **state: Any) -> None:
         """``after`` so many milliseconds."""
         self.now += after * MS
         self.statistics.reported(engine, EngineReport(progress=progress, **state), self.now)
@@ -36,15 +35,15 @@ class Bench:
     def dies(self, engine: str = "a") -> None:
         self.statistics.reported(engine, None, self.now)
 
-    def begun(self, prompt: int = 4, sequences: int = 1) -> Begun:
-        return Begun(self.now + 2 * MS, prompt, 0, sequences)
+    def begun(self, prompt: int = 4, sequences: int = 1) -> RequestBegun:
+        return RequestBegun(self.now + 2 * MS, prompt, 0, sequences)
 
     def arrives(self) -> InferenceRequest:
         return request(arrived_ns=self.now)
 
     def samples(self) -> dict[str, float]:
         """Return the page by name and what is not a label of every sample."""
-        page = written(families([(labels(LABELS), self.statistics, 2)])).decode()
+        page = written(token_families([(labels(LABELS), self.statistics, 2)])).decode()
         found = {}
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
@@ -58,11 +57,11 @@ def test_the_course_of_a_request() -> None:
     bench = Bench()
     asked = bench.arrives()
     begun = bench.begun(prompt=30, sequences=2)
-    bench.says(Progress(asked, 0, begun))
-    bench.says(Progress(asked, 2))
+    bench.says(RequestProgress(asked, 0, begun))
+    bench.says(RequestProgress(asked, 2))
     assert bench.statistics.under_way == 1
-    bench.says(Progress(asked, 2), after=30)
-    bench.says(Progress(asked, 1, None, Ended.LENGTH))
+    bench.says(RequestProgress(asked, 2), after=30)
+    bench.says(RequestProgress(asked, 1, None, RequestEnded.LENGTH))
     found = bench.samples()
     assert bench.statistics.under_way == 0
     expected = {
@@ -98,10 +97,15 @@ def test_the_course_of_a_request() -> None:
 
 def test_tokens_of_those_without_a_good_end_are_wasted() -> None:
     bench = Bench()
-    for tokens, ended in ((3, Ended.CANCELLED), (5, Ended.TOO_LATE), (7, Ended.FAILED), (9, Ended.STOP)):
+    for tokens, ended in (
+        (3, RequestEnded.CANCELLED),
+        (5, RequestEnded.TOO_LATE),
+        (7, RequestEnded.FAILED),
+        (9, RequestEnded.STOP),
+    ):
         asked = bench.arrives()
-        bench.says(Progress(asked, tokens, bench.begun()))
-        bench.says(Progress(asked, 0, None, ended))
+        bench.says(RequestProgress(asked, tokens, bench.begun()))
+        bench.says(RequestProgress(asked, 0, None, ended))
     found = bench.samples()
     assert [found[f"nerite_llm_wasted_tokens_total {why}"] for why in ("abort", "timeout", "error")] == [3, 5, 7]
     assert found["vllm:generation_tokens_total"] == 24
@@ -111,9 +115,9 @@ def test_tokens_of_those_without_a_good_end_are_wasted() -> None:
 def test_one_that_is_cut_because_it_is_late_is_no_client_that_went() -> None:
     bench = Bench()
     asked = bench.arrives()
-    bench.says(Progress(asked, 3, bench.begun()))
+    bench.says(RequestProgress(asked, 3, bench.begun()))
     bench.statistics.too_late(asked)
-    bench.says(Progress(asked, 1, None, Ended.CANCELLED))
+    bench.says(RequestProgress(asked, 1, None, RequestEnded.CANCELLED))
     bench.statistics.too_late(asked)
     found = bench.samples()
     assert (found["vllm:request_success_total timeout"], found["vllm:request_success_total abort"]) == (1, 0)
@@ -122,7 +126,7 @@ def test_one_that_is_cut_because_it_is_late_is_no_client_that_went() -> None:
 
 def test_a_request_that_never_began_has_ended_and_no_more() -> None:
     bench = Bench()
-    bench.says(Progress(bench.arrives(), 0, None, Ended.FAILED))
+    bench.says(RequestProgress(bench.arrives(), 0, None, RequestEnded.FAILED))
     found = bench.samples()
     assert found["vllm:request_success_total error"] == 1
     assert found["vllm:request_inference_time_seconds_count"] == found["vllm:request_params_n_count"] == 0
@@ -152,8 +156,8 @@ def test_what_an_engine_does_not_tell_is_not_there() -> None:
 def test_an_engine_that_dies_takes_its_requests_and_leaves_what_it_counted() -> None:
     bench = Bench()
     lost, other = bench.arrives(), bench.arrives()
-    bench.says(Progress(lost, 4, bench.begun()), running=1, total_blocks=10, free_blocks=1, prefix_hits=7)
-    bench.says(Progress(other, 4, bench.begun()), engine="b", total_blocks=10, free_blocks=10, prefix_hits=1)
+    bench.says(RequestProgress(lost, 4, bench.begun()), running=1, total_blocks=10, free_blocks=1, prefix_hits=7)
+    bench.says(RequestProgress(other, 4, bench.begun()), engine="b", total_blocks=10, free_blocks=10, prefix_hits=1)
     bench.dies()
     found = bench.samples()
     assert (found["vllm:num_requests_running"], found["nerite_llm_kv_blocks used"]) == (0, 0)
@@ -169,19 +173,19 @@ def test_an_engine_that_dies_takes_its_requests_and_leaves_what_it_counted() -> 
 
 
 def test_without_language_models_nothing_is_said_of_them() -> None:
-    assert families([]) == []
+    assert token_families([]) == []
 
 
 @given(st.lists(st.floats(0, 20)))
 def test_a_distribution(values: list[float]) -> None:
-    made = Distribution((0.5, 1.0, 10.0))
+    made = Histogram((0.5, 1.0, 10.0))
     for value in values:
         made.note(value)
     assert sum(made.counts) == len(values)
     assert made.counts[0] == sum(value <= 0.5 for value in values)
     assert made.counts[-1] == sum(value > 10 for value in values)
     assert made.total == pytest.approx(sum(values))
-    few = Distribution((1.0,))
+    few = Histogram((1.0,))
     for value in values:
         few.note(value)
     assert made.coarser((1.0,)).counts == few.counts

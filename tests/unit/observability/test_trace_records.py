@@ -8,12 +8,11 @@ import time
 import pytest
 
 from doubles import Caller, request
-from nerite.core.marks import Marks
+from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.observability import trace_records
-from nerite.observability.trace import Trace
-from nerite.observability.trace_records import written
-from nerite.observability.trace_settings import Sampler, TraceValues
+from nerite.observability import trace_file
+from nerite.observability.trace import Sampler, Trace, TraceValues
+from nerite.observability.trace_file import trace_json
 
 SAMPLER = Sampler(TraceValues(frozenset(("TIMESTAMPS",)), 1, -1, 0))
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
@@ -31,7 +30,7 @@ def traced(sink: Caller, number: int, name: str) -> Trace:
     asked = request(sink=sink, id=name, arrived_ns=time.monotonic_ns())
     trace = Trace(asked, 3, number, SAMPLER, lambda _: None)
     asked.queued_ns = time.monotonic_ns()
-    marks = Marks()
+    marks = ExecutionTimes()
     marks.end()
     trace.ran(asked, marks)
     trace.respond(asked, OK, True)
@@ -43,20 +42,20 @@ def traced(sink: Caller, number: int, name: str) -> Trace:
 @pytest.mark.parametrize("sink", [HttpCaller, GrpcCaller])
 def test_any_of_them(sink: type[Caller], name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [traced(sink(), each, name) for each in (number, number + 1)]
-    quick = [written(trace) for trace in traces]
-    monkeypatch.setattr(trace_records, "_usual", lambda _: None)
-    assert quick == [written(trace) for trace in traces]
+    quick = [trace_json(trace) for trace in traces]
+    monkeypatch.setattr(trace_file, "_usual", lambda _: None)
+    assert quick == [trace_json(trace) for trace in traces]
 
 
 def test_usual_traces_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traced(HttpCaller(), 1, "")
-    monkeypatch.delattr(trace_records, "moments")
-    assert written(trace)
+    monkeypatch.delattr(trace_file, "trace_events")
+    assert trace_json(trace)
 
 
 def test_times_that_are_not_in_the_usual_order() -> None:
     trace = traced(HttpCaller(), 1, "")
     trace.ended_ns = trace.sends[1] + 1
-    times = [record["timestamps"][0] for record in json.loads(b"[%b]" % written(trace))[1:]]
+    times = [record["timestamps"][0] for record in json.loads(b"[%b]" % trace_json(trace))[1:]]
     assert times[-1] == {"name": "REQUEST_END", "ns": trace.ended_ns}
     assert [each["ns"] for each in times] == sorted(each["ns"] for each in times)

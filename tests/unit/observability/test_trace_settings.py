@@ -8,7 +8,7 @@ import pytest
 
 from nerite.config.options import OpenTelemetryOptions, TraceOptions
 from nerite.core.errors import InvalidArgument
-from nerite.observability.trace_settings import Sampler, TraceSettings, TraceValues
+from nerite.observability.trace import Sampler, TraceSettings, TraceValues
 
 ON = frozenset({"TIMESTAMPS"})
 

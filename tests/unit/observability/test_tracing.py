@@ -12,17 +12,15 @@ import pytest
 
 from doubles import Caller, request
 from nerite.config.options import OpenTelemetryOptions, TraceOptions
-from nerite.core import dtype as dtypes
-from nerite.core.dtype import DataType
+from nerite.core import tensor as dtypes
 from nerite.core.errors import Unavailable
-from nerite.core.marks import Marks
+from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
-from nerite.core.tensor import TensorSpec, encode_bytes
+from nerite.core.tensor import DataType, TensorSpec, encode_bytes
 from nerite.core.trace_context import TraceContext
-from nerite.observability.otlp.exporter import Exporter
-from nerite.observability.tensor_text import described
-from nerite.observability.trace import Trace
+from nerite.observability.otlp_exporter import Exporter
+from nerite.observability.trace import Trace, tensor_text
 from nerite.observability.tracing import Tracing
 
 COMPUTED = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END", "REQUEST_END"]
@@ -63,8 +61,8 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def ran() -> Marks:
-    marks = Marks()
+def ran() -> ExecutionTimes:
+    marks = ExecutionTimes()
     marks.inputs_ready()
     marks.computed()
     marks.end()
@@ -194,7 +192,7 @@ def test_tensors(tmp_path: Path) -> None:
     ],
 )
 def test_elements(datatype: DataType, data: bytes, expected: str) -> None:
-    assert described(TensorSpec("T", datatype, (2,)), data)["data"] == expected
+    assert tensor_text(TensorSpec("T", datatype, (2,)), data)["data"] == expected
 
 
 def test_the_last_of_a_count_waits_for_those_that_are_under_way(bench: Bench) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import triton_python_backend_utils as pb_utils
 from triton_python_backend_utils import metrics
-from triton_python_backend_utils.metric_store import MetricStore
+from triton_python_backend_utils.metrics import MetricStore
 
 COUNTER, GAUGE, HISTOGRAM = pb_utils.MetricFamily.COUNTER, pb_utils.MetricFamily.GAUGE, pb_utils.MetricFamily.HISTOGRAM
 

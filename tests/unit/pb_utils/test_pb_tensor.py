@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import triton_python_backend_utils as pb_utils
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
 from nerite.core.tensor import TensorSpec, to_array
 from triton_python_backend_utils.dlpack import _inside
 from triton_python_backend_utils.tensor import ReceivedTensor, wire_form

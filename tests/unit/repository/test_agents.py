@@ -7,7 +7,7 @@ import pytest
 
 from nerite.config.loading import poll_model_directory
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
-from nerite.repository.agents import consulted
+from nerite.repository.version_maker import consult_agents
 from pages import Page
 
 CONTENT = b"some weights"
@@ -22,7 +22,7 @@ def found(directory: Path, *parameters: tuple[str, str], name: str = "checksum")
     written = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters)
     config = f'backend: "python"\nmodel_repository_agents {{ agents [ {{ name: "{name}" {written} }} ] }}\n'
     (directory / "M" / "config.pbtxt").write_text(config)
-    polled = consulted(poll_model_directory(directory / "M"))
+    polled = consult_agents(poll_model_directory(directory / "M"))
     assert all(mistake.line == 2 and mistake.remedy for mistake in polled.mistakes)
     return [(mistake.message, mistake.error) for mistake in polled.mistakes]
 
@@ -55,7 +55,7 @@ def test_an_agent_that_is_not_there(tmp_path: Path) -> None:
 def test_a_model_without_agents_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "M" / "1").mkdir(parents=True)
     polled = poll_model_directory(tmp_path / "M")
-    assert consulted(polled) is polled
+    assert consult_agents(polled) is polled
 
 
 def test_what_the_documents_show(tmp_path: Path) -> None:
@@ -63,5 +63,5 @@ def test_what_the_documents_show(tmp_path: Path) -> None:
     (tmp_path / "M" / "1").mkdir(parents=True)
     (tmp_path / "M" / "1" / "model.onnx").write_bytes(CONTENT)
     (tmp_path / "M" / "config.pbtxt").write_text(block)
-    (mistake,) = consulted(poll_model_directory(tmp_path / "M")).mistakes
+    (mistake,) = consult_agents(poll_model_directory(tmp_path / "M")).mistakes
     assert mistake.message.endswith(f"expect: d726e132f91f16ebee703d96f6f73cb1, got: {SUM}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.repository import archive
+from nerite.transports import clouds
 
 ENSEMBLE = 'platform: "ensemble"'
 
@@ -22,35 +22,35 @@ def folder(root: Path, **models: str) -> str:
 
 def refusal(url: str) -> str:
     with pytest.raises(InvalidArgument) as caught:
-        archive.find(url)
+        clouds.find_archive(url)
     return caught.value.message
 
 
 def test_one_model(tmp_path: Path) -> None:
-    assert archive.find(folder(tmp_path, model="")) == (tmp_path, "model")
+    assert clouds.find_archive(folder(tmp_path, model="")) == (tmp_path, "model")
 
 
 def test_a_model_itself(tmp_path: Path) -> None:
     folder(tmp_path, model="")
-    assert archive.find(f"{tmp_path}/model") == (tmp_path, "model")
-    assert archive.find(f"{tmp_path}/model/1/..//") == (tmp_path, "model")
+    assert clouds.find_archive(f"{tmp_path}/model") == (tmp_path, "model")
+    assert clouds.find_archive(f"{tmp_path}/model/1/..//") == (tmp_path, "model")
 
 
 def test_a_path_that_is_relative(tmp_path: Path) -> None:
     folder(tmp_path, model="")
-    assert archive.find(os.path.relpath(tmp_path)) == (tmp_path, "model")
+    assert clouds.find_archive(os.path.relpath(tmp_path)) == (tmp_path, "model")
 
 
 @pytest.mark.parametrize("config", [ENSEMBLE, 'name: "b"\nplatform : "ensemble"\n', 'platform:"ensemble"'])
 def test_an_ensemble_and_its_parts(tmp_path: Path, config: str) -> None:
-    assert archive.find(folder(tmp_path, a="", b=config, c='platform: "onnxruntime_onnx"')) == (tmp_path, "b")
+    assert clouds.find_archive(folder(tmp_path, a="", b=config, c='platform: "onnxruntime_onnx"')) == (tmp_path, "b")
 
 
 def test_what_is_hidden_or_no_folder_is_no_model(tmp_path: Path) -> None:
     (tmp_path / ".ipynb_checkpoints").mkdir()
     (tmp_path / "README").write_text("")
-    assert archive.find(str(tmp_path)) == (tmp_path, "")
-    assert archive.find(folder(tmp_path, model="")) == (tmp_path, "model")
+    assert clouds.find_archive(str(tmp_path)) == (tmp_path, "")
+    assert clouds.find_archive(folder(tmp_path, model="")) == (tmp_path, "model")
 
 
 @pytest.mark.parametrize("config", ["", ENSEMBLE])

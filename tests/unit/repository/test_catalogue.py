@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound
-from nerite.repository.catalogue import Catalogue
-from nerite.repository.model_record import State, VersionState
+from nerite.repository.catalogue import Catalogue, ModelState, VersionState
 
 VERSION: Any = object()
 
@@ -16,7 +15,7 @@ def catalogue(*models: tuple[str, str, bool], namespacing: bool = True) -> Catal
     made = Catalogue(namespacing=namespacing)
     for namespace, name, runs in models:
         record = made.open(namespace, name)
-        record.states[1] = VersionState(State.READY if runs else State.UNAVAILABLE)
+        record.states[1] = VersionState(ModelState.READY if runs else ModelState.UNAVAILABLE)
         if runs:
             record.running[1] = VERSION
             record.latest = 1
@@ -71,7 +70,7 @@ def test_a_name_that_is_nearly_one_that_is_known() -> None:
         with pytest.raises(NotFound, match=r"unknown model: 'resnet' is not found \(did you mean 'resnet_50'\?\)$"):
             of.meant("resnet")
     record = of.open("", "resnets")
-    record.states[1] = VersionState(State.READY)
+    record.states[1] = VersionState(ModelState.READY)
     with pytest.raises(NotFound, match=r"\(did you mean 'resnets'\?\)$"):
         of.meant("resnet")
     of.forget(record)

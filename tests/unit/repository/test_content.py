@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nerite.config.loading import poll_model_directory
-from nerite.repository import fingerprint
-from nerite.repository.content import ContentHashes
-from nerite.repository.model_record import Loaded
+from nerite.repository import catalogue
+from nerite.repository.catalogue import LoadedVersion
+from nerite.repository.version_maker import ContentHashes
 
 CONFIG = 'backend: "python" max_batch_size: 4 input { name: "IN" data_type: TYPE_FP32 dims: 1 }'
 
@@ -24,8 +24,8 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
-def loaded(model: Path) -> Loaded:
-    return Loaded(poll_model_directory(model), fingerprint.of_model(model))
+def loaded(model: Path) -> LoadedVersion:
+    return LoadedVersion(poll_model_directory(model), catalogue.model_fingerprint(model))
 
 
 def hashed(model: Path, version: int = 1) -> str:
@@ -103,4 +103,4 @@ def test_what_was_delivered_counts_as_if_it_were_written(model: Path) -> None:
     (model / "config.pbtxt").write_text("# nothing")
     delivered = dataclasses.replace(loaded(model).polled, config=config)
     (model / "config.pbtxt").write_text(CONFIG)
-    assert ContentHashes().of_version(Loaded(delivered, fingerprint.of_model(model)), 1) == hashed(model)
+    assert ContentHashes().of_version(LoadedVersion(delivered, catalogue.model_fingerprint(model)), 1) == hashed(model)

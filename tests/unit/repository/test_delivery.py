@@ -5,28 +5,28 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.repository.delivery import Delivery, check_names, new_folder, unpack
+from nerite.repository.repositories import LoadOverrides, check_file_names, new_override_folder, write_files
 
 
-def delivery(**files: bytes) -> Delivery:
-    made = Delivery.of({"config": "{}", **{f"file:{path}": data for path, data in files.items()}})
+def delivery(**files: bytes) -> LoadOverrides:
+    made = LoadOverrides.of({"config": "{}", **{f"file:{path}": data for path, data in files.items()}})
     assert made is not None
     return made
 
 
 def test_nothing() -> None:
-    assert Delivery.of({}) is None
+    assert LoadOverrides.of({}) is None
 
 
 def test_a_configuration_alone() -> None:
-    made = Delivery.of({"config": "{}"})
+    made = LoadOverrides.of({"config": "{}"})
     assert made is not None
     assert (made.config, made.files) == ("{}", {})
 
 
 def test_files_need_a_configuration() -> None:
     with pytest.raises(InvalidArgument, match=r"^Load parameter 'config' must be specified for model file override\n"):
-        Delivery.of({"file:1/model.py": b""})
+        LoadOverrides.of({"file:1/model.py": b""})
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ def test_a_file_is_no_directory(first: bool) -> None:
 
 
 def test_names_that_no_file_can_have() -> None:
-    check_names(["config", "file:1/" + "é" * 127])
+    check_file_names(["config", "file:1/" + "é" * 127])
     with pytest.raises(InvalidArgument, match="a name in its path is longer than 255 bytes"):
-        check_names(["config", "file:1/" + "é" * 128])
+        check_file_names(["config", "file:1/" + "é" * 128])
 
 
 def test_unpack(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    unpack(delivery(**{"1/model.py": b"code", "labels.txt": b"cat"}), folder)
+    write_files(delivery(**{"1/model.py": b"code", "labels.txt": b"cat"}), folder)
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == {"1/model.py": b"code", "labels.txt": b"cat"}
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_folders_are_new_and_do_not_exist() -> None:
-    one, other = new_folder(), new_folder()
+    one, other = new_override_folder(), new_override_folder()
     assert one != other
     assert not one.exists()

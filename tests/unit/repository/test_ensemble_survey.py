@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from nerite.config.completion import CompletionUnavailable
-from nerite.config.loading import LoadedModel, load_model_directory
+from nerite.config.loading import CompletionUnavailable, LoadedModel, load_model_directory
 from nerite.config.model_config import ModelConfig
-from nerite.repository.ensemble_survey import Described, EnsembleSurvey, Verdict
+from nerite.repository.ensembles import DescribedModel, EnsembleSurvey, EnsembleVerdict
 from serving import IDENTITY, ensemble, pbtxt, python_model, step
 
 
@@ -30,12 +29,12 @@ class Repositories:
         steps = [step(model, *tensors[at : at + 2]) for at, model in enumerate(models)]
         ensemble(self.folder / repository, name, *steps, outputs=outputs)
 
-    def verdict(self, name: str, repository: str = "a") -> Verdict:
+    def verdict(self, name: str, repository: str = "a") -> EnsembleVerdict:
         models = {}
         for path in self.folder.glob("*/*"):
             loaded = self._loaded(path)
             assert not loaded.mistakes
-            models[path.parent, path.name] = Described(loaded, sound=path.name not in self.wrong)
+            models[path.parent, path.name] = DescribedModel(loaded, sound=path.name not in self.wrong)
         return EnsembleSurvey(models).verdict((self.folder / repository, name))
 
     def _loaded(self, path: Path) -> LoadedModel:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from nerite.config.scheduling_choice import EnsembleStep
-from nerite.repository.catalogue import Catalogue
-from nerite.repository.ensembles import Ensembles
-from nerite.repository.model_record import ModelRecord
+from nerite.config.model_config import EnsembleStep
+from nerite.repository.catalogue import Catalogue, ModelRecord
+from nerite.repository.ensembles import EnsembleLinker
 
 
 class Bench:
@@ -17,7 +16,7 @@ class Bench:
     def __init__(self, *, namespacing: bool = False) -> None:
         self.catalogue = Catalogue(namespacing=namespacing)
         maker: Any = None
-        self.ensembles = Ensembles(self.catalogue, maker, lambda *_: None, lambda _: [])
+        self.ensembles = EnsembleLinker(self.catalogue, maker, lambda *_: None, lambda _: [])
 
     def model(self, name: str, *steps: str, namespace: str = "") -> ModelRecord:
         record = self.catalogue.open(namespace, name)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nerite.repository.folders import FoldersInUse
+from nerite.repository.repositories import FoldersInUse
 
 ONE, TWO = Path("/one"), Path("/two")
 

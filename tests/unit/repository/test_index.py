@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from nerite.repository.catalogue import Catalogue
-from nerite.repository.index import entries
-from nerite.repository.model_record import State, VersionState
+from nerite.repository.catalogue import Catalogue, ModelState, VersionState, index_entries
 
-READY = VersionState(State.READY)
-UNLOADED = VersionState(State.UNAVAILABLE, "unloaded")
+READY = VersionState(ModelState.READY)
+UNLOADED = VersionState(ModelState.UNAVAILABLE, "unloaded")
 
 
 def catalogue(**models: dict[int, VersionState]) -> Catalogue:
@@ -27,34 +25,34 @@ def test_every_version_of_every_model_in_order() -> None:
         {"name": "b", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
         {"name": "b", "version": "3", "state": "READY"},
     ]
-    assert entries({"": ["b", "a"]}, known) == [{"name": "a"}, *versions]
-    assert entries({"": ["b", "a"]}, known, ready_only=True) == versions[1:]
+    assert index_entries({"": ["b", "a"]}, known) == [{"name": "a"}, *versions]
+    assert index_entries({"": ["b", "a"]}, known, ready_only=True) == versions[1:]
 
 
 def test_what_cannot_be_read() -> None:
     known = Catalogue()
     known.open("", "a").unreadable = "config.pbtxt:1:1: what is this"
-    (entry,) = entries({"": ["a"]}, known)
+    (entry,) = index_entries({"": ["a"]}, known)
     assert entry == {"name": "a", "state": "UNAVAILABLE", "reason": "config.pbtxt:1:1: what is this"}
-    assert entries({"": ["a"]}, known, ready_only=True) == []
+    assert index_entries({"": ["a"]}, known, ready_only=True) == []
 
 
 @pytest.mark.parametrize("ready_only", [False, True])
 def test_not_what_only_runs(ready_only: bool) -> None:
     known = catalogue(a={1: READY}, b={1: READY})
-    assert entries({"": ["a"]}, known, ready_only=ready_only) == [{"name": "a", "version": "1", "state": "READY"}]
+    assert index_entries({"": ["a"]}, known, ready_only=ready_only) == [{"name": "a", "version": "1", "state": "READY"}]
 
 
 @pytest.mark.parametrize("ready_only", [False, True])
 def test_what_is_in_several_repositories(ready_only: bool) -> None:
-    (entry,) = entries({"": ["a", "a"]}, catalogue(a={1: READY}), ready_only=ready_only)
+    (entry,) = index_entries({"": ["a", "a"]}, catalogue(a={1: READY}), ready_only=ready_only)
     assert entry == {"name": "a", "state": "UNAVAILABLE", "reason": "model appears in two or more repositories"}
 
 
 def test_namespaces_one_after_the_other() -> None:
     known = Catalogue(namespacing=True)
     known.open("/second", "a").states[1] = READY
-    assert entries({"/second": ["a"], "/first": ["b", "a"]}, known) == [
+    assert index_entries({"/second": ["a"], "/first": ["b", "a"]}, known) == [
         {"name": "a"},
         {"name": "b"},
         {"name": "a", "version": "1", "state": "READY"},
@@ -62,7 +60,7 @@ def test_namespaces_one_after_the_other() -> None:
 
 
 def test_a_version_without_a_number() -> None:
-    assert entries({"": ["a"]}, catalogue(a={-1: UNLOADED})) == [
+    assert index_entries({"": ["a"]}, catalogue(a={-1: UNLOADED})) == [
         {"name": "a", "state": "UNAVAILABLE", "reason": "unloaded"}
     ]
 
@@ -71,4 +69,4 @@ def test_the_content_of_what_is_ready() -> None:
     known = catalogue(a={1: READY, 2: UNLOADED})
     record: Any = known.record("", "a")
     record.running.update({1: SimpleNamespace(content="sha256:1"), 2: SimpleNamespace(content="sha256:2")})
-    assert [entry.get("content_hash") for entry in entries({"": ["a"]}, known)] == ["sha256:1", None]
+    assert [entry.get("content_hash") for entry in index_entries({"": ["a"]}, known)] == ["sha256:1", None]

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from nerite.core.errors import Internal
-from nerite.repository.delivery import Delivery
-from nerite.repository.loading_round import LoadingRound, Waits
+from nerite.repository.manager import LoadingRound, Waits
+from nerite.repository.repositories import LoadOverrides
 
 
 class Bench:
@@ -20,7 +20,7 @@ class Bench:
         self.circles: dict[str, str] = {}
         self.waits: Waits = {}
 
-    async def bring(self, name: str, _delivery: Delivery | None, loading: LoadingRound) -> None:
+    async def bring(self, name: str, _delivery: LoadOverrides | None, loading: LoadingRound) -> None:
         self.loads.append(name)
         await asyncio.sleep(0)
         if self.parts[name]:

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import InvalidArgument, NotFound, Unavailable
-from nerite.repository.model_record import ModelRecord, State, VersionState, version_number
+from nerite.repository.catalogue import ModelRecord, ModelState, VersionState, version_number
 
 
-def record(**states: State) -> ModelRecord:
+def record(**states: ModelState) -> ModelRecord:
     """A record with versions ``v1``, ``v2`` … in these states."""
     made = ModelRecord("M")
     for name, state in states.items():
         number = int(name[1:])
         made.states[number] = VersionState(state)
-        if state is State.READY:
+        if state is ModelState.READY:
             running: Any = f"version {number}"
             made.running[number] = running
     made.latest = max(made.running, default=-1)
@@ -22,30 +22,33 @@ def record(**states: State) -> ModelRecord:
 
 
 def test_without_a_version_the_latest_that_runs() -> None:
-    assert record(v1=State.READY, v3=State.READY, v20=State.LOADING).find("") == "version 3"
+    assert record(v1=ModelState.READY, v3=ModelState.READY, v20=ModelState.LOADING).find("") == "version 3"
 
 
 def test_a_version_by_its_number() -> None:
-    of = record(v1=State.READY, v3=State.READY)
+    of = record(v1=ModelState.READY, v3=ModelState.READY)
     assert of.find("1") == "version 1"
     assert of.find("03") == "version 3"
 
 
 def test_no_version_runs() -> None:
     with pytest.raises(NotFound) as caught:
-        record(v1=State.UNAVAILABLE).find("")
+        record(v1=ModelState.UNAVAILABLE).find("")
     assert caught.value.message == "Request for unknown model: 'M' has no available versions"
 
 
-@pytest.mark.parametrize("state", [State.LOADING, State.UNLOADING, State.UNAVAILABLE])
-def test_a_version_that_is_not_ready(state: State) -> None:
+@pytest.mark.parametrize("state", [ModelState.LOADING, ModelState.UNLOADING, ModelState.UNAVAILABLE])
+def test_a_version_that_is_not_ready(state: ModelState) -> None:
     with pytest.raises(Unavailable) as caught:
-        record(v1=State.READY, v2=state).find("2")
+        record(v1=ModelState.READY, v2=state).find("2")
     assert caught.value.message == "Request for unknown model: 'M' version 2 is not at ready state"
 
 
 def test_a_version_that_is_not_there() -> None:
-    for known, ready in ((record(v1=State.READY, v3=State.READY), "1, 3"), (record(v1=State.LOADING), "none")):
+    for known, ready in (
+        (record(v1=ModelState.READY, v3=ModelState.READY), "1, 3"),
+        (record(v1=ModelState.LOADING), "none"),
+    ):
         with pytest.raises(NotFound) as caught:
             known.find("2")
         assert caught.value.message == (
@@ -55,19 +58,19 @@ def test_a_version_that_is_not_there() -> None:
 
 def test_a_model_is_known_once_a_version_has_a_state() -> None:
     assert not ModelRecord("M").known
-    assert record(v1=State.UNAVAILABLE).known
+    assert record(v1=ModelState.UNAVAILABLE).known
 
 
 def test_a_model_is_gone_once_all_of_it_leaves() -> None:
     assert not ModelRecord("M").gone
-    assert not record(v1=State.LOADING, v2=State.UNLOADING).gone
-    assert not record(v1=State.UNAVAILABLE).gone, "its load failed"
-    leaving = record(v1=State.READY)
+    assert not record(v1=ModelState.LOADING, v2=ModelState.UNLOADING).gone
+    assert not record(v1=ModelState.UNAVAILABLE).gone, "its load failed"
+    leaving = record(v1=ModelState.READY)
     leaving.going = True
     assert leaving.gone
-    left = record(v1=State.UNLOADING)
+    left = record(v1=ModelState.UNLOADING)
     assert left.gone
-    left.states[1] = VersionState(State.UNAVAILABLE, "unloaded")
+    left.states[1] = VersionState(ModelState.UNAVAILABLE, "unloaded")
     assert left.gone
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from nerite.config.model_config import ModelConfig
-from nerite.config.scheduling_choice import EnsembleStep, ModelEnsembling
+from nerite.config.model_config import EnsembleStep, ModelConfig, ModelEnsembling
 from nerite.core.errors import NotFound
-from nerite.repository.origin import origin
+from nerite.repository.catalogue import version_origin
 
 
 def version(name: str, number: int, content: str = "", *steps: tuple[str, int]) -> Any:
@@ -29,21 +28,21 @@ class Models:
 
 def test_a_model() -> None:
     found = version("m", 7, "sha256:1")
-    assert origin(found, Models().find, lasting=False) == "m/1/7"
-    assert origin(found, Models().find, lasting=True) == "m/1/sha256:1"
-    assert origin(version("m", 7), Models().find, lasting=True) == "", "not worked out yet"
+    assert version_origin(found, Models().find, lasting=False) == "m/1/7"
+    assert version_origin(found, Models().find, lasting=True) == "m/1/sha256:1"
+    assert version_origin(version("m", 7), Models().find, lasting=True) == "", "not worked out yet"
 
 
 def test_an_ensemble_is_what_it_is_made_of() -> None:
     models = Models(version("a", 1, "x"), version("b", 2, "y", ("a", -1)))
     outer = version("e", 3, "z", ("b", -1), ("a", -1))
-    assert origin(outer, models.find, lasting=False) == "e/1/3 (b/1/2 (a/1/1)) (a/1/1)"
-    assert origin(outer, models.find, lasting=True) == "e/1/z (b/1/y (a/1/x)) (a/1/x)"
+    assert version_origin(outer, models.find, lasting=False) == "e/1/3 (b/1/2 (a/1/1)) (a/1/1)"
+    assert version_origin(outer, models.find, lasting=True) == "e/1/z (b/1/y (a/1/x)) (a/1/x)"
     models.known["a", "", ""].content = ""
-    assert origin(outer, models.find, lasting=True) == ""
+    assert version_origin(outer, models.find, lasting=True) == ""
 
 
 def test_an_ensemble_without_one_of_its_models() -> None:
-    assert origin(version("e", 3, "z", ("a", -1)), Models().find, lasting=False) == ""
+    assert version_origin(version("e", 3, "z", ("a", -1)), Models().find, lasting=False) == ""
     models = Models(version("a", 1))
-    assert origin(version("e", 3, "z", ("a", 2)), models.find, lasting=False) == "", "the version counts, too"
+    assert version_origin(version("e", 3, "z", ("a", 2)), models.find, lasting=False) == "", "the version counts, too"

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from nerite.backends import gpu_builds
-from nerite.config.gpus import Gpus
+from nerite.backends import machine
+from nerite.config.defaults import Gpus
 from nerite.config.model_config import InstanceKind, ModelConfig, ModelInstanceGroup
 from nerite.core.errors import Unavailable
 from nerite.observability.gpus import Gpu, GpuLibrary
-from nerite.repository.placement import Placement
+from nerite.repository.version_maker import GpuPlacement
 
 GPUS = [Gpu(number, f"GPU-{number}", "Some", 9.0, number) for number in (0, 2)]
 
@@ -26,8 +26,8 @@ class Nvml:
         return SimpleNamespace(total=1000, used=600)
 
 
-def placement(limits: dict[int, float]) -> Placement:
-    return Placement(GpuLibrary(Nvml), GPUS, 7.5, limits)
+def placement(limits: dict[int, float]) -> GpuPlacement:
+    return GpuPlacement(GpuLibrary(Nvml), GPUS, 7.5, limits)
 
 
 def model(kind: InstanceKind, *gpus: int) -> ModelConfig:
@@ -40,9 +40,9 @@ def test_gpus_for_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
     # As these are installed for the tests.
     for backend in ("onnxruntime", "pytorch", "tensorflow"):
         assert there.gpus(backend) == Gpus((0, 2), 7.5, preferred=False)
-    monkeypatch.setitem(gpu_builds._SIGNS, "onnxruntime", gpu_builds._Sign("onnxruntime", "__init__.py"))
+    monkeypatch.setitem(machine._SIGNS, "onnxruntime", machine._Sign("onnxruntime", "__init__.py"))
     assert there.gpus("onnxruntime").preferred
-    monkeypatch.setitem(gpu_builds._SIGNS, "onnxruntime", gpu_builds._Sign("not_installed", "__init__.py"))
+    monkeypatch.setitem(machine._SIGNS, "onnxruntime", machine._Sign("not_installed", "__init__.py"))
     assert not there.gpus("onnxruntime").preferred
 
 

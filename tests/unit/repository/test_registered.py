@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import AlreadyExists
-from nerite.repository.registered import Register, RegisteredRepository
+from nerite.repository.repositories import RegisteredRepository, RepositoryRegister
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_directory_that_is_gone_has_no_models(tmp_path: Path) -> None:
 
 
 def test_each_repository_once() -> None:
-    register = Register()
+    register = RepositoryRegister()
     first, second = RegisteredRepository("/a", {"model": "x"}), RegisteredRepository("/a", {"model": "y"})
     register.add(first)
     with pytest.raises(AlreadyExists, match=r"^model repository '/a' has already been registered$"):
@@ -56,7 +56,7 @@ def test_each_repository_once() -> None:
 
 
 def test_each_given_name_once() -> None:
-    register = Register()
+    register = RepositoryRegister()
     register.add(RegisteredRepository("/a", {"model": "x"}))
     with pytest.raises(AlreadyExists, match=r"^failed to register 'x', there is a conflicting mapping for 'x'$"):
         register.add(RegisteredRepository("/b", {"other": "x"}))

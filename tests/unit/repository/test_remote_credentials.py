@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.repository.remote.credential_file import credentials_for
-from nerite.repository.remote.credentials import Opened, open_store
+from nerite.repository.remote.credentials import (
+    OpenedStore,
+    credentials_for,
+    has_aws_role,
+    has_google_account,
+    open_store,
+)
 from nerite.repository.remote.location import read_location
-from nerite.repository.remote.metadata import has_aws_role, has_google_account
 from pages import Page
 
 NOBODY = {"AWS_EC2_METADATA_DISABLED": "true", "GCE_METADATA_HOST": "127.0.0.1:1"}
@@ -31,18 +35,18 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def opened(place: str, home: Path, **environment: str) -> Opened:
+def opened(place: str, home: Path, **environment: str) -> OpenedStore:
     return open_store(read_location(place), {"HOME": str(home), **NOBODY, **environment})
 
 
-def keys(store: Opened) -> Any:
+def keys(store: OpenedStore) -> Any:
     """What an S3 request would be signed with."""
     provider: Any = store.client.credential_provider
     credential = provider()
     return credential["access_key_id"], credential["secret_access_key"], credential["token"]
 
 
-def config(store: Opened) -> dict[str, Any]:
+def config(store: OpenedStore) -> dict[str, Any]:
     found: Any = store.client.config
     return dict(found)
 

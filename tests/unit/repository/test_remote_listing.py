@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nerite.repository.remote.listing import RemoteFile, listing_of
+from nerite.repository.remote.store import RemoteFile, listing_of
 
 THEN = datetime(2026, 11, 21, 20, 0, 0, tzinfo=UTC)
 

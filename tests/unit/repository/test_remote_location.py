@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.repository.remote.cache import cache_directory
 from nerite.repository.remote.location import is_remote, read_location
+from nerite.repository.remote.repository import cache_directory
 
 
 @pytest.mark.parametrize(

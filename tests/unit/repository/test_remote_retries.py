@@ -6,7 +6,7 @@ from threading import Event
 import pytest
 
 from nerite.core.errors import Internal, Unavailable
-from nerite.repository.remote.retries import TRIES, PassingFailure, retried
+from nerite.repository.remote.store import TRIES, PassingFailure, retried
 
 
 class Clockless(Event):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.repository.source import LocalRepository
+from nerite.repository.repositories import LocalRepository
 
 
 @pytest.fixture

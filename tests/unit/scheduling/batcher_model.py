@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nerite.core.request import InferenceRequest
-from nerite.scheduling.policy import BatchingRules
+from nerite.scheduling.decider import BatchingRules
 
 
 @dataclass(eq=False)

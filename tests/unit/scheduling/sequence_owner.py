@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from doubles import request
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.scheduling.sequence import Sequence, SequenceRequest
+from nerite.scheduling.sequence import RequestSequence, SequenceRequest, SequenceRules, SlotBatch
 from nerite.scheduling.sequence_batcher import SequenceBatcher
-from nerite.scheduling.sequence_rules import SequenceRules
-from nerite.scheduling.sequence_slots import SlotBatch
 
 US = 1000
 
@@ -30,7 +28,7 @@ class Conversation:
     """What one START began, by the books of a client: it is open until END, or until something of it was refused."""
 
     id: int | str
-    sequence: Sequence
+    sequence: RequestSequence
     waiting: list[SequenceRequest] = field(default_factory=list)
     open: bool = True
     running: SequenceRequest | None = None

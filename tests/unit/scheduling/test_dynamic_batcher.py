@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from doubles import request
 from nerite.core.errors import Unavailable
 from nerite.core.request import InferenceRequest
+from nerite.scheduling.decider import DYNAMIC, BatchingRules, BatchReason, QueuePolicy
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
-from nerite.scheduling.policy import BatchingRules, QueuePolicy
-from nerite.scheduling.release import DYNAMIC, Release
 
 US = 1000
 MS = 1_000_000
@@ -486,8 +485,8 @@ def test_each_batch_has_a_reason() -> None:
     at_once = batcher(4)
     offered(at_once, 1)
     assert rows_of(at_once.take(0)) == [1]
-    assert of.releases == {Release.PREFERRED: 1, Release.DELAY: 1, Release.FULL: 1, Release.FREE: 0}
-    assert at_once.releases == {**dict.fromkeys(DYNAMIC, 0), Release.FREE: 1}
+    assert of.releases == {BatchReason.PREFERRED: 1, BatchReason.DELAY: 1, BatchReason.FULL: 1, BatchReason.FREE: 0}
+    assert at_once.releases == {**dict.fromkeys(DYNAMIC, 0), BatchReason.FREE: 1}
 
 
 def test_how_many_wait_by_priority() -> None:

@@ -14,19 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.config.scheduling_choice import EnsembleStep
-from nerite.core import dtype as dtypes
+from nerite.config.model_config import EnsembleStep
+from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import ByteBudget, Memo
-from nerite.core.caller import Caller
-from nerite.core.request import RequestedOutput, RequestHeader
+from nerite.core.request import Caller, RequestedOutput, RequestHeader
 from nerite.core.response import ResponseHeader
-from nerite.core.signature import Input, Output, Signature
+from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import TensorSpec
-from nerite.scheduling.ensemble import link_form
-from nerite.scheduling.ensemble import situation as module
-from nerite.scheduling.ensemble.graph import Graph, Part, Step
-from nerite.scheduling.ensemble.link import fitted
-from nerite.scheduling.ensemble.situation import Course, Situation, Start
+from nerite.scheduling import ensemble as module
+from nerite.scheduling import fused_steps
+from nerite.scheduling.ensemble import (
+    EnsembleGraph,
+    EnsembleProgress,
+    EnsembleProgressCache,
+    GraphStep,
+    StepModel,
+    StepStart,
+)
+from nerite.scheduling.fused_steps import fitted_inputs
 
 
 class Drawn(NamedTuple):
@@ -55,12 +60,12 @@ def signature(name: str, inputs: Sequence[str], outputs: Sequence[str], batch: i
     return Signature(
         name,
         batch,
-        [Input(each, dtypes.INT32, (1,), optional=True) for each in inputs],
-        [Output(each, dtypes.INT32, (1,)) for each in outputs],
+        [SignatureInput(each, dtypes.INT32, (1,), optional=True) for each in inputs],
+        [SignatureOutput(each, dtypes.INT32, (1,)) for each in outputs],
     )
 
 
-def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = (), workers: Sequence[str] = ()) -> Graph:
+def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = (), workers: Sequence[str] = ()) -> EnsembleGraph:
     steps, parts = [], []
     for number, taken in enumerate(drawn.steps):
         inputs = [f"i{at}" for at in range(len(taken))]
@@ -73,9 +78,9 @@ def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = (), workers: Sequence[s
             )
         )
         worker = workers[number % len(workers)] if workers else ""
-        parts.append(Part(signature(f"m{number}", inputs, ["a", "b"]), number in decoupled, worker=worker))
+        parts.append(StepModel(signature(f"m{number}", inputs, ["a", "b"]), number in decoupled, worker=worker))
     made = [f"{number}{letter}" for number in range(len(drawn.steps)) for letter in "ab"]
-    return Graph(signature("e", drawn.inputs, made), "1", steps, parts)
+    return EnsembleGraph(signature("e", drawn.inputs, made), "1", steps, parts)
 
 
 def asking(drawn: Drawn) -> RequestHeader:
@@ -104,7 +109,7 @@ def needed(drawn: Drawn) -> set[int]:
 ANSWER = ResponseHeader("m", "1", [TensorSpec("a", dtypes.INT32, (1,)), TensorSpec("b", dtypes.INT32, (1,))])
 
 
-def computed(start: Start, data: list[list[str]]) -> list[str]:
+def computed(start: StepStart, data: list[list[str]]) -> list[str]:
     """What the model of a step answers."""
     came = dict(
         zip((s.name for s in start.header.inputs), (data[whose][which] for whose, which in start.places), strict=True)
@@ -115,7 +120,7 @@ def computed(start: Start, data: list[list[str]]) -> list[str]:
 
 @given(ensembles(), st.randoms(use_true_random=False))
 def test_like_a_plain_interpreter(drawn: Drawn, random: object) -> None:
-    beginning = Course(graph_of(drawn), asking(drawn)).begin()
+    beginning = EnsembleProgressCache(graph_of(drawn), asking(drawn)).begin()
     for _ in range(2):  # the second time everything is remembered
         situation = beginning
         data: list[list[str]] = [list(drawn.given)]
@@ -140,7 +145,9 @@ def test_like_a_plain_interpreter(drawn: Drawn, random: object) -> None:
         assert said == {tensor: expected(drawn, tensor) for tensor in drawn.wanted}
 
 
-def gone_along(drawn: Drawn, start: Start, data: list[list[str]], random: Random) -> tuple[Step, list[str], list[int]]:
+def gone_along(
+    drawn: Drawn, start: StepStart, data: list[list[str]], random: Random
+) -> tuple[GraphStep, list[str], list[int]]:
     """Go as a worker does from the answer of a step, as far as it likes; return where that ends, what is there, and
     which steps that took."""
     stretch = start.stretch
@@ -149,7 +156,9 @@ def gone_along(drawn: Drawn, start: Start, data: list[list[str]], random: Random
     came = computed(start, data)
     reached, took = start.step, [start.step.number]
     for link in stretch.links[: random.randint(0, len(stretch.links))]:
-        question = link_form.read(json.loads(json.dumps(link_form.describe(link)))).question(start.header, ANSWER)
+        question = fused_steps.link_from_json(json.loads(json.dumps(fused_steps.link_to_json(link)))).question(
+            start.header, ANSWER
+        )
         assert question is not None
         asked = question.header
         assert asked.model_name == f"m{link.number}" and asked.wanted == set(link.outputs)
@@ -167,7 +176,7 @@ def gone_along(drawn: Drawn, start: Start, data: list[list[str]], random: Random
 def test_steps_that_follow_each_other_in_a_worker_lead_to_the_same(
     drawn: Drawn, workers: list[str], random: Random
 ) -> None:
-    beginning = Course(graph_of(drawn, workers=workers), asking(drawn)).begin()
+    beginning = EnsembleProgressCache(graph_of(drawn, workers=workers), asking(drawn)).begin()
     situation = beginning
     data: list[list[str]] = [list(drawn.given)]
     running = list(situation.starts)
@@ -213,7 +222,7 @@ def test_what_follows_in_a_worker() -> None:
 
 def test_what_does_not_fit_the_next_model_is_not_asked() -> None:
     row = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    (start,) = Course(graph_of(row, workers=["w"]), asking(row)).begin().starts
+    (start,) = EnsembleProgressCache(graph_of(row, workers=["w"]), asking(row)).begin().starts
     assert start.stretch is not None
     (link,) = start.stretch.links
     for datatype, shape in ((dtypes.FP32, (1,)), (dtypes.INT32, (2,)), (dtypes.INT32, ())):
@@ -225,7 +234,7 @@ def test_what_does_not_fit_the_next_model_is_not_asked() -> None:
 def test_each_step_is_asked_for_the_caller_of_the_ensemble() -> None:
     row = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
     acme = Caller("acme", "batch", 5)
-    beginning = Course(graph_of(row, workers=["w"]), asking(row).changed(caller=acme)).begin()
+    beginning = EnsembleProgressCache(graph_of(row, workers=["w"]), asking(row).changed(caller=acme)).begin()
     (first,) = beginning.starts
     (second,) = beginning.after(first.step, ANSWER).starts
     assert first.header.caller == second.header.caller == acme
@@ -237,7 +246,7 @@ def test_each_step_is_asked_for_the_caller_of_the_ensemble() -> None:
 
 def test_equal_ways_are_one_object() -> None:
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    beginning = Course(graph_of(drawn), asking(drawn)).begin()
+    beginning = EnsembleProgressCache(graph_of(drawn), asking(drawn)).begin()
     (first,) = beginning.starts
     one, other = (beginning.after(first.step, ANSWER) for _ in range(2))
     assert one is other
@@ -248,7 +257,7 @@ def test_ways_on_are_remembered_within_a_budget(monkeypatch: pytest.MonkeyPatch)
     budget = ByteBudget("test", 128 * 1024)
     monkeypatch.setattr(module, "ENSEMBLES", budget)
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    beginning = Course(graph_of(drawn), asking(drawn)).begin()
+    beginning = EnsembleProgressCache(graph_of(drawn), asking(drawn)).begin()
     (first,) = beginning.starts
     for number in range(300):
         header = ResponseHeader("m", "1", [TensorSpec("a", dtypes.INT32, (number,))])
@@ -265,7 +274,7 @@ def test_what_a_large_request_leads_to_is_not_remembered(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "ENSEMBLES", budget)
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
     caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (1,))], parameters={"a": "x" * 200_000})
-    now = Course(graph_of(drawn), caller).begin()
+    now = EnsembleProgressCache(graph_of(drawn), caller).begin()
     while now.starts:
         now = now.after(now.starts[0].step, ANSWER)
     assert now.answer is not None
@@ -281,12 +290,12 @@ def test_what_a_way_takes_in_memory_is_not_more_than_it_counts(
     monkeypatch.setattr(module, "ENSEMBLES", budget)
     drawn = Drawn(["in0"], [["in0"], *([f"{number}a"] for number in range(steps - 1))], [f"{steps - 1}a"], ["in0"])
     graph = graph_of(drawn)
-    known: Memo[RequestHeader, Situation] = Memo()
+    known: Memo[RequestHeader, EnsembleProgress] = Memo()
 
     def go(number: int) -> None:
         said = {f"parameter {at}": f"{number} {at}" for at in range(parameters)}
         caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (300 + number,))], parameters={**said})
-        now = Course(graph, caller).begin()
+        now = EnsembleProgressCache(graph, caller).begin()
         budget.put(known, caller, now, now.footprint)
         while now.starts:
             specs = [TensorSpec(name, dtypes.INT32, (300 + number,)) for name in "ab"]
@@ -313,7 +322,7 @@ def test_a_way_is_freed_without_the_collector() -> None:
     caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (1,))], parameters={"a": "x" * 200_000})
     gc.disable()
     try:
-        now = Course(graph_of(drawn), caller).begin()
+        now = EnsembleProgressCache(graph_of(drawn), caller).begin()
         course = weakref.ref(now._course)
         del now
         assert course() is None
@@ -323,7 +332,7 @@ def test_a_way_is_freed_without_the_collector() -> None:
 
 def test_each_response_of_a_decoupled_step_is_a_beginning() -> None:
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    beginning = Course(graph_of(drawn, decoupled=[0]), asking(drawn)).begin()
+    beginning = EnsembleProgressCache(graph_of(drawn, decoupled=[0]), asking(drawn)).begin()
     (first,) = beginning.starts
     one = beginning.after(first.step, ANSWER)
     (second,) = one.starts
@@ -335,7 +344,7 @@ def test_each_response_of_a_decoupled_step_is_a_beginning() -> None:
 
 def test_an_output_that_a_step_leaves_out_does_not_come() -> None:
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    beginning = Course(graph_of(drawn), asking(drawn)).begin()
+    beginning = EnsembleProgressCache(graph_of(drawn), asking(drawn)).begin()
     nothing = ResponseHeader("m", "1", [])
     (first,) = beginning.starts
     after = beginning.after(first.step, nothing)
@@ -350,7 +359,7 @@ def test_what_the_caller_says_goes_to_every_step() -> None:
     header = RequestHeader(
         "e", "", [spec], parameters={"a": 1}, priority=2, timeout_us=3, sequence_id="s", sequence_start=True
     )
-    (start,) = Course(graph_of(drawn), header).begin().starts
+    (start,) = EnsembleProgressCache(graph_of(drawn), header).begin().starts
     asked = start.header
     assert (asked.model_name, asked.model_version) == ("m0", "")
     assert (asked.parameters, asked.priority, asked.timeout_us) == ({"a": 1}, 2, 3)
@@ -376,4 +385,4 @@ def test_what_the_caller_says_goes_to_every_step() -> None:
 def test_shapes_between_models_with_and_without_a_batch_dimension(
     shape: tuple[int, ...], batched: bool, dims: tuple[int, ...], wants: bool, fits: tuple[int, ...]
 ) -> None:
-    assert fitted(shape, batched, dims, wants) == fits
+    assert fitted_inputs(shape, batched, dims, wants) == fits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nerite.scheduling.ensemble.inflight_limit import GIVES_WAY_NS, InflightLimit
+from nerite.scheduling.ensemble import GIVES_WAY_NS, InflightLimit
 
 
 def test_first_come_first_served() -> None:

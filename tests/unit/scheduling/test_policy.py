@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.scheduling.policy import BatchingRules, QueuePolicy
+from nerite.scheduling.decider import BatchingRules, QueuePolicy
 
 
 def test_a_queue_without_a_policy_keeps_everything_for_ever() -> None:

@@ -14,16 +14,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nerite.config.options import RateLimitResource as Limit
 from nerite.core.errors import InvalidArgument
-from nerite.scheduling.rate_limiter import EVERYWHERE, Claim, Pool, RateLimiter, Seat
+from nerite.scheduling.rate_limiter import EVERYWHERE, RateLimitedInstance, RateLimiter, ResourceClaim, ResourcePool
 
-R, Q = Pool("R"), Pool("Q")
-
-
-def claim(*needs: tuple[Pool, int], priority: int = 1) -> Claim:
-    return Claim(needs, priority)
+R, Q = ResourcePool("R"), ResourcePool("Q")
 
 
-def entered(limiter: RateLimiter, claim: Claim, granted: Callable[[], None] = lambda: None, model: str = "m") -> Seat:
+def claim(*needs: tuple[ResourcePool, int], priority: int = 1) -> ResourceClaim:
+    return ResourceClaim(needs, priority)
+
+
+def entered(
+    limiter: RateLimiter, claim: ResourceClaim, granted: Callable[[], None] = lambda: None, model: str = "m"
+) -> RateLimitedInstance:
     """Let one instance of a model come."""
     (seat,) = limiter.enter(model, [claim], granted)
     return seat
@@ -36,7 +38,7 @@ class Hall:
         self.limiter = RateLimiter(limits)
         self.let_in: list[str] = []
 
-    def enter(self, name: str, *needs: tuple[Pool, int], priority: int = 1) -> Seat:
+    def enter(self, name: str, *needs: tuple[ResourcePool, int], priority: int = 1) -> RateLimitedInstance:
         return entered(self.limiter, claim(*needs, priority=priority), lambda: self.let_in.append(name), model=name)
 
 
@@ -76,7 +78,7 @@ def test_more_of_a_resource_helps_those_who_wait() -> None:
 
 def test_each_device_has_its_own() -> None:
     hall = Hall()
-    first, second = hall.enter("first", (Pool("R", 0), 1)), hall.enter("second", (Pool("R", 1), 1))
+    first, second = hall.enter("first", (ResourcePool("R", 0), 1)), hall.enter("second", (ResourcePool("R", 1), 1))
     assert hall.limiter.acquire(first)
     assert hall.limiter.acquire(second)
 
@@ -173,15 +175,15 @@ def test_the_order_that_triton_has_been_seen_to_have() -> None:
     ("limits", "needs", "enough"),
     [
         ([Limit("R", 2)], (R, 2), True),
-        ([Limit("R", 2)], (Pool("R", 5), 2), True),
-        ([Limit("R", 1), Limit("R", 2, 5)], (Pool("R", 5), 2), True),
+        ([Limit("R", 2)], (ResourcePool("R", 5), 2), True),
+        ([Limit("R", 1), Limit("R", 2, 5)], (ResourcePool("R", 5), 2), True),
         ([Limit("R", 1, 0), Limit("R", 2, 1)], (R, 2), True),
         ([Limit("R", 1), Limit("R", 2)], (R, 2), False),
-        ([Limit("R", 2, 1)], (Pool("R", 0), 1), False),
+        ([Limit("R", 2, 1)], (ResourcePool("R", 0), 1), False),
         ([Limit("Q", 2)], (R, 1), False),
     ],
 )
-def test_what_the_operator_says_there_is(limits: list[Limit], needs: tuple[Pool, int], enough: bool) -> None:
+def test_what_the_operator_says_there_is(limits: list[Limit], needs: tuple[ResourcePool, int], enough: bool) -> None:
     limiter = RateLimiter(limits)
     if enough:
         assert limiter.acquire(entered(limiter, claim(needs)))
@@ -193,7 +195,7 @@ def test_what_the_operator_says_there_is(limits: list[Limit], needs: tuple[Pool,
 def test_too_little() -> None:
     limiter = RateLimiter([Limit("R", 2)])
     with pytest.raises(InvalidArgument) as refusal:
-        entered(limiter, claim((Pool("R", 0), 4)))
+        entered(limiter, claim((ResourcePool("R", 0), 4)))
     assert refusal.value.message == (
         'Resource count for "R" is limited to 2 which will prevent scheduling of one or more model instances, the '
         "minimum required count is 4. Say so, as in --rate-limit-resource=R:4, or have the instance group need less."
@@ -205,7 +207,7 @@ BOTH = r'^Resource "R" is present as both global and device-specific resource '
 
 def test_global_here_and_not_there() -> None:
     limiter = RateLimiter()
-    needs = [(R, 1), (Pool("R", 0), 1)]
+    needs = [(R, 1), (ResourcePool("R", 0), 1)]
     for claims in ([claim(*needs)], [claim(each) for each in needs]):
         with pytest.raises(InvalidArgument, match=BOTH):
             limiter.enter("m", claims, lambda: None)
@@ -221,7 +223,9 @@ def test_global_before_and_not_after() -> None:
     limiter = hall.limiter
     old = [entered(limiter, claim((R, 1))), entered(limiter, claim((R, 1)))]
     new = [
-        entered(limiter, claim((Pool("R", device), 1)), lambda device=device: hall.let_in.append(f"on {device}"))  # type: ignore[misc]
+        entered(
+            limiter, claim((ResourcePool("R", device), 1)), lambda device=device: hall.let_in.append(f"on {device}")
+        )  # type: ignore[misc]
         for device in (0, 1)
     ]
     assert limiter.acquire(old[0])
@@ -235,14 +239,14 @@ def test_global_before_and_not_after() -> None:
         entered(limiter, claim((R, 1)), model="other")
     limiter.release(new[0])
     assert limiter.acquire(new[0])
-    assert limiter.acquire(entered(limiter, claim((Pool("R", 2), 1)), model="other"))
+    assert limiter.acquire(entered(limiter, claim((ResourcePool("R", 2), 1)), model="other"))
 
 
 def test_what_a_model_says_last_counts_for_others() -> None:
     limiter = RateLimiter()
     entered(limiter, claim((R, 1)))
-    entered(limiter, claim((Pool("R", 0), 1)))
-    entered(limiter, claim((Pool("R", 0), 1)), model="other")
+    entered(limiter, claim((ResourcePool("R", 0), 1)))
+    entered(limiter, claim((ResourcePool("R", 0), 1)), model="other")
     with pytest.raises(InvalidArgument, match=BOTH):
         entered(limiter, claim((R, 1)))
 
@@ -250,7 +254,7 @@ def test_what_a_model_says_last_counts_for_others() -> None:
 @given(st.lists(st.tuples(st.sampled_from("RQ"), st.integers(0, 3), st.integers(1, 4)), max_size=6))
 def test_whoever_is_there_can_execute_alone(wanted: list[tuple[str, int, int]]) -> None:
     limiter = RateLimiter()
-    seats = [entered(limiter, claim((Pool(name, device), count))) for name, device, count in wanted]
+    seats = [entered(limiter, claim((ResourcePool(name, device), count))) for name, device, count in wanted]
     for seat in seats:
         assert limiter.acquire(seat)
         limiter.release(seat)
@@ -265,14 +269,14 @@ class Limited(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.limiter = RateLimiter()
-        self.seats: list[Seat] = []
-        self.most: Counter[Pool] = Counter()
+        self.seats: list[RateLimitedInstance] = []
+        self.most: Counter[ResourcePool] = Counter()
         """The largest need of each resource since it was last free."""
 
     @rule(needs=needs, priority=st.integers(0, 3), device=st.sampled_from([EVERYWHERE, EVERYWHERE, 0, 1]))
     def come(self, needs: dict[str, int], priority: int, device: int) -> None:
-        claims = tuple((Pool(name, device), count) for name, count in needs.items())
-        self.seats.append(entered(self.limiter, Claim(claims, priority)))
+        claims = tuple((ResourcePool(name, device), count) for name, count in needs.items())
+        self.seats.append(entered(self.limiter, ResourceClaim(claims, priority)))
 
     @precondition(lambda self: self.seats)
     @rule(data=st.data())
@@ -296,7 +300,7 @@ class Limited(RuleBasedStateMachine):
 
     @invariant()
     def never_more_than_there_is(self) -> None:
-        for pool in itertools.starmap(Pool, itertools.product("RQS", (EVERYWHERE, 0, 1))):
+        for pool in itertools.starmap(ResourcePool, itertools.product("RQS", (EVERYWHERE, 0, 1))):
             needed = [dict(seat.claim.needs).get(pool, 0) for seat in self.seats]
             held = [dict(seat.claim.needs).get(pool, 0) for seat in self.seats if seat.holding]
             self.most[pool] = max([*needed, self.most[pool] if any(held) else 0])

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from sequence_owner import US, Owner, asked
 
 from doubles import request
-from nerite.core.child_request import ChildRequest
 from nerite.core.errors import Unavailable
-from nerite.scheduling.ended_sequences import MOST
-from nerite.scheduling.policy import BatchingRules
-from nerite.scheduling.release import Release
-from nerite.scheduling.sequence import SequenceRequest
-from nerite.scheduling.sequence_rules import SequenceRules
+from nerite.core.model_calls import ChildRequest
+from nerite.scheduling.decider import BatchingRules, BatchReason
+from nerite.scheduling.sequence import SequenceRequest, SequenceRules
+from nerite.scheduling.sequence_batcher import MOST
 
 DIRECT = SequenceRules("model", 2, 1000)
 OLDEST = SequenceRules("model", 2, 1000, BatchingRules(8))
@@ -328,7 +326,7 @@ def test_direct_waits_for_enough_slots_and_not_too_long() -> None:
     assert of.choose() == {}
     of.cancel(of.accepted[-1])
     assert of.batcher.wake_at() == of.now + 1000 * US, "only the other sequence, which rests"
-    assert of.batcher.releases == {Release.SLOTS: 1, Release.DELAY: 1, Release.FREE: 0}
+    assert of.batcher.releases == {BatchReason.SLOTS: 1, BatchReason.DELAY: 1, BatchReason.FREE: 0}
 
 
 def test_oldest_prefers_sizes_and_does_not_wait_too_long() -> None:
@@ -342,7 +340,12 @@ def test_oldest_prefers_sizes_and_does_not_wait_too_long() -> None:
     assert of.batcher.wake_at() == 100 * US
     of.now = 100 * US
     assert [each.sequence.id for each in of.choose()["model_0"] if each] == [3]
-    assert of.batcher.releases == {Release.PREFERRED: 1, Release.FULL: 0, Release.DELAY: 1, Release.FREE: 0}
+    assert of.batcher.releases == {
+        BatchReason.PREFERRED: 1,
+        BatchReason.FULL: 0,
+        BatchReason.DELAY: 1,
+        BatchReason.FREE: 0,
+    }
 
 
 def test_why_batches_begin_is_counted_of_all_instances_those_that_died_too() -> None:
@@ -352,7 +355,7 @@ def test_why_batches_begin_is_counted_of_all_instances_those_that_died_too() -> 
             of.offer(asked(number, start=True))
         assert len(of.choose()) == 2
         of.die("model_0")
-        assert of.batcher.releases[Release.FREE] == sum(of.batcher.releases.values()) == 2
+        assert of.batcher.releases[BatchReason.FREE] == sum(of.batcher.releases.values()) == 2
 
 
 def test_at_a_stop_nobody_waits_for_sequences_that_may_never_end() -> None:

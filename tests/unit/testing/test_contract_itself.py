@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from nerite.backends.interface import Instance, InstanceContext, Marks, ModelContext
+from nerite.backends.interface import ExecutionTimes, Instance, InstanceContext, ModelContext
 from nerite.core.errors import InvalidArgument
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
@@ -47,7 +47,9 @@ class Right:
     def instance(self, context: InstanceContext) -> Instance:
         return self
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
+    def execute(
+        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+    ) -> Sequence[InferenceResponse | None]:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: InferenceRequest) -> InferenceResponse:
@@ -131,12 +133,16 @@ class NeverDone(Right):
 
 
 class OutOfOrder(Right):
-    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
+    def execute(
+        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+    ) -> Sequence[InferenceResponse | None]:
         return [*reversed(super().execute(requests, marks))]
 
 
 class ForgetsTheLast(Right):
-    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
+    def execute(
+        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+    ) -> Sequence[InferenceResponse | None]:
         return [*super().execute(requests, marks)][: max(len(requests) - 1, 1)]
 
 

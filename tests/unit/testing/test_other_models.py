@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
-from nerite.core import host
+from nerite.core import model_calls
 from nerite.core.errors import NeriteError, Unavailable, Unsupported
 from nerite.testing import Answer, ModelUnderTest, load_model
 
@@ -110,10 +110,10 @@ class Early(Caller):
 
 
 def test_calls_are_for_execute_and_nothing_is_left_behind() -> None:
-    before = host.current
+    before = model_calls.current
     with pytest.raises(pb_utils.TritonModelException, match="only supported during the 'execute' function"):
         load_model(Early, CONFIG, calls={"other": doubled})
-    assert host.current is before
+    assert model_calls.current is before
     with caller("one", doubled):
-        assert host.current is not before
-    assert host.current is before
+        assert model_calls.current is not before
+    assert model_calls.current is before

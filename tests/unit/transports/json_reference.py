@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-from nerite.transports.http.json_error import MAX_DEPTH, JsonError, TooDeep
+from nerite.transports.http.json_text import MAX_DEPTH, JsonError, TooDeep
 
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _NUMBER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)")

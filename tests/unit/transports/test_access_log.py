@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_peer import Peer as HttpPeer
-from http_peer import chunked, request
 from test_grpc_connection import Peer as GrpcPeer
 from test_grpc_connection import message
 from test_grpc_stream import OK, StreamPeer
 
+from http_peer import Peer as HttpPeer
+from http_peer import chunked, request
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.observability.log import log
-from nerite.transports.grpc.logged_connection import LoggedGrpcConnection
-from nerite.transports.http.logged_connection import LoggedHttpConnection
+from nerite.transports.grpc.listener import LoggedGrpcConnection
+from nerite.transports.http.listener import LoggedHttpConnection
 
 
 class LoggedHttpPeer(HttpPeer):

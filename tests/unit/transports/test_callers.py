@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from nerite.core.caller import Caller
+from nerite.admission.policy import parse_policy
 from nerite.core.errors import InvalidArgument
-from nerite.scheduling.tokens.policy_file import parse
-from nerite.transports.callers import Callers, forwarded, header_text, texts
+from nerite.core.request import Caller
+from nerite.transports.access import Callers, forwarded, header_text, texts
 
-POLICY = parse(
+POLICY = parse_policy(
     """
 header = "X-Tenant"
 [tenants.acme]

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.core import dtype as dtypes
-from nerite.core.dtype import DataType
+from nerite.core import tensor as dtypes
 from nerite.core.errors import InvalidArgument
-from nerite.core.tensor import TensorSpec, decode_bytes
-from nerite.transports import classification
+from nerite.core.tensor import DataType, TensorSpec, decode_bytes
+from nerite.transports import output_parameters
 
 LABELS = ("cat", "dog", "é")
 
@@ -24,7 +23,7 @@ def top(
 ) -> tuple[tuple[int, ...], list[str]]:
     """Shape and texts of the best ``count`` of ``values``."""
     array = np.array(values, datatype.numpy)
-    spec, data = classification.top(
+    spec, data = output_parameters.top_classes(
         TensorSpec("OUT", datatype, array.shape), array.tobytes(), count, labels, batching=batching
     )
     assert (spec.name, spec.datatype) == ("OUT", dtypes.BYTES)
@@ -90,19 +89,21 @@ def test_whole_numbers(datatype: DataType, values: list[int], expected: list[str
 @pytest.mark.parametrize("datatype", [dtypes.BYTES, dtypes.BOOL, dtypes.FP16, dtypes.BF16])
 def test_types_that_have_no_order_here(datatype: DataType) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        classification.top(TensorSpec("OUT", datatype, (1, 1)), b"\0\0\0\0", 1, (), batching=True)
+        output_parameters.top_classes(TensorSpec("OUT", datatype, (1, 1)), b"\0\0\0\0", 1, (), batching=True)
     assert caught.value.message == (f"class result not available for output due to unsupported type '{datatype.name}'")
 
 
 def test_too_large_to_sort() -> None:
     with pytest.raises(InvalidArgument) as caught:
-        classification.top(TensorSpec("OUT", dtypes.UINT8, (1_000_001,)), bytes(1_000_001), 1, (), batching=False)
+        output_parameters.top_classes(
+            TensorSpec("OUT", dtypes.UINT8, (1_000_001,)), bytes(1_000_001), 1, (), batching=False
+        )
     assert caught.value.message == "classification output tensor too large"
 
 
 @pytest.mark.parametrize(("shape", "expected"), [((0, 3), (0, 2)), ((2, 0), (2, 0)), ((0, 0), (0, 0))])
 def test_nothing_to_sort(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    spec, data = classification.top(TensorSpec("OUT", dtypes.FP32, shape), b"", 2, (), batching=True)
+    spec, data = output_parameters.top_classes(TensorSpec("OUT", dtypes.FP32, shape), b"", 2, (), batching=True)
     assert (spec.shape, bytes(data)) == (expected, b"")
 
 

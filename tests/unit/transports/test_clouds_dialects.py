@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.core.errors import Internal, InvalidArgument
-from nerite.transports.clouds.dialects import SAGEMAKER, SAGEMAKER_MODELS, VERTEX
+from nerite.transports.clouds import SAGEMAKER, SAGEMAKER_MODELS, VERTEX
 from nerite.transports.http import head
 from nerite.transports.http.head import RequestHead
 
@@ -13,7 +13,9 @@ KIND = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
 
 def sent(content_type: str, length: int = 100) -> RequestHead:
-    return head.parse(f"POST / HTTP/1.1\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n\r\n".encode())
+    return head.parse_head(
+        f"POST / HTTP/1.1\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n\r\n".encode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_a_size_that_cannot_be(content_type: str, text: str) -> None:
 
 def test_what_arrives_in_chunks_has_no_length_yet() -> None:
     raw = f"POST / HTTP/1.1\r\nContent-Type: {KIND}7\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert SAGEMAKER.json_size(head.parse(raw.encode())) == 7
+    assert SAGEMAKER.json_size(head.parse_head(raw.encode())) == 7
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 
 from nerite.config.options import VertexOptions
 from nerite.core.errors import InvalidArgument
-from nerite.transports.clouds.vertex import VertexRouter, default_model
+from nerite.transports.access import AccessKeys, Lock
+from nerite.transports.clouds import VertexRouter, default_model
 from nerite.transports.http import head
+from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.router import Router
-from nerite.transports.http.target import Target
-from nerite.transports.keys import Keys, Lock
 
 OPTIONS = VertexOptions(health_route="/health", predict_route="/v1/models/7:predict")
 
@@ -37,19 +37,19 @@ def target(
     method: str = "POST",
     metrics: Any = None,
     locks: Mapping[str, Lock] = MappingProxyType({}),
-) -> Target:
+) -> HttpTarget:
     server: Any = FakeServer()
     router = VertexRouter(Router(server, max_input_size=100, locks=locks), OPTIONS, "default", metrics)
     line = "" if redirect is None else f"X-Vertex-AI-Triton-Redirect: {redirect}\r\n"
-    return router.target(head.parse(f"{method} {path} HTTP/1.1\r\n{line}\r\n".encode()))
+    return router.target(head.parse_head(f"{method} {path} HTTP/1.1\r\n{line}\r\n".encode()))
 
 
-def status(found: Target) -> int:
+def status(found: HttpTarget) -> int:
     answer = found.refusal or found.answer
     return 0 if answer is None else answer.status
 
 
-def redirected(to: str, method: str = "POST") -> Target:
+def redirected(to: str, method: str = "POST") -> HttpTarget:
     return target(OPTIONS.predict_route, to, method)
 
 
@@ -106,7 +106,7 @@ def test_a_header_that_leads_nowhere(to: str) -> None:
 
 def test_the_metrics() -> None:
     assert target(OPTIONS.predict_route, "metrics", metrics=object()).call is not None
-    locks = {"metrics": Lock("key", Keys([b"secret"]))}
+    locks = {"metrics": Lock("key", AccessKeys([b"secret"]))}
     assert status(target(OPTIONS.predict_route, "metrics", metrics=object(), locks=locks)) == 403
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from nerite.transports.connection_table import ConnectionTable, Listed
+from nerite.transports.limits import ConnectionEntry, ConnectionTable
 
 
 class Fake:
@@ -16,7 +16,7 @@ class Fake:
         raise AssertionError("a decider closes nothing")
 
 
-def table_of(limit: int, *connections: Listed, idle_seconds: float = 0) -> ConnectionTable:
+def table_of(limit: int, *connections: ConnectionEntry, idle_seconds: float = 0) -> ConnectionTable:
     """A table to which a connection came each second."""
     table = ConnectionTable(limit, idle_seconds)
     for second, connection in enumerate(connections):

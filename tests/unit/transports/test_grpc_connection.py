@@ -19,12 +19,12 @@ from nerite.config.options import KeepaliveOptions
 from nerite.core.errors import Exhausted, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
-from nerite.http2 import Headers, Limits
-from nerite.transports.bounds import Bounds
-from nerite.transports.grpc import status
-from nerite.transports.grpc.connection import WAITING_CALL, Call, GrpcConnection, Shared
-from nerite.transports.grpc.keepalive import Rules
+from nerite.http2 import Limits, RequestHeaders
+from nerite.transports.grpc import messages
+from nerite.transports.grpc.connection import WAITING_CALL, GrpcCall, GrpcConnection, GrpcShared
+from nerite.transports.grpc.keepalive import KeepaliveRules
 from nerite.transports.grpc.stream import StreamTarget
+from nerite.transports.limits import TransportLimits
 
 OK = InferenceResponse(None)
 
@@ -33,7 +33,7 @@ class FakeTarget:
     """Echoes each message; a path with ``later`` begins an inference that waits, one with ``refuse`` is refused."""
 
     def __init__(self, path: str, service: FakeService) -> None:
-        self.refusal = status.of_error(InvalidArgument("refused")) if "refuse" in path else None
+        self.refusal = messages.of_error(InvalidArgument("refused")) if "refuse" in path else None
         self.timeout: float | None = None
         self.max_message = service.max_message
         self.stream: StreamTarget | None = None
@@ -44,13 +44,13 @@ class FakeTarget:
         self._service.buffers.append((bytes(beginning), size))
         return memoryview(bytearray(size))
 
-    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+    def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
         if "known" not in self._path:
             return False
-        call.reply(status.HEAD, [status.framed(b"known " + bytes(framed))])
+        call.reply(messages.HEAD, [messages.framed(b"known " + bytes(framed))])
         return True
 
-    def start(self, call: Call, message: memoryview) -> None:
+    def start(self, call: GrpcCall, message: memoryview) -> None:
         assert not message.readonly
         self._service.started.append((self._path, bytes(message)))
         if "mistake" in self._path:
@@ -58,21 +58,21 @@ class FakeTarget:
                 call.request = InferenceRequest(RequestHeader("m", "", []), [], call, 0)
                 self._service.waiting.append(call.request)
             if "answered" in self._path:
-                call.reply(status.HEAD, [status.framed(b"answered")])
+                call.reply(messages.HEAD, [messages.framed(b"answered")])
             raise RuntimeError("a mistake of ours")
         if "later" in self._path:
             call.request = InferenceRequest(RequestHeader("m", "", []), [bytes(message[5:])], call, 0)
             self._service.waiting.append(call.request)
         elif "fail" in self._path:
-            call.fail(status.of_error(InvalidArgument("failed")))
+            call.fail(messages.of_error(InvalidArgument("failed")))
         else:
-            call.reply(status.HEAD, [status.framed(bytes(message[5:]))])
+            call.reply(messages.HEAD, [messages.framed(bytes(message[5:]))])
 
     def too_large(self, size: int) -> NeriteError:
         return Exhausted(f"{size} is too large")
 
-    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
-        call.reply(status.HEAD, [status.framed(b"".join((b"inferred ", *request.data)))])
+    def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
+        call.reply(messages.HEAD, [messages.framed(b"".join((b"inferred ", *request.data)))])
 
 
 class FakeService:
@@ -82,12 +82,12 @@ class FakeService:
         self.buffers: list[tuple[bytes, int]] = []
         self.max_message = 2**31 - 1
 
-    def target(self, headers: Headers) -> FakeTarget:
+    def target(self, headers: RequestHeaders) -> FakeTarget:
         if b"nowhere" in headers.path:
             raise RuntimeError("a mistake of ours")
         target = headers.memo = FakeTarget(headers.path.decode(), self)
         timeout = headers.get(b"grpc-timeout")
-        target.timeout = status.timeout_seconds(timeout) if timeout else None
+        target.timeout = messages.timeout_seconds(timeout) if timeout else None
         return target
 
 
@@ -99,8 +99,8 @@ class Peer:
     def __init__(self, **keepalive: Any) -> None:
         self.loop = FakeLoop()
         self.service = FakeService()
-        self.bounds = Bounds()
-        self.shared = Shared(self.service, Limits(), Rules(KeepaliveOptions(**keepalive)), self.bounds)
+        self.bounds = TransportLimits()
+        self.shared = GrpcShared(self.service, Limits(), KeepaliveRules(KeepaliveOptions(**keepalive)), self.bounds)
         self.connection = self.kind(self.shared, self.loop)  # type: ignore[arg-type]
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
@@ -182,20 +182,20 @@ def test_what_is_known_is_answered_without_being_kept() -> None:
     peer = Peer()
     calls = [peer.call("/known", end=False) for _ in range(3)]
     for number, call in enumerate(calls):
-        peer.client.send_data(call, status.framed(b"%d" % number), end_stream=True)
+        peer.client.send_data(call, messages.framed(b"%d" % number), end_stream=True)
     peer.flush()
-    assert [peer.reply(call) for call in calls] == [b"known " + status.framed(b"%d" % number) for number in range(3)]
+    assert [peer.reply(call) for call in calls] == [b"known " + messages.framed(b"%d" % number) for number in range(3)]
     assert peer.service.started == []
     # In pieces it is not even looked for.
     split = peer.call("/known", b"\0\0\0", b"\0\1x")
     peer.flush()
-    assert peer.service.started == [("/known", status.framed(b"x"))]
+    assert peer.service.started == [("/known", messages.framed(b"x"))]
     assert peer.reply(split) == b"x"
 
 
 def test_answers_of_one_turn_leave_in_one_write() -> None:
     peer = Peer()
-    calls = [peer.call("/later", status.framed(b"%d" % number)) for number in range(3)]
+    calls = [peer.call("/later", messages.framed(b"%d" % number)) for number in range(3)]
     peer.flush()
     writes = peer.transport.writes
     for waiting in peer.service.waiting[:2]:
@@ -212,7 +212,7 @@ def test_answers_of_one_turn_leave_in_one_write() -> None:
 def test_many_answers_leave_in_several_writes() -> None:
     """The client begins with the first while the others are written."""
     peer = Peer()
-    calls = [peer.call("/later", status.framed(b"x")) for _ in range(20)]
+    calls = [peer.call("/later", messages.framed(b"x")) for _ in range(20)]
     peer.flush()
     writes = peer.transport.writes
     for waiting in peer.service.waiting:
@@ -373,7 +373,7 @@ def test_a_mistake_of_ours_costs_one_call_and_nothing_else(peer: Peer, caplog: p
     working = peer.call("/mistake/waiting", message(b"x"))
     peer.flush()
     for stream in (at_once, in_pieces, unknown, working):
-        assert peer.status(stream) == (status.INTERNAL, Incident())
+        assert peer.status(stream) == (messages.INTERNAL, Incident())
     assert peer.reply(answered) == b"answered"
     assert len(caplog.records) == 5
     assert peer.service.waiting[-1].cancelled
@@ -601,7 +601,7 @@ def test_a_message_that_is_too_large_is_refused_when_its_length_is_known() -> No
     whole = peer.call("/echo", message(bytes(1001)))
     fits = peer.call("/echo", message(bytes(1000)))
     peer.flush()
-    assert peer.status(announced) == peer.status(whole) == (status.RESOURCE_EXHAUSTED, b"1001 is too large")
+    assert peer.status(announced) == peer.status(whole) == (messages.RESOURCE_EXHAUSTED, b"1001 is too large")
     assert len(peer.reply(fits)) == 1000
     assert [size for _, size in peer.service.buffers] == [1005]
     assert peer.connection.calls == {}
@@ -649,7 +649,7 @@ def test_a_call_counts_while_its_message_does_not_come() -> None:
     assert (peer.status(call), peer.bounds.bytes.used) == ((0, b""), 0)
     refused = [peer.call("/later", end=False) for _ in range(60)]
     peer.flush()
-    assert peer.status(refused[-1])[0] == status.RESOURCE_EXHAUSTED
+    assert peer.status(refused[-1])[0] == messages.RESOURCE_EXHAUSTED
     assert peer.bounds.bytes.used == 100_000 // WAITING_CALL * WAITING_CALL
 
 
@@ -659,7 +659,7 @@ def test_messages_that_there_is_no_room_for() -> None:
     announced = peer.call("/later", message(bytes(50_000))[:20_000], end=False)
     peer.flush()
     code, text = peer.status(announced)
-    assert (code, b"--max-bytes-in-flight" in text) == (status.RESOURCE_EXHAUSTED, True)
+    assert (code, b"--max-bytes-in-flight" in text) == (messages.RESOURCE_EXHAUSTED, True)
     assert peer.headers[announced][b"grpc-retry-pushback-ms"] == b"1000"
     assert peer.bounds.bytes.refused == 1
     # Two fit when they are announced, and one of them does not any more when it comes.
@@ -675,7 +675,7 @@ def test_messages_that_there_is_no_room_for() -> None:
                 peer.client.send_data(call, message(bytes(60_000))[at : at + 10_000])
                 peer.flush()
     assert [call in peer.ended for call in both] == [False, True]
-    assert peer.status(both[1])[0] == status.RESOURCE_EXHAUSTED
+    assert peer.status(both[1])[0] == messages.RESOURCE_EXHAUSTED
     peer.client.reset_stream(both[0])
     peer.flush()
     assert peer.bounds.bytes.used == 0
@@ -712,7 +712,7 @@ def test_a_message_that_does_not_come_on() -> None:
     stalled(peer, 60)
     for call in calls:
         code, text = peer.status(call)
-        assert code == status.DEADLINE_EXCEEDED
+        assert code == messages.DEADLINE_EXCEEDED
         assert text == b"the message did not come on for 60 s. Use --grpc-upload-timeout to wait longer."
     assert running not in peer.ended
     assert peer.bounds.refused["stalled"] == 3

@@ -10,16 +10,16 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
 from nerite.core.errors import InvalidArgument
 from nerite.core.tensor import TensorSpec, join_bytes
-from nerite.transports.grpc import contents
-from nerite.transports.grpc.infer_wire import MAX_FIELDS, Malformed
-from nerite.wire.fields import nested, varint
+from nerite.transports.grpc import infer_request
+from nerite.transports.grpc.wire import MAX_FIELDS, MalformedMessage
+from nerite.wire.fields import nested_field, varint
 from nerite.wire.grpc_service import InferTensorContents
 
-NUMBERS = {name: number for number, name in enumerate(contents._NAMES) if name}
-INTEGERS = [name for name, field in contents.CONTENTS.items() if "int" in field or name == "BOOL"]
+NUMBERS = {name: number for number, name in enumerate(infer_request._NAMES) if name}
+INTEGERS = [name for name, field in infer_request.CONTENTS.items() if "int" in field or name == "BOOL"]
 NOTHING: list[int] = []
 
 
@@ -27,15 +27,15 @@ def read(datatype: str, *messages: bytes, aside: bool = False, taken: list[int] 
     spec = TensorSpec("IN", dtypes.BY_NAME[datatype], (1,))
     told = [] if taken is None else taken
     views = [memoryview(bytearray(message)) for message in messages]
-    return bytes(contents.read(spec, views, "m", told.append, aside=aside))
+    return bytes(infer_request.read_contents(spec, views, "m", told.append, aside=aside))
 
 
 def expected(datatype: str, serialized: bytes) -> bytes:
     """The same, by way of protobuf's own parser."""
-    values = getattr(InferTensorContents.FromString(serialized), contents.CONTENTS[datatype])
+    values = getattr(InferTensorContents.FromString(serialized), infer_request.CONTENTS[datatype])
     if datatype == "BYTES":
         return join_bytes(values)
-    field = contents.CONTENTS[datatype].partition("_")[0].replace("fp", "float")
+    field = infer_request.CONTENTS[datatype].partition("_")[0].replace("fp", "float")
     return np.array(list(values), field).astype(dtypes.BY_NAME[datatype].numpy).tobytes()
 
 
@@ -45,21 +45,23 @@ ENCODED = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=80)
 @given(st.sampled_from(INTEGERS), ENCODED, st.integers(0, 80))
 def test_numbers_of_any_length(datatype: str, values: list[int], cut: int) -> None:
     """Whatever is encoded, and also where it does not fit the type, packed in one piece or in two, or not packed."""
-    number = NUMBERS[contents.CONTENTS[datatype]]
+    number = NUMBERS[infer_request.CONTENTS[datatype]]
     raw = [varint(value) for value in values]
-    packed = nested(number, b"".join(raw))
-    halves = nested(number, b"".join(raw[:cut])) + nested(number, b"".join(raw[cut:]))
+    packed = nested_field(number, b"".join(raw))
+    halves = nested_field(number, b"".join(raw[:cut])) + nested_field(number, b"".join(raw[cut:]))
     single = b"".join(varint(number << 3) + each for each in raw)
     wanted = expected(datatype, packed)
-    for form in (packed, halves, single, halves[: len(nested(number, b"".join(raw[:cut])))] + single):
+    for form in (packed, halves, single, halves[: len(nested_field(number, b"".join(raw[:cut])))] + single):
         assert read(datatype, form) == expected(datatype, form)
     assert read(datatype, packed) == wanted == read(datatype, single)
-    assert read(datatype, nested(number, b"".join(raw[:cut])), nested(number, b"".join(raw[cut:]))) == wanted
+    assert (
+        read(datatype, nested_field(number, b"".join(raw[:cut])), nested_field(number, b"".join(raw[cut:]))) == wanted
+    )
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 5, 10])
 def test_numbers_of_several_pieces(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "_PIECE", 1000)
+    monkeypatch.setattr(infer_request, "_PIECE", 1000)
     rng = np.random.default_rng(longest)
     values = [int(value) for value in rng.integers(0, min(2 ** (7 * longest), 2**64) - 1, 5000, np.uint64)]
     data = InferTensorContents(uint64_contents=values).SerializeToString()
@@ -83,7 +85,7 @@ def test_floats_are_not_copied() -> None:
     message = bytearray(InferTensorContents(fp32_contents=[1.0, 2.0]).SerializeToString())
     spec = TensorSpec("IN", dtypes.FP32, (2,))
     taken: list[int] = []
-    data = contents.read(spec, [memoryview(message)], "m", taken.append, aside=False)
+    data = infer_request.read_contents(spec, [memoryview(message)], "m", taken.append, aside=False)
     message[-4:] = np.float32(7).tobytes()
     assert bytes(data) == np.array([1, 7], np.float32).tobytes()
     assert taken == []
@@ -98,7 +100,7 @@ def test_strings(values: list[bytes], aside: bool) -> None:
 
 
 def test_as_many_strings_as_there_are() -> None:
-    values = [b"x" * (number % 3) for number in range(5 * contents._PAUSE_EVERY)]
+    values = [b"x" * (number % 3) for number in range(5 * infer_request._PAUSE_EVERY)]
     data = InferTensorContents(bytes_contents=values).SerializeToString()
     taken: list[int] = []
     assert read("BYTES", data, aside=True, taken=taken) == join_bytes(values)
@@ -118,22 +120,22 @@ def test_fields_that_there_are_not_are_left_out() -> None:
 
 
 def test_no_contents() -> None:
-    assert read("INT32") == read("INT32", b"") == read("BYTES", b"") == read("FP32", nested(6, b"")) == b""
+    assert read("INT32") == read("INT32", b"") == read("BYTES", b"") == read("FP32", nested_field(6, b"")) == b""
 
 
 @pytest.mark.parametrize(
     ("datatype", "data"),
     [
-        ("INT32", nested(2, b"\x80")),
-        ("INT32", nested(2, b"\x01" * 200 + b"\x80")),
-        ("INT32", nested(2, b"\x01" * 200 + b"\xff" * 11 + b"\x01")),
-        ("INT32", nested(2, b"\xff" * 11 + b"\x01")),
-        ("INT32", nested(2, b"\x01" * 50 + b"\xff" * 20)),
+        ("INT32", nested_field(2, b"\x80")),
+        ("INT32", nested_field(2, b"\x01" * 200 + b"\x80")),
+        ("INT32", nested_field(2, b"\x01" * 200 + b"\xff" * 11 + b"\x01")),
+        ("INT32", nested_field(2, b"\xff" * 11 + b"\x01")),
+        ("INT32", nested_field(2, b"\x01" * 50 + b"\xff" * 20)),
         ("INT32", b"\x10\x80"),
         ("INT32", b"\x12\x05a"),
         ("INT32", b"\x13\x14"),
-        ("FP32", nested(6, b"abc")),
-        ("FP64", nested(7, b"abcd")),
+        ("FP32", nested_field(6, b"abc")),
+        ("FP64", nested_field(7, b"abcd")),
         ("FP32", b"\x35abc"),
         ("BYTES", b"\x42\x05a"),
         ("BYTES", b"\x42"),
@@ -141,16 +143,16 @@ def test_no_contents() -> None:
     ],
 )
 def test_bytes_that_are_no_contents(datatype: str, data: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         read(datatype, data)
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(sorted(contents.CONTENTS)), st.binary(max_size=40))
+@given(st.sampled_from(sorted(infer_request.CONTENTS)), st.binary(max_size=40))
 def test_any_bytes_are_read_as_protobuf_reads_them_or_refused(datatype: str, data: bytes) -> None:
     try:
         found = read(datatype, data)
-    except (Malformed, InvalidArgument):
+    except (MalformedMessage, InvalidArgument):
         return
     try:
         wanted = expected(datatype, data)
@@ -175,7 +177,7 @@ def test_numbers_that_are_not_packed_are_bounded() -> None:
     assert len(read("INT8", b"\x10\x01" * MAX_FIELDS)) == MAX_FIELDS
     with pytest.raises(InvalidArgument, match="more than the 5000 fields that are allowed, most of them in the con"):
         read("INT8", b"\x10\x01" * (MAX_FIELDS + 1))
-    assert len(read("INT8", nested(2, b"\x01" * 1_000_000))) == 1_000_000
+    assert len(read("INT8", nested_field(2, b"\x01" * 1_000_000))) == 1_000_000
 
 
 def test_no_memory_is_taken_before_it_was_asked_for() -> None:
@@ -184,4 +186,4 @@ def test_no_memory_is_taken_before_it_was_asked_for() -> None:
 
     spec = TensorSpec("IN", dtypes.INT64, (1,))
     with pytest.raises(MemoryError, match="8000000"):
-        contents.read(spec, [memoryview(nested(3, bytes(1_000_000)))], "m", take, aside=False)
+        infer_request.read_contents(spec, [memoryview(nested_field(3, bytes(1_000_000)))], "m", take, aside=False)

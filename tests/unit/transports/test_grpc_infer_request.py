@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_grpc_infer_wire import fields_of
 
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import GRPC_PLANS
-from nerite.core.dtype import DataType
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import RequestHeader
-from nerite.core.tensor import TensorSpec, join_bytes
-from nerite.transports.callers import Sender
-from nerite.transports.grpc import infer_wire, status
-from nerite.transports.grpc.infer_request import InferReader, Known, broken
+from nerite.core.tensor import DataType, TensorSpec, join_bytes
+from nerite.transports.access import SenderHeaders
+from nerite.transports.grpc import messages as status
+from nerite.transports.grpc import wire
+from nerite.transports.grpc.infer_request import InferReader, KnownMessage, broken
 from nerite.wire.grpc_service import ModelInferRequest
 
 CONTENTS = {
@@ -49,8 +49,8 @@ def read(reader: InferReader, message: Any) -> Read:
 def of_view(reader: InferReader, view: memoryview) -> Any:
     """What is read of a message, as ``Messages`` has it read."""
     try:
-        parts = infer_wire.split(view)
-    except infer_wire.Malformed:
+        parts = wire.split(view)
+    except wire.MalformedMessage:
         raise broken() from None
     return reader.read(parts, view, lambda size: None)
 
@@ -65,7 +65,7 @@ def same(one: Read, other: Read) -> bool:
 
 @pytest.fixture
 def reader() -> InferReader:
-    return InferReader(Sender({"x-forwarded": "yes"}))
+    return InferReader(SenderHeaders({"x-forwarded": "yes"}))
 
 
 def tensor(name: str = "IN", datatype: str = "INT32", shape: tuple[int, ...] = (2,), **more: Any) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def says(found: Read, message: Any, data: list[bytes]) -> None:
 
 @given(st.lists(requests(), max_size=4), st.integers(0, 2**32))
 def test_any_request_in_any_order_first_seen_or_known(examples: list[tuple[Any, list[bytes]]], seed: int) -> None:
-    reader = InferReader(Sender({}))
+    reader = InferReader(SenderHeaders({}))
     rng = random.Random(seed)
     for message, data in examples:
         serialized = message.SerializeToString()
@@ -226,7 +226,7 @@ def test_any_request_in_any_order_first_seen_or_known(examples: list[tuple[Any, 
             assert same(read(reader, form), first)
             if before is not None:
                 assert same((*before[:1], "", before[1]), first)
-            assert same(read(InferReader(Sender({})), form), first)
+            assert same(read(InferReader(SenderHeaders({})), form), first)
 
 
 def test_what_was_seen_before_does_not_change_what_is_read() -> None:
@@ -234,11 +234,11 @@ def test_what_was_seen_before_does_not_change_what_is_read() -> None:
     inputs = [tensor("A", "FP32", (0,))]
     with_raw = ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=[b""])
     without = ModelInferRequest(model_name="m", inputs=inputs)
-    reader = InferReader(Sender({}))
+    reader = InferReader(SenderHeaders({}))
     read(reader, with_raw)
     with pytest.raises(InvalidArgument, match="unable to find data for input tensor 'A'"):
         read(reader, without)
-    assert same(read(reader, with_raw), read(InferReader(Sender({})), with_raw))
+    assert same(read(reader, with_raw), read(InferReader(SenderHeaders({})), with_raw))
 
 
 def test_other_data_behind_the_same_words_is_known(reader: InferReader) -> None:
@@ -289,7 +289,7 @@ def test_values_that_python_calls_equal_are_kept_apart(reader: InferReader) -> N
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GRPC_PLANS, "limit", 256 * 1024)
-    reader = InferReader(Sender({}))
+    reader = InferReader(SenderHeaders({}))
     for number in range(500):
         read(reader, ModelInferRequest(model_name=str(number), inputs=[tensor()], raw_input_contents=[bytes(8)]))
         assert GRPC_PLANS.used <= GRPC_PLANS.limit
@@ -301,14 +301,14 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader._plans == plans, "what is very large is not kept"
 
 
-def chain(known: Known | None) -> Iterator[Known]:
+def chain(known: KnownMessage | None) -> Iterator[KnownMessage]:
     while known is not None:
         yield known
         known = known.older
 
 
 def test_of_messages_of_one_length_the_last_four_are_known() -> None:
-    reader = InferReader(Sender({}))
+    reader = InferReader(SenderHeaders({}))
     messages = [
         ModelInferRequest(model_name=str(number), inputs=[tensor()], raw_input_contents=[bytes(8)]).SerializeToString()
         for number in range(9)
@@ -518,7 +518,7 @@ def test_half_precision_is_raw_only(reader: InferReader, datatype: str) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    reader = InferReader(Sender({}))
+    reader = InferReader(SenderHeaders({}))
     known = request(tensor(), raw_input_contents=[bytes(8)]).SerializeToString()
     read(reader, known)
     for candidate in (data, known[: len(data)] + data, known + data):

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Caller
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
 from nerite.core.errors import InvalidArgument
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.core.signature import Output, Signature
+from nerite.core.signature import Signature, SignatureOutput
 from nerite.core.tensor import TensorSpec, join_bytes
-from nerite.transports.grpc import infer_response
+from nerite.transports.grpc import wire
 from nerite.wire.grpc_service import ModelInferResponse
 
-SIGNATURE = Signature("M", 8, [], [Output("SCORES", dtypes.FP32, (3,), ("cat", "dog"))])
+SIGNATURE = Signature("M", 8, [], [SignatureOutput("SCORES", dtypes.FP32, (3,), ("cat", "dog"))])
 SCORES = TensorSpec("SCORES", dtypes.FP32, (1, 3))
 SCORES_DATA = np.array([1.0, 3.0, 2.0], np.float32).tobytes()
 
@@ -30,8 +30,8 @@ def asked(*outputs: RequestedOutput, id: str = "") -> InferenceRequest:
 
 def written(request: InferenceRequest, response: InferenceResponse) -> Any:
     """The message. Written twice: what is remembered must be the same."""
-    first = b"".join(infer_response.write(request, response, lambda _: SIGNATURE))
-    assert b"".join(infer_response.write(request, response, lambda _: SIGNATURE)) == first
+    first = b"".join(wire.write_infer_response(request, response, lambda _: SIGNATURE))
+    assert b"".join(wire.write_infer_response(request, response, lambda _: SIGNATURE)) == first
     assert first[:5] == b"\0" + (len(first) - 5).to_bytes(4)
     return ModelInferResponse.FromString(first[5:])
 
@@ -80,7 +80,7 @@ def test_large_tensors_are_not_copied() -> None:
     data = memoryview(bytearray(80_000))
     response = InferenceResponse(ResponseHeader("M", "3", [TensorSpec("X", dtypes.FP32, (20_000,))]), [data])
     for request in (asked(), asked(id="7"), asked()):
-        assert any(part is data for part in infer_response.write(request, response, lambda _: SIGNATURE))
+        assert any(part is data for part in wire.write_infer_response(request, response, lambda _: SIGNATURE))
 
 
 def test_large_and_small_tensors_in_their_order() -> None:
@@ -121,4 +121,4 @@ def test_what_has_no_classes_is_refused() -> None:
     half = TensorSpec("SCORES", dtypes.FP16, (1, 1))
     response = InferenceResponse(ResponseHeader("M", "3", [half]), [b"\0\0"])
     with pytest.raises(InvalidArgument, match="class result not available for output due to unsupported type 'FP16'"):
-        infer_response.write(asked(RequestedOutput("SCORES", classification=1)), response, lambda _: SIGNATURE)
+        wire.write_infer_response(asked(RequestedOutput("SCORES", classification=1)), response, lambda _: SIGNATURE)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerite.core.errors import InvalidArgument
-from nerite.transports.grpc import infer_wire
-from nerite.wire.fields import nested, varint
+from nerite.transports.grpc import wire
+from nerite.wire.fields import nested_field, varint
 from nerite.wire.grpc_service import InferTensorContents, ModelInferRequest, ModelInferResponse
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -52,9 +52,9 @@ def fields_of(data: bytes) -> list[bytes]:
     view = memoryview(data)
     while at < len(data):
         start = at
-        tag, at = infer_wire.read_varint(view, at)
+        tag, at = wire.read_varint(view, at)
         assert tag & 7 == 2
-        size, at = infer_wire.read_varint(view, at)
+        size, at = wire.read_varint(view, at)
         at += size
         found.append(data[start:at])
     return found
@@ -69,7 +69,7 @@ def test_a_request_is_taken_apart_and_nothing_is_lost(described: dict[str, Any],
         random.Random(seed).shuffle(fields)
         data = b"".join(fields)
         message = ModelInferRequest.FromString(data)
-    parts = infer_wire.split(memoryview(data))
+    parts = wire.split(memoryview(data))
     assert parts.id == message.id
     assert [bytes(each) for each in parts.raw] == list(message.raw_input_contents)
     message.ClearField("id")
@@ -83,56 +83,56 @@ def test_a_request_is_taken_apart_and_nothing_is_lost(described: dict[str, Any],
                 each.contents.SetInParent()
     assert ModelInferRequest.FromString(parts.header) == message
     if parts.plain:
-        contents = [infer_wire.raw_input(len(each)) + bytes(each) for each in parts.raw]
+        contents = [wire.raw_input(len(each)) + bytes(each) for each in parts.raw]
         assert data == parts.header + b"".join(contents)
 
 
 def test_a_request_as_clients_send_it_is_plain() -> None:
     message = ModelInferRequest(model_name="m", inputs=[{"name": "A"}], raw_input_contents=[b"a", b"bc"])
     data = message.SerializeToString()
-    parts = infer_wire.split(memoryview(data))
+    parts = wire.split(memoryview(data))
     assert parts.plain
-    assert data[len(parts.header)] == infer_wire.RAW_INPUT
+    assert data[len(parts.header)] == wire.RAW_INPUT
     message.id = "7"
-    assert not infer_wire.split(memoryview(message.SerializeToString())).plain
-    assert not infer_wire.split(memoryview(data + parts.header)).plain
+    assert not wire.split(memoryview(message.SerializeToString())).plain
+    assert not wire.split(memoryview(data + parts.header)).plain
     # A length may be written longer than need be.
-    assert not infer_wire.split(memoryview(data[:-4] + b"\x3a\x82\x00bc")).plain
+    assert not wire.split(memoryview(data[:-4] + b"\x3a\x82\x00bc")).plain
 
 
 def test_raw_contents_are_views_and_not_copies() -> None:
     data = bytearray(ModelInferRequest(raw_input_contents=[b"abc"]).SerializeToString())
-    (view,) = infer_wire.split(memoryview(data)).raw
+    (view,) = wire.split(memoryview(data)).raw
     data[-1:] = b"X"
     assert view == b"abX"
 
 
 def test_of_two_ids_the_last_counts() -> None:
-    data = nested(infer_wire.ID >> 3, b"one") + nested(infer_wire.ID >> 3, b"two")
-    assert infer_wire.split(memoryview(data)).id == ModelInferRequest.FromString(data).id == "two"
+    data = nested_field(wire.ID >> 3, b"one") + nested_field(wire.ID >> 3, b"two")
+    assert wire.split(memoryview(data)).id == ModelInferRequest.FromString(data).id == "two"
 
 
 def test_unknown_fields_are_left_out() -> None:
     unknown = b"\xa0\x06\x05" + b"\xa9\x06" + b"x" * 8 + b"\xad\x06" + b"y" * 4 + b"\xb2\x06\x02zz"
     another_type = b"\x08\x01" + b"\x38\x01"
-    name, raw = nested(infer_wire.MODEL_NAME >> 3, b"m"), nested(infer_wire.RAW_INPUT >> 3, b"r")
+    name, raw = nested_field(wire.MODEL_NAME >> 3, b"m"), nested_field(wire.RAW_INPUT >> 3, b"r")
     for data in (name + unknown + raw, unknown + name + another_type + raw + unknown):
-        parts = infer_wire.split(memoryview(data))
+        parts = wire.split(memoryview(data))
         assert (parts.header, parts.plain) == (name, False)
         assert [bytes(each) for each in parts.raw] == [b"r"]
 
 
 def test_contents_that_come_in_pieces_are_taken_out_in_their_order() -> None:
     pieces = [InferTensorContents(int_contents=values).SerializeToString() for values in ([1, 2], [3])]
-    inputs = nested(1, b"A") + b"".join(nested(5, piece) for piece in pieces)
-    parts = infer_wire.split(memoryview(nested(5, nested(1, b"B")) + nested(5, inputs)))
+    inputs = nested_field(1, b"A") + b"".join(nested_field(5, piece) for piece in pieces)
+    parts = wire.split(memoryview(nested_field(5, nested_field(1, b"B")) + nested_field(5, inputs)))
     assert [[bytes(each) for each in typed] for typed in parts.typed] == [[], pieces]
     without, with_contents = ModelInferRequest.FromString(parts.header).inputs
     assert (without.HasField("contents"), with_contents.HasField("contents")) == (False, True)
     assert (without.name, with_contents.name, with_contents.contents) == ("B", "A", InferTensorContents())
 
 
-MANY = infer_wire.MAX_FIELDS + 1
+MANY = wire.MAX_FIELDS + 1
 
 
 @pytest.mark.parametrize(
@@ -143,42 +143,45 @@ MANY = infer_wire.MAX_FIELDS + 1
         (b"\x22\x00" * MANY, "'parameters'"),
         (b"\x2a\x00" * MANY, "'inputs'"),
         (b"\x8a\x00\x00" * MANY, "'model_name'"),
-        (nested(5, b"\x08\x00" * MANY), "in 'inputs'"),
+        (nested_field(5, b"\x08\x00" * MANY), "in 'inputs'"),
         (b"\x2a\x02\x0a\x00" * (MANY // 2 + 1), "in 'inputs'"),
-        (nested(6, b"\x0a\x00" * MANY), "in 'outputs'"),
-        (nested(6, b"\x0a\x00" * MANY * 8) + b"\x3a\x00", "in 'outputs'"),
+        (nested_field(6, b"\x0a\x00" * MANY), "in 'outputs'"),
+        (nested_field(6, b"\x0a\x00" * MANY * 8) + b"\x3a\x00", "in 'outputs'"),
     ],
 )
 def test_more_fields_than_are_read(data: bytes, what: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        infer_wire.split(memoryview(data))
+        wire.split(memoryview(data))
     text = f"the request has more than the 5000 fields that are allowed, most of them {what}"
     assert refused.value.message == text
 
 
 def test_as_many_fields_as_are_read() -> None:
-    assert infer_wire.split(memoryview(b"\x08\x00" * infer_wire.MAX_FIELDS)).header == b""
-    raw = infer_wire.split(memoryview(b"\x3a\x00" * infer_wire.MAX_REPEATED)).raw
-    assert len(raw) == infer_wire.MAX_REPEATED
+    assert wire.split(memoryview(b"\x08\x00" * wire.MAX_FIELDS)).header == b""
+    raw = wire.split(memoryview(b"\x3a\x00" * wire.MAX_REPEATED)).raw
+    assert len(raw) == wire.MAX_REPEATED
     with pytest.raises(
         InvalidArgument, match=r"^'raw_input_contents' has 1025 elements, more than the 1024 that are al"
     ):
-        infer_wire.split(memoryview(b"\x3a\x00" * (infer_wire.MAX_REPEATED + 1)))
+        wire.split(memoryview(b"\x3a\x00" * (wire.MAX_REPEATED + 1)))
 
 
 def test_more_bytes_than_a_header_has() -> None:
-    values = [nested(4, nested(1, b"%d" % number) + nested(2, nested(3, bytes(2**20)))) for number in range(5)]
-    assert len(infer_wire.split(memoryview(b"".join(values[:3]))).header) > 3 * 2**20
+    values = [
+        nested_field(4, nested_field(1, b"%d" % number) + nested_field(2, nested_field(3, bytes(2**20))))
+        for number in range(5)
+    ]
+    assert len(wire.split(memoryview(b"".join(values[:3]))).header) > 3 * 2**20
     with pytest.raises(InvalidArgument, match="bytes beside its tensors, more than the 4194304 that are allowed"):
-        infer_wire.split(memoryview(b"".join(values)))
-    tensor = nested(1, b"A") + nested(5, nested(6, bytes(8 * 2**20)))
-    assert len(infer_wire.split(memoryview(nested(5, tensor))).header) < 100
+        wire.split(memoryview(b"".join(values)))
+    tensor = nested_field(1, b"A") + nested_field(5, nested_field(6, bytes(8 * 2**20)))
+    assert len(wire.split(memoryview(nested_field(5, tensor))).header) < 100
 
 
 def test_an_id_of_any_length() -> None:
     with pytest.raises(InvalidArgument, match="'id' is 5000000 bytes long, more than the 1024 characters that are all"):
-        infer_wire.split(memoryview(nested(3, b"x" * 5_000_000)))
-    assert infer_wire.id_of(memoryview(nested(3, b"x" * 5_000_000))) == ""
+        wire.split(memoryview(nested_field(3, b"x" * 5_000_000)))
+    assert wire.id_of(memoryview(nested_field(3, b"x" * 5_000_000))) == ""
 
 
 @pytest.mark.parametrize(
@@ -202,8 +205,8 @@ def test_an_id_of_any_length() -> None:
     ],
 )
 def test_bytes_that_are_no_message(data: bytes) -> None:
-    with pytest.raises(infer_wire.Malformed):
-        infer_wire.split(memoryview(data))
+    with pytest.raises(wire.MalformedMessage):
+        wire.split(memoryview(data))
 
 
 @settings(max_examples=300)
@@ -212,8 +215,8 @@ def test_any_bytes_are_taken_apart_or_refused(data: bytes, cut: bool) -> None:
     whole = ModelInferRequest(model_name="m", id="é", raw_input_contents=[b"abc"]).SerializeToString()
     data = whole[: len(data)] + data if cut else data
     try:
-        parts = infer_wire.split(memoryview(data))
-    except infer_wire.Malformed:
+        parts = wire.split(memoryview(data))
+    except wire.MalformedMessage:
         return
     try:
         message = ModelInferRequest.FromString(data)
@@ -230,21 +233,21 @@ def test_any_bytes_are_taken_apart_or_refused(data: bytes, cut: bool) -> None:
 @given(st.integers(0, 2**63))
 def test_numbers(value: int) -> None:
     encoded = varint(value)
-    assert infer_wire.read_varint(memoryview(b"x" + encoded + b"y"), 1) == (value, 1 + len(encoded))
+    assert wire.read_varint(memoryview(b"x" + encoded + b"y"), 1) == (value, 1 + len(encoded))
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4), TEXTS.filter(bool))
 def test_a_response_is_what_protobuf_would_write(outputs: list[bytes], id: str) -> None:
-    contents = [infer_wire.raw_output(len(output)) + output for output in outputs]
+    contents = [wire.raw_output(len(output)) + output for output in outputs]
     expected = ModelInferResponse(id=id, raw_output_contents=outputs)
-    assert infer_wire.response_id(id) + b"".join(contents) == expected.SerializeToString()
+    assert wire.response_id(id) + b"".join(contents) == expected.SerializeToString()
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 2_097_152])
 def test_contents_of_any_size(size: int) -> None:
     data = bytes(size)
-    assert ModelInferResponse.FromString(infer_wire.raw_output(size) + data).raw_output_contents[0] == data
-    assert ModelInferRequest.FromString(infer_wire.raw_input(size) + data).raw_input_contents[0] == data
+    assert ModelInferResponse.FromString(wire.raw_output(size) + data).raw_output_contents[0] == data
+    assert ModelInferRequest.FromString(wire.raw_input(size) + data).raw_input_contents[0] == data
 
 
 # A first look at a large message
@@ -262,33 +265,33 @@ def large(**more: Any) -> bytes:
 
 def test_a_first_look() -> None:
     data = large()
-    name, version, at = infer_wire.peek(memoryview(data)[:100])
+    name, version, at = wire.peek(memoryview(data)[:100])
     assert (name, version) == ("m\u00e9", "3")
     assert data[at:] == b"x" * 500
 
 
 def test_a_first_look_at_a_request_with_an_id() -> None:
     data = large(id="seven")
-    name, _, at = infer_wire.peek(memoryview(data)[:100])
+    name, _, at = wire.peek(memoryview(data)[:100])
     assert (name, data[at:]) == ("m\u00e9", b"x" * 500)
 
 
 @pytest.mark.parametrize("end", range(40))
 def test_a_first_look_at_too_little(end: int) -> None:
-    name, version, at = infer_wire.peek(memoryview(large())[:end])
+    name, version, at = wire.peek(memoryview(large())[:end])
     assert name in ("", "m\u00e9")
     assert version in ("", "3")
     assert at == 0 or large()[at:] == b"x" * 500
 
 
 def test_a_first_look_at_much() -> None:
-    assert infer_wire.peek(memoryview(large(model_name="x" * 5000))) == ("", "", 0)
-    assert infer_wire.peek(memoryview(b"\x22\x00" * 100 + large()))[0] == ""
+    assert wire.peek(memoryview(large(model_name="x" * 5000))) == ("", "", 0)
+    assert wire.peek(memoryview(b"\x22\x00" * 100 + large()))[0] == ""
 
 
 @given(st.binary(max_size=60))
 def test_a_first_look_at_anything(data: bytes) -> None:
-    name, version, at = infer_wire.peek(memoryview(data))
+    name, version, at = wire.peek(memoryview(data))
     assert isinstance(name, str)
     assert isinstance(version, str)
     assert 0 <= at <= len(data)

@@ -1,4 +1,4 @@
-"""Messages: read at once or aside, unpacked up to a limit, and counted."""
+"""MessageReader: read at once or aside, unpacked up to a limit, and counted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from doubles import FakeAside, Incident
 from nerite.core.errors import Exhausted, Internal, InvalidArgument, NeriteError
-from nerite.transports.bounds import Bounds, Share
-from nerite.transports.callers import Sender
+from nerite.transports.access import SenderHeaders
 from nerite.transports.grpc.infer_request import InferReader
-from nerite.transports.grpc.message import MAX_QUESTION, Messages, MessageTooLarge, Opened
+from nerite.transports.grpc.messages import MAX_QUESTION, MessageReader, MessageTooLarge, OpenedMessage
+from nerite.transports.limits import ByteReservation, TransportLimits
 from nerite.wire.grpc_service import ModelInferRequest
 
 MB = 2**20
@@ -22,16 +22,16 @@ MB = 2**20
 class Bench:
     def __init__(self, encoding: str = "identity", limit: int = 8 * MB, max_bytes: int = 0) -> None:
         self.aside = FakeAside()
-        self.bounds = Bounds(max_bytes=max_bytes, aside=self.aside)
-        self.messages = Messages(encoding, limit, self.bounds)
-        self.reader = InferReader(Sender({}))
+        self.bounds = TransportLimits(max_bytes=max_bytes, aside=self.aside)
+        self.messages = MessageReader(encoding, limit, self.bounds)
+        self.reader = InferReader(SenderHeaders({}))
 
     def read(self, message: Any) -> Any:
         return self.messages.read(framed(message), self.reader)
 
-    def read_aside(self, message: Any) -> Opened:
+    def read_aside(self, message: Any) -> OpenedMessage:
         assert self.read(message) is None
-        found: list[Opened] = []
+        found: list[OpenedMessage] = []
         self.messages.read_aside(framed(message), self.reader, found.append)
         assert found == []
         self.aside.do()
@@ -141,7 +141,7 @@ def test_broken_messages() -> None:
 
 def test_a_mistake_of_ours_in_a_thread_is_an_answer() -> None:
     bench = Bench()
-    found: list[Opened] = []
+    found: list[OpenedMessage] = []
     reader: Any = None
     bench.messages.read_aside(framed(b""), reader, found.append)
     bench.aside.do()
@@ -168,7 +168,7 @@ def test_questions_are_small() -> None:
 
 def test_a_load_that_brings_files_is_parsed_aside() -> None:
     bench = Bench("gzip")
-    found: list[tuple[Share, Any]] = []
+    found: list[tuple[ByteReservation, Any]] = []
     for message in (bytes(MB), gzip.compress(bytes(MB)), gzip.compress(bytes(9 * MB))):
         assert bench.messages.parsed(framed(message), len) is None
         bench.messages.parse_aside(framed(message), len, lambda share, said: found.append((share, said)))

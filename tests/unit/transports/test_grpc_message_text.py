@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.transports.grpc import message_text
+from nerite.transports.grpc import methods
 from nerite.wire import grpc_service as wire
 
 LONG = "x" * 1025
@@ -36,9 +36,9 @@ def load(name: str = "m", **parameters: dict[str, Any]) -> Any:
 )
 def test_texts_that_are_too_long_are_refused(message: Any, path: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        message_text.check(message)
+        methods.check_texts(message)
     assert refused.value.message.startswith(f"{path} is ")
 
 
 def test_values_and_files_may_be_long() -> None:
-    message_text.check(load("x" * 1024, config={"string_param": "x" * 2**20}, file={"bytes_param": bytes(2**21)}))
+    methods.check_texts(load("x" * 1024, config={"string_param": "x" * 2**20}, file={"bytes_param": bytes(2**21)}))

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from doubles import Incident
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
-from nerite.transports.grpc.methods import Administration
+from nerite.transports.grpc.methods import GrpcAdministration
 from nerite.wire import grpc_service as wire
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -38,7 +38,7 @@ def call(server: FakeServer, method: str, request: Message) -> Message | NeriteE
     """Return the one answer."""
     asked: Any = server
     answers: list[Message | NeriteError] = []
-    work = Administration(asked).handler(SERVICE + method)(request, answers.append)
+    work = GrpcAdministration(asked).handler(SERVICE + method)(request, answers.append)
     assert work is not None
     asyncio.run(work)
     (answer,) = answers

@@ -14,10 +14,10 @@ from doubles import Caller, Incident
 from nerite.core.errors import Internal, NotFound
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.http2 import Headers
-from nerite.transports.bounds import Bounds
+from nerite.http2 import RequestHeaders
+from nerite.transports.access import AccessKeys, Lock
 from nerite.transports.grpc.service import GrpcService
-from nerite.transports.keys import Keys, Lock
+from nerite.transports.limits import TransportLimits
 from nerite.wire.grpc_service import ModelInferRequest, ModelStreamInferResponse
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -53,11 +53,14 @@ class FakeCall:
 def target(path: str, method: str = "POST", content_type: str = "application/grpc", **fields: str) -> Any:
     server: Any = FakeServer()
     service = GrpcService(
-        server, Bounds(), max_message=2**28, locks={"health": Lock("triton-grpc-protocol-key", Keys([b"secret"]))}
+        server,
+        TransportLimits(),
+        max_message=2**28,
+        locks={"health": Lock("triton-grpc-protocol-key", AccessKeys([b"secret"]))},
     )
     pseudo = {b":method": method.encode(), b":path": path.encode()}
     listed = {"content-type": content_type, **{name.replace("_", "-"): value for name, value in fields.items()}}
-    headers = Headers(pseudo, tuple((name.encode(), value.encode()) for name, value in listed.items()), -1)
+    headers = RequestHeaders(pseudo, tuple((name.encode(), value.encode()) for name, value in listed.items()), -1)
     found = service.target(headers)
     assert headers.memo is found
     return found
@@ -175,9 +178,9 @@ def test_a_refusal_on_a_stream_does_not_repeat_an_id_that_is_too_long() -> None:
 @pytest.mark.parametrize("value", [b"gr\xfcn", b"gr\xc3\xbcn"])
 def test_metadata_that_is_passed_on_is_utf8(value: bytes) -> None:
     server: Any = FakeServer()
-    service = GrpcService(server, Bounds(), max_message=2**28, locks={}, forward_pattern=re.compile("x-.*"))
+    service = GrpcService(server, TransportLimits(), max_message=2**28, locks={}, forward_pattern=re.compile("x-.*"))
     fields = ((b"content-type", b"application/grpc"), (b"x-colour", value))
-    found: Any = service.target(Headers({b":method": b"POST", b":path": INFER.encode()}, fields, -1))
+    found: Any = service.target(RequestHeaders({b":method": b"POST", b":path": INFER.encode()}, fields, -1))
     if value == "grün".encode():
         assert found.refusal is None
     else:

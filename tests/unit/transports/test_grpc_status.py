@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.core import errors
-from nerite.transports.grpc import status
+from nerite.transports.grpc import messages
 
 
 def fields(block: bytes) -> list[tuple[bytes, bytes]]:
@@ -18,39 +18,39 @@ def fields(block: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def test_the_head_of_a_reply() -> None:
-    assert fields(status.HEAD) == [
+    assert fields(messages.HEAD) == [
         (b":status", b"200"),
         (b"content-type", b"application/grpc"),
         (b"grpc-accept-encoding", b"identity, deflate, gzip"),
     ]
-    assert fields(status.head_with_encoding("gzip")) == [*fields(status.HEAD), (b"grpc-encoding", b"gzip")]
-    assert fields(status.TRAILERS_OK) == [(b"grpc-status", b"0")]
-    assert fields(status.NOT_GRPC) == [(b":status", b"415")]
+    assert fields(messages.head_with_encoding("gzip")) == [*fields(messages.HEAD), (b"grpc-encoding", b"gzip")]
+    assert fields(messages.TRAILERS_OK) == [(b"grpc-status", b"0")]
+    assert fields(messages.NOT_GRPC) == [(b":status", b"415")]
 
 
 def test_a_reply_that_is_only_a_status() -> None:
-    assert fields(status.trailers_only(12, "")) == [
+    assert fields(messages.trailers_only(12, "")) == [
         (b":status", b"200"),
         (b"content-type", b"application/grpc"),
         (b"grpc-status", b"12"),
     ]
-    assert fields(status.trailers(13, "why")) == [(b"grpc-status", b"13"), (b"grpc-message", b"why")]
+    assert fields(messages.trailers(13, "why")) == [(b"grpc-status", b"13"), (b"grpc-message", b"why")]
 
 
 @pytest.mark.parametrize(
     "kind", [*errors.BY_CODE.values(), errors.Restricted, errors.QuotaExceeded, errors.TooLarge, errors.TooLate]
 )
 def test_errors(kind: type[errors.NeriteError]) -> None:
-    found = dict(fields(status.of_error(kind("what is wrong"))))
+    found = dict(fields(messages.of_error(kind("what is wrong"))))
     assert found[b"grpc-status"] == b"%d" % kind.grpc_status
     assert found[b"grpc-message"] == b"what is wrong"
 
 
 def test_who_may_come_again_is_told_when() -> None:
-    found = dict(fields(status.of_error(errors.Unavailable("full", retry_after=3))))
+    found = dict(fields(messages.of_error(errors.Unavailable("full", retry_after=3))))
     assert found[b"grpc-retry-pushback-ms"] == b"3000"
-    assert dict(fields(status.trailers(14, "full", 2)))[b"grpc-retry-pushback-ms"] == b"2000"
-    assert b"grpc-retry-pushback-ms" not in dict(fields(status.of_error(errors.Unavailable("gone"))))
+    assert dict(fields(messages.trailers(14, "full", 2)))[b"grpc-retry-pushback-ms"] == b"2000"
+    assert b"grpc-retry-pushback-ms" not in dict(fields(messages.of_error(errors.Unavailable("gone"))))
 
 
 @pytest.mark.parametrize(
@@ -68,25 +68,25 @@ def test_who_may_come_again_is_told_when() -> None:
     ],
 )
 def test_messages_are_printable(message: str, encoded: bytes) -> None:
-    assert dict(fields(status.trailers(3, message)))[b"grpc-message"] == encoded
+    assert dict(fields(messages.trailers(3, message)))[b"grpc-message"] == encoded
 
 
 @given(st.text(max_size=200))
 def test_any_message_can_be_sent_and_read(message: str) -> None:
-    found = dict(fields(status.of_error(errors.Internal(message)))).get(b"grpc-message", b"")
+    found = dict(fields(messages.of_error(errors.Internal(message)))).get(b"grpc-message", b"")
     assert all(0x20 <= byte < 0x7F for byte in found)
     assert unquote_to_bytes(found) == message.encode(errors="replace")
 
 
 def test_a_long_message_is_cut() -> None:
-    found = dict(fields(status.trailers(3, "é" * 100_000)))[b"grpc-message"]
+    found = dict(fields(messages.trailers(3, "é" * 100_000)))[b"grpc-message"]
     assert len(unquote_to_bytes(found)) == 4096
 
 
 def test_a_message_behind_its_length() -> None:
-    assert status.framed(b"abcde") == b"\0\0\0\0\5abcde"
-    assert status.framed(b"") == b"\0\0\0\0\0"
-    assert status.framed(b"x" * 300, compressed=True) == b"\1\0\0\1\x2c" + b"x" * 300
+    assert messages.framed(b"abcde") == b"\0\0\0\0\5abcde"
+    assert messages.framed(b"") == b"\0\0\0\0\0"
+    assert messages.framed(b"x" * 300, compressed=True) == b"\1\0\0\1\x2c" + b"x" * 300
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_a_message_behind_its_length() -> None:
     ],
 )
 def test_timeouts(value: bytes, seconds: float) -> None:
-    assert status.timeout_seconds(value) == pytest.approx(seconds)
+    assert messages.timeout_seconds(value) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
     "value", [b"", b"S", b"1", b"1s", b"1.5S", b"-1S", b"+1S", b"1 S", b"100000000S", b"1SS", b"\xb2S", b"0x1S"]
 )
 def test_timeouts_that_mean_nothing(value: bytes) -> None:
-    assert status.timeout_seconds(value) is None
+    assert messages.timeout_seconds(value) is None

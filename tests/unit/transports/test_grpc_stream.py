@@ -12,10 +12,10 @@ from nerite.core.errors import Exhausted, Internal, NeriteError, NotFound
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.core.tensor import Buffer
-from nerite.http2 import Headers
-from nerite.transports.bounds import Share
-from nerite.transports.grpc import status
+from nerite.http2 import RequestHeaders
+from nerite.transports.grpc import messages
 from nerite.transports.grpc.stream import StreamCall
+from nerite.transports.limits import ByteReservation
 
 OK = InferenceResponse(None)
 
@@ -23,7 +23,7 @@ OK = InferenceResponse(None)
 class FakeStream:
     """Begins an inference for each message: decoupled if it says so, refused if it says that."""
 
-    head = status.HEAD
+    head = messages.HEAD
     outer_span = None
 
     def __init__(self, service: StreamService, errors_end_it: bool) -> None:
@@ -74,7 +74,7 @@ class StreamService(FakeService):
         self.cancelled: list[InferenceRequest] = []
         self.paused: list[tuple[InferenceRequest, bool]] = []
 
-    def target(self, headers: Headers) -> FakeTarget:
+    def target(self, headers: RequestHeaders) -> FakeTarget:
         target = super().target(headers)
         target.stream = FakeStream(self, b"strict" in headers.path)
         return target
@@ -180,7 +180,7 @@ def test_errors_go_in_the_stream_or_end_it() -> None:
         other.respond(OK)
         assert peer.heard == heard
         if path == "/strict":
-            assert peer.status(peer.stream) == (status.INTERNAL, b"bad")
+            assert peer.status(peer.stream) == (messages.INTERNAL, b"bad")
             assert peer.streams.cancelled == [other]
 
 
@@ -195,7 +195,7 @@ def test_an_incomplete_message_at_the_end() -> None:
     peer.say("a")
     peer.client.send_data(peer.stream, b"\0\0\0", end_stream=True)
     peer.flush()
-    assert peer.status(peer.stream)[0] == status.INTERNAL
+    assert peer.status(peer.stream)[0] == messages.INTERNAL
     assert peer.streams.cancelled == peer.streams.asked
 
 
@@ -212,7 +212,7 @@ def test_whoever_goes_takes_everything_along(how: str) -> None:
     else:
         peer.loop.advance(1_000_000_000)
         peer.hear()
-        assert peer.status(peer.stream)[0] == status.DEADLINE_EXCEEDED
+        assert peer.status(peer.stream)[0] == messages.DEADLINE_EXCEEDED
     assert peer.streams.cancelled == peer.streams.asked
     for asked in peer.streams.asked:
         asked.respond(OK)
@@ -222,7 +222,7 @@ def test_whoever_goes_takes_everything_along(how: str) -> None:
 def test_a_mistake_of_ours_ends_the_stream_and_not_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     peer = StreamPeer()
     peer.say("a", "mistake")
-    assert peer.status(peer.stream) == (status.INTERNAL, Incident())
+    assert peer.status(peer.stream) == (messages.INTERNAL, Incident())
     assert peer.streams.cancelled == peer.streams.asked
     assert len(caplog.records) == 1
     assert not peer.transport.closed
@@ -317,7 +317,7 @@ def test_a_message_that_is_read_aside_keeps_its_place() -> None:
     peer.say("a", "aside", "b", end=True)
     assert [each.header.model_name for each in peer.streams.asked] == ["a"]
     ((call, request),) = peer.streams.aside
-    assert call.go_on(Share(peer.bounds.bytes))
+    assert call.go_on(ByteReservation(peer.bounds.bytes))
     call.begin(request, False)
     call.proceed()
     first, third = peer.streams.asked
@@ -336,7 +336,7 @@ def test_what_comes_meanwhile_is_held_back_and_counts() -> None:
     peer.say("x" * 10_000)
     assert peer.bounds.bytes.used == open_stream + 10_005
     ((call, request),) = peer.streams.aside
-    share = Share(peer.bounds.bytes)
+    share = ByteReservation(peer.bounds.bytes)
     assert share.take(5000) and call.go_on(share)
     call.begin(request, False)
     call.proceed()
@@ -353,7 +353,7 @@ def test_a_stream_that_ends_meanwhile() -> None:
     peer.client.reset_stream(peer.stream)
     peer.flush()
     ((call, _),) = peer.streams.aside
-    share = Share(peer.bounds.bytes)
+    share = ByteReservation(peer.bounds.bytes)
     assert share.take(5000)
     assert not call.go_on(share)
     assert (peer.bounds.bytes.used, peer.streams.asked) == (0, [])
@@ -364,7 +364,7 @@ def test_a_message_that_is_too_large_ends_the_stream() -> None:
     peer.streams.max_message = 1000
     stream = peer.call("/stream", b"\0" + (1001).to_bytes(4), end=False)
     peer.flush()
-    assert peer.status(stream) == (status.RESOURCE_EXHAUSTED, b"1001 is too large")
+    assert peer.status(stream) == (messages.RESOURCE_EXHAUSTED, b"1001 is too large")
 
 
 def test_messages_of_a_stream_count_until_they_are_answered() -> None:
@@ -379,7 +379,7 @@ def test_messages_of_a_stream_count_until_they_are_answered() -> None:
     (asked,) = peer.streams.asked
     other = peer.call("/stream", b"\0" + (60_000).to_bytes(4) + bytes(10), end=False)
     peer.flush()
-    assert peer.status(other)[0] == status.RESOURCE_EXHAUSTED
+    assert peer.status(other)[0] == messages.RESOURCE_EXHAUSTED
     asked.respond(OK)
     peer.hear()
     assert peer.bounds.bytes.used == before
@@ -397,5 +397,5 @@ def test_a_message_of_a_stream_that_does_not_come_on() -> None:
         peer.connection.look_at_arrivals(peer.loop.time(), 60)
         peer.loop.advance(30 * 10**9)
     peer.hear()
-    assert peer.status(peer.stream)[0] == status.DEADLINE_EXCEEDED
+    assert peer.status(peer.stream)[0] == messages.DEADLINE_EXCEEDED
     assert idle not in peer.ended

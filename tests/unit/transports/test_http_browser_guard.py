@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from http_peer import replies
 
+from http_peer import replies
 from nerite.config.options import HttpOptions
 from nerite.core.errors import Forbidden
 from nerite.transports.http import reply
-from nerite.transports.http.browser_guard import BrowserGuard, GuardedRouter
-from nerite.transports.http.head import RequestHead, parse
-from nerite.transports.http.target import Target
+from nerite.transports.http.head import RequestHead, parse_head
+from nerite.transports.http.infer_request import HttpTarget
+from nerite.transports.http.origins import BrowserGuard, GuardedRouter
 
 APP = "https://app.example"
 PUBLIC = BrowserGuard((), None)
 LOCAL = BrowserGuard((), ("models.example",))
-FOUND = Target(reply.EMPTY)
+FOUND = HttpTarget(reply.EMPTY)
 
 
 def head(*lines: str, method: str = "POST", host: str | None = "localhost:8000", path: str = "/v2") -> RequestHead:
     named = [] if host is None else [f"Host: {host}"]
-    return parse("\r\n".join([f"{method} {path} HTTP/1.1", *named, *lines, "", ""]).encode())
+    return parse_head("\r\n".join([f"{method} {path} HTTP/1.1", *named, *lines, "", ""]).encode())
 
 
 def passes(guard: BrowserGuard, of: RequestHead) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerite.core.errors import InvalidArgument
-from nerite.transports.http.chunks import MAX_CHUNKS, BadChunk, ChunkDecoder
+from nerite.transports.http.content_coding import MAX_CHUNKS, BadChunk, ChunkDecoder
 
 
 def fed(pieces: list[bytes], limit: int = 10**9) -> tuple[bytes, bytes | None]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.core.errors import InvalidArgument, Unsupported
-from nerite.transports.http import compression
+from nerite.transports.http import content_coding
 
 PACK = {"gzip": gzip.compress, "deflate": zlib.compress}
 
@@ -18,7 +18,7 @@ PACK = {"gzip": gzip.compress, "deflate": zlib.compress}
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("plain", [b"", b"hello", b"x" * 100_000])
 def test_a_body_is_unpacked(encoding: str, plain: bytes) -> None:
-    unpacked = compression.decompress(memoryview(PACK[encoding](plain)), 100_000)
+    unpacked = content_coding.decompress(memoryview(PACK[encoding](plain)), 100_000)
     assert bytes(unpacked) == plain
     assert not unpacked.readonly
 
@@ -29,18 +29,18 @@ def test_a_body_that_unpacks_beyond_the_limit(encoding: str) -> None:
     with pytest.raises(
         InvalidArgument, match=r"^Decompressed data size exceeds the maximum allowed value of 10000000 bytes"
     ):
-        compression.decompress(packed, 10_000_000)
+        content_coding.decompress(packed, 10_000_000)
 
 
 @pytest.mark.parametrize("body", [b"hello", b"\x1f\x8b"])
 def test_a_body_that_is_not_packed(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match="failed to decompress request body"):
-        compression.decompress(memoryview(body), 100)
+        content_coding.decompress(memoryview(body), 100)
 
 
 def test_no_body() -> None:
     with pytest.raises(InvalidArgument, match=r"^nothing to be decompressed$"):
-        compression.decompress(memoryview(b""), 100)
+        content_coding.decompress(memoryview(b""), 100)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -48,17 +48,17 @@ def test_a_body_that_is_cut_off(encoding: str) -> None:
     packed = PACK[encoding](b"hello" * 10)
     for end in range(1, len(packed)):
         with pytest.raises(InvalidArgument, match="failed to decompress request body"):
-            compression.decompress(memoryview(packed[:end]), 100)
+            content_coding.decompress(memoryview(packed[:end]), 100)
 
 
 def test_codings_that_there_are() -> None:
     for encoding in ("identity", "gzip", "deflate"):
-        assert compression.known(encoding)
-        compression.check(encoding)
+        assert content_coding.known_coding(encoding)
+        content_coding.check_coding(encoding)
     for encoding in ("", "br", "x-gzip", "gzip, deflate"):
-        assert not compression.known(encoding)
+        assert not content_coding.known_coding(encoding)
         with pytest.raises(Unsupported, match=r"^Unsupported compression type$"):
-            compression.check(encoding)
+            content_coding.check_coding(encoding)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_codings_that_there_are() -> None:
     ],
 )
 def test_what_a_reply_is_packed_with(header: str, chosen: str) -> None:
-    assert compression.accepted(header) == chosen
+    assert content_coding.accepted(header) == chosen
 
 
 @given(st.text(st.sampled_from("gzipdeflateidentity;q=0.15, *"), max_size=40))
 def test_any_header_chooses_something_that_there_is(header: str) -> None:
-    assert compression.accepted(header) in ("", "gzip", "deflate")
+    assert content_coding.accepted(header) in ("", "gzip", "deflate")
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -98,7 +98,7 @@ def test_a_reply_is_packed(encoding: str) -> None:
         b"Content-Length: 13\r\n\r\nhello",
         memoryview(b"\r\n\r\nabcd"),
     ]
-    packed = b"".join(compression.compress_reply(encoding, parts))
+    packed = b"".join(content_coding.compress_reply(encoding, parts))
     head, _, body = packed.partition(b"\r\n\r\n")
     assert head.split(b"\r\n") == [
         b"HTTP/1.1 200 OK",

@@ -7,15 +7,15 @@ import json
 import random
 
 import pytest
-from http_peer import FakeHandler, Peer, chunked, replies, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from http_peer import FakeHandler, Peer, chunked, replies, request
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
-from nerite.transports.bounds import Bounds
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.head import MAX_HEAD, RequestHead
+from nerite.transports.limits import TransportLimits
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -597,7 +597,7 @@ def test_the_listener_knows_its_connections(peer: Peer) -> None:
 
 
 def with_room(size: int) -> Peer:
-    return Peer(bounds=Bounds(max_bytes=size))
+    return Peer(bounds=TransportLimits(max_bytes=size))
 
 
 NO_ROOM = (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from http_peer import request
 
-from nerite.transports.http.cors import Cors
-from nerite.transports.http.head import RequestHead, parse
+from http_peer import request
+from nerite.transports.http.head import RequestHead, parse_head
+from nerite.transports.http.origins import Cors
 
 APP = "https://app.example"
 EXPOSE = b"Access-Control-Expose-Headers: Inference-Header-Content-Length, Content-Encoding, Retry-After"
@@ -15,7 +15,7 @@ ANY = Cors(["*"], [])
 
 
 def head(*headers: str, method: str = "POST") -> RequestHead:
-    return parse(request("/v2", b"", *headers, method=method))
+    return parse_head(request("/v2", b"", *headers, method=method))
 
 
 @pytest.mark.parametrize("origin", [APP, "http://localhost:3000"])

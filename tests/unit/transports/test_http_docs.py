@@ -11,18 +11,14 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from nerite.core import dtype as dtypes
-from nerite.core.dtype import DataType
+from nerite.core import tensor as dtypes
 from nerite.core.request import RequestHeader
-from nerite.core.signature import Input, Output, Signature
-from nerite.core.tensor import TensorSpec
-from nerite.repository.model_record import ModelRecord
-from nerite.transports.http.docs.document import document
-from nerite.transports.http.docs.endpoints import ARGUMENTS, ENDPOINTS
-from nerite.transports.http.docs.page import POLICY, page
-from nerite.transports.http.docs.sample import sample_of
-from nerite.transports.http.docs.schemas import COMMON
-from nerite.transports.http.docs.served import Served, served_by
+from nerite.core.signature import Signature, SignatureInput, SignatureOutput
+from nerite.core.tensor import DataType, TensorSpec
+from nerite.repository.catalogue import ModelRecord
+from nerite.transports.http.docs_page import POLICY, docs_page
+from nerite.transports.http.openapi import COMMON, ServedModel, openapi_document, sample_of, served_models
+from nerite.transports.http.routes import ARGUMENTS, ENDPOINT_DESCRIPTIONS
 from nerite.transports.http.routes import ENDPOINTS as ROUTES
 
 URL = "http://here:8000"
@@ -30,24 +26,24 @@ URL = "http://here:8000"
 
 def signature(datatype: DataType, *shapes: tuple[int, ...], batch: int = 0, optional: bool = False) -> Signature:
     names = [f"IN{number}" for number in range(len(shapes))]
-    inputs = [Input(name, datatype, dims, optional) for name, dims in zip(names, shapes, strict=True)]
-    return Signature("m", batch, inputs, [Output("OUT", datatype, (1,))])
+    inputs = [SignatureInput(name, datatype, dims, optional) for name, dims in zip(names, shapes, strict=True)]
+    return Signature("m", batch, inputs, [SignatureOutput("OUT", datatype, (1,))])
 
 
-def served(of: Signature, model: str = "m", *, decoupled: bool = False, latest: bool = True) -> Served:
-    return Served(model, "3", latest, "python", of, decoupled)
+def served(of: Signature, model: str = "m", *, decoupled: bool = False, latest: bool = True) -> ServedModel:
+    return ServedModel(model, "3", latest, "python", of, decoupled)
 
 
 PLAIN = served(signature(dtypes.FP32, (-1,), batch=8))
 STREAM = served(signature(dtypes.BYTES, (1,)), "stream", decoupled=True)
 
 
-def made(*each: Served, **key_headers: str) -> dict[str, Any]:
-    return document(each, key_headers, URL)
+def made(*each: ServedModel, **key_headers: str) -> dict[str, Any]:
+    return openapi_document(each, key_headers, URL)
 
 
 def test_every_endpoint_of_the_table_is_told() -> None:
-    assert ENDPOINTS.keys() == {route.name for route in ROUTES}
+    assert ENDPOINT_DESCRIPTIONS.keys() == {route.name for route in ROUTES}
     paths = made()["paths"]
     assert {(path, method) for path, methods in paths.items() for method in methods} == {
         (path, method.lower()) for route in ROUTES for path in route.paths for method in route.methods
@@ -62,7 +58,7 @@ def test_the_document_is_valid(locked: dict[str, str]) -> None:
 
 
 def test_every_name_of_a_schema_is_one() -> None:
-    named = {name for told in ENDPOINTS.values() for name in (told.takes, told.gives) if name}
+    named = {name for told in ENDPOINT_DESCRIPTIONS.values() for name in (told.takes, told.gives) if name}
     assert named <= COMMON.keys()
 
 
@@ -96,7 +92,7 @@ def test_models_that_a_request_cannot_tell_apart_are_left_out() -> None:
         return ModelRecord(name, namespace, running=found, latest=max(versions, default=-1))
 
     records = [record("a", "one", 2, 10), record("a", "two"), record("b", "one", 1), record("b", "two", 1)]
-    assert [(each.model, each.version, each.latest) for each in served_by(records)] == [
+    assert [(each.model, each.version, each.latest) for each in served_models(records)] == [
         ("a", "2", False),
         ("a", "10", True),
     ]
@@ -195,7 +191,7 @@ def test_the_page() -> None:
     unreachable = served(signature(dtypes.FP32, (2,)), "<b>&")
     half = served(signature(dtypes.FP16, (2,)), "half", decoupled=True)
     idle = [("broken", "1", "UNAVAILABLE"), ("waiting", "", "")]
-    text = page("my <server>", [PLAIN, STREAM, unreachable, half], idle, {"inference": "X-Key"}, URL)
+    text = docs_page("my <server>", [PLAIN, STREAM, unreachable, half], idle, {"inference": "X-Key"}, URL)
     assert "<title>my &lt;server&gt;: models" in text
     assert "&lt;b&gt;&amp;" in text and "<b>" not in text
     assert "This name cannot stand in the path of a URL" in text
@@ -211,7 +207,7 @@ def test_the_page() -> None:
 
 
 def test_models_are_open_where_they_are_few() -> None:
-    assert page("s", [PLAIN], [], {}, URL).count("<details open>") == 1
+    assert docs_page("s", [PLAIN], [], {}, URL).count("<details open>") == 1
     many = [PLAIN._replace(model=f"m{number}") for number in range(4)]
-    text = page("s", many, [], {}, URL)
+    text = docs_page("s", many, [], {}, URL)
     assert (text.count("<details>"), text.count("<details open>")) == (4, 0)

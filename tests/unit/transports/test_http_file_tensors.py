@@ -8,27 +8,26 @@ import numpy as np
 import pytest
 from test_http_pixels import COLOURS, encoded
 
-from nerite.core import dtype as dtypes
-from nerite.core.dtype import DataType
+from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, InvalidArgument
-from nerite.core.signature import Input
-from nerite.core.tensor import TensorSpec, join_bytes
-from nerite.transports.http import file_tensors
-from nerite.transports.http.multipart import Part
+from nerite.core.signature import SignatureInput
+from nerite.core.tensor import DataType, TensorSpec, join_bytes
+from nerite.transports.http import files
+from nerite.transports.http.files import FormPart
 
 
 def read(
     datatype: DataType, dims: tuple[int, ...], media_type: str, data: bytes, batched: bool = False, half: bool = False
 ) -> tuple[TensorSpec, bytes]:
-    part = Part("X", media_type, memoryview(data))
-    spec, made = file_tensors.read(Input("X", datatype, dims), batched, part, 1_000_000, half)
+    part = FormPart("X", media_type, memoryview(data))
+    spec, made = files.read_file(SignatureInput("X", datatype, dims), batched, part, 1_000_000, half)
     assert spec.byte_size in (-1, len(made))
     return spec, bytes(made)
 
 
 @pytest.mark.parametrize("media_type", ["image/jpeg", "audio/wav", "video/mp4", "application/pdf"])
 def test_files(media_type: str) -> None:
-    assert file_tensors.is_file(media_type)
+    assert files.is_file(media_type)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def test_files(media_type: str) -> None:
     ["", "application/json", "application/octet-stream", "text/plain", "application/x-www-form-urlencoded", "images"],
 )
 def test_types_that_mean_what_they_mean_to_triton(media_type: str) -> None:
-    assert not file_tensors.is_file(media_type)
+    assert not files.is_file(media_type)
 
 
 @pytest.mark.parametrize(("dims", "batched"), [((1,), False), ((1,), True), ((-1,), False), ((-1, 1), True)])

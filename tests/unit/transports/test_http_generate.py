@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from http_peer import Peer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Caller, Helpers
-from nerite.core import dtype as dtypes
+from http_peer import Peer
+from nerite.core import tensor as dtypes
 from nerite.core.errors import (
     Internal,
     InvalidArgument,
@@ -25,18 +25,20 @@ from nerite.core.errors import (
 )
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
-from nerite.core.signature import Input, Signature
+from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import TensorSpec, from_array, join_bytes
-from nerite.transports.callers import Sender
+from nerite.transports.access import SenderHeaders
 from nerite.transports.http import generate_form
-from nerite.transports.http.generate_form import Form
-from nerite.transports.http.generation import Generation
-from nerite.transports.http.handler import Question
+from nerite.transports.http.generate import Generation
+from nerite.transports.http.generate_form import GenerateForm
+from nerite.transports.http.handler import HttpQuestion
 from nerite.transports.http.head import RequestHead
 
 
-def form(dims: tuple[int, ...], value: Any, batch: int = 0, **keys: Any) -> Form:
-    made = Form(Signature("m", batch, [Input("IN", dtypes.INT32, dims)], []), Sender({"forwarded": "yes"}))
+def form(dims: tuple[int, ...], value: Any, batch: int = 0, **keys: Any) -> GenerateForm:
+    made = GenerateForm(
+        Signature("m", batch, [SignatureInput("IN", dtypes.INT32, dims)], []), SenderHeaders({"forwarded": "yes"})
+    )
     made.read(orjson.dumps({"IN": value, **keys}))
     return made
 
@@ -109,7 +111,7 @@ def test_mistakes(keys: dict[str, Any], error: type[NeriteError], told: str) -> 
     ],
 )
 def test_text_that_is_none_is_refused(body: bytes, told: str) -> None:
-    made = Form(Signature("m", 0, [Input("IN", dtypes.INT32, (1,))], []), Sender({}))
+    made = GenerateForm(Signature("m", 0, [SignatureInput("IN", dtypes.INT32, (1,))], []), SenderHeaders({}))
     with pytest.raises(InvalidArgument) as refused:
         made.read(body)
     assert refused.value.message.startswith(told)
@@ -125,7 +127,10 @@ def test_text_that_is_none_is_refused(body: bytes, told: str) -> None:
     ],
 )
 def test_an_input_that_is_there_twice(body: bytes) -> None:
-    made = Form(Signature("m", 0, [Input("IN", dtypes.FP32, (1,)), Input("OTHER", dtypes.FP32, (1,))], []), Sender({}))
+    made = GenerateForm(
+        Signature("m", 0, [SignatureInput("IN", dtypes.FP32, (1,)), SignatureInput("OTHER", dtypes.FP32, (1,))], []),
+        SenderHeaders({}),
+    )
     with pytest.raises(InvalidArgument) as refused:
         made.read(body)
     assert refused.value.message.endswith("[request id: me] input 'IN' already exists in request")
@@ -135,20 +140,20 @@ def test_an_input_that_is_there_twice(body: bytes) -> None:
     "body", [b'{"IN":1,"stop":"IN","x":1,"x":2}', b'{"IN":1,"stop":"\\"IN\\":"}', b'{"IN":1e5,"stop":"IN"}']
 )
 def test_an_input_whose_name_is_a_text_too(body: bytes) -> None:
-    made = Form(Signature("m", 0, [Input("IN", dtypes.FP32, (1,))], []), Sender({}))
+    made = GenerateForm(Signature("m", 0, [SignatureInput("IN", dtypes.FP32, (1,))], []), SenderHeaders({}))
     made.read(body)
     assert len(made.data) == 1
 
 
 @pytest.mark.parametrize("body", [b'{"IN":"a\xff"}', b'{"parameters":{"IN":"a\xff"}}'])
 def test_inputs_may_be_any_bytes(body: bytes) -> None:
-    made = Form(Signature("m", 0, [Input("IN", dtypes.BYTES, (1,))], []), Sender({}))
+    made = GenerateForm(Signature("m", 0, [SignatureInput("IN", dtypes.BYTES, (1,))], []), SenderHeaders({}))
     made.read(body)
     assert bytes(made.data[0]) == join_bytes([b"a\xff"])
 
 
 def test_an_input_named_as_the_keyword() -> None:
-    made = Form(Signature("m", 0, [Input("parameters", dtypes.INT32, (1,))], []), Sender({}))
+    made = GenerateForm(Signature("m", 0, [SignatureInput("parameters", dtypes.INT32, (1,))], []), SenderHeaders({}))
     with pytest.raises(InvalidArgument, match="Keyword 'parameters' for nested schema also given as input tensor name"):
         made.read(b'{"parameters": 1}')
 
@@ -161,11 +166,15 @@ def response(parameters: dict[str, Any] | None = None, **arrays: Any) -> Inferen
 
 def test_a_response_is_flat_and_sorted() -> None:
     asked = InferenceRequest(RequestHeader("m", "", []), [], Caller(), 0, "me")
-    text = generate_form.write(asked, response({"why": "done"}, many=np.array([[1, 2]]), b=np.array([b"x"], object)))
+    text = generate_form.write_generate(
+        asked, response({"why": "done"}, many=np.array([[1, 2]]), b=np.array([b"x"], object))
+    )
     assert text == b'{"b":"x","id":"me","many":[1,2],"model_name":"m","model_version":"1","why":"done"}'
 
 
-BYTES = Signature("m", 0, [Input("IN", dtypes.BYTES, (-1,)), Input("HALF", dtypes.BF16, (1,), optional=True)], [])
+BYTES = Signature(
+    "m", 0, [SignatureInput("IN", dtypes.BYTES, (-1,)), SignatureInput("HALF", dtypes.BF16, (1,), optional=True)], []
+)
 
 
 @pytest.mark.parametrize(
@@ -173,13 +182,15 @@ BYTES = Signature("m", 0, [Input("IN", dtypes.BYTES, (-1,)), Input("HALF", dtype
     [({"b64": "/wA="}, [b"\xff\0"]), (["a", {"b64": "/wA="}], [b"a", b"\xff\0"]), ([{"b64": ""}], [b""])],
 )
 def test_base64(value: Any, elements: list[bytes]) -> None:
-    made = Form(BYTES, Sender({}))
+    made = GenerateForm(BYTES, SenderHeaders({}))
     made.read(orjson.dumps({"IN": value, "parameters": {"base64_output": True, "top_k": 1}}))
     header = made.header("m", "")
     assert made.data == [join_bytes(elements)]
     assert (header.parameters, header.base64_by_default) == ({"top_k": 1}, True)
-    text = generate_form.write(InferenceRequest(header, [], Caller(), 0), response(OUT=np.array(elements, object)))
-    again = Form(BYTES, Sender({}))
+    text = generate_form.write_generate(
+        InferenceRequest(header, [], Caller(), 0), response(OUT=np.array(elements, object))
+    )
+    again = GenerateForm(BYTES, SenderHeaders({}))
     again.read(orjson.dumps({"IN": orjson.loads(text)["OUT"]}))
     assert again.data == made.data, "what one gets can be sent back"
 
@@ -190,17 +201,17 @@ def test_base64_output_is_a_boolean() -> None:
 
 
 def test_an_input_may_be_called_base64_output() -> None:
-    made = Form(Signature("m", 0, [Input("base64_output", dtypes.INT32, (1,))], []), Sender({}))
+    made = GenerateForm(Signature("m", 0, [SignatureInput("base64_output", dtypes.INT32, (1,))], []), SenderHeaders({}))
     made.read(b'{"base64_output": 7}')
     assert [spec.name for spec in made.header("m", "").inputs] == ["base64_output"]
 
 
 def test_half_precision_where_it_is_allowed() -> None:
-    made = Form(BYTES, Sender({}), half=True)
+    made = GenerateForm(BYTES, SenderHeaders({}), half=True)
     made.read(b'{"IN": "a", "HALF": -1.5}')
     assert bytes(made.data[1]) == b"\xc0\xbf"
     asked = InferenceRequest(made.header("m", ""), made.data, Caller(), 0)
-    text = generate_form.write(asked, response(OUT=np.array([1.5, 0.1], np.float16)), half=True)
+    text = generate_form.write_generate(asked, response(OUT=np.array([1.5, 0.1], np.float16)), half=True)
     assert text == b'{"OUT":[1.5,0.1],"model_name":"m","model_version":"1"}'
 
 
@@ -218,7 +229,7 @@ class Handler:
     def receive_buffer(self, head: RequestHead) -> None:
         return None
 
-    def handle(self, connection: Any, head: RequestHead, body: memoryview) -> Question | None:
+    def handle(self, connection: Any, head: RequestHead, body: memoryview) -> HttpQuestion | None:
         server: Any = self
         sink = Generation(connection, server, events="stream" in head.path)
         request = connection.request = InferenceRequest(RequestHeader("m", "", []), [], sink, 0)

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.core import dtype as dtypes
-from nerite.core.dtype import DataType
-from nerite.core.tensor import TensorSpec
+from nerite.core import tensor as dtypes
+from nerite.core.tensor import DataType, TensorSpec
 from nerite.transports.http import json_tensors
 
 HALVES = pytest.mark.parametrize("datatype", [dtypes.FP16, dtypes.BF16], ids=lambda datatype: datatype.name)
@@ -34,11 +33,11 @@ def spec(datatype: DataType, count: int) -> TensorSpec:
 
 
 def read(datatype: DataType, numbers: list[Any]) -> Any:
-    return np.frombuffer(json_tensors.read(spec(datatype, len(numbers)), numbers, half=True), "<u2")
+    return np.frombuffer(json_tensors.read_tensor(spec(datatype, len(numbers)), numbers, half=True), "<u2")
 
 
 def write(datatype: DataType, words: Any) -> list[float]:
-    numbers: list[float] = json.loads(json_tensors.write(spec(datatype, words.size), words.tobytes(), half=True))
+    numbers: list[float] = json.loads(json_tensors.write_tensor(spec(datatype, words.size), words.tobytes(), half=True))
     return numbers
 
 
@@ -111,17 +110,17 @@ def test_what_is_no_number_and_what_is_too_large(datatype: DataType) -> None:
     words = read(datatype, [float("nan"), float("inf"), float("-inf"), 1e300, -(10**300), 0, -0.0])
     assert words[0] & 0x7FFF > top
     assert words[1:].tolist() == [top, top | 0x8000, top, top | 0x8000, 0, 0x8000]
-    text = json_tensors.write(spec(datatype, 7), words.tobytes(), half=True)
+    text = json_tensors.write_tensor(spec(datatype, 7), words.tobytes(), half=True)
     assert text == b"[NaN,Infinity,-Infinity,Infinity,-Infinity,0.0,-0.0]"
 
 
 @HALVES
 def test_the_data_need_not_be_aligned(datatype: DataType) -> None:
     raw = b"x" + read(datatype, [1.5, -2.25]).tobytes()
-    assert json_tensors.write(spec(datatype, 2), memoryview(raw)[1:], half=True) == b"[1.5,-2.25]"
+    assert json_tensors.write_tensor(spec(datatype, 2), memoryview(raw)[1:], half=True) == b"[1.5,-2.25]"
 
 
 @HALVES
 def test_no_elements(datatype: DataType) -> None:
-    assert bytes(json_tensors.read(spec(datatype, 0), [], half=True)) == b""
-    assert json_tensors.write(spec(datatype, 0), b"", half=True) == b"[]"
+    assert bytes(json_tensors.read_tensor(spec(datatype, 0), [], half=True)) == b""
+    assert json_tensors.write_tensor(spec(datatype, 0), b"", half=True) == b"[]"

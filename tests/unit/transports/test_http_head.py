@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.core.byte_budget import HTTP_HEADS
-from nerite.transports.http.head import BadHead, HeadCache, bytes_of, parse
+from nerite.transports.http.head import BadHead, HeadCache, header_bytes_of, parse_head
 
 
 def head(*lines: str, request: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
@@ -18,25 +18,25 @@ def head(*lines: str, request: str = "POST /v2/models/m/infer HTTP/1.1") -> byte
 
 
 def test_what_a_head_says() -> None:
-    of = parse(head("Host: here", "Content-Length: 12", "X-One:  two  ", "Accept-Encoding: gzip"))
+    of = parse_head(head("Host: here", "Content-Length: 12", "X-One:  two  ", "Accept-Encoding: gzip"))
     assert (of.method, of.path, of.version) == ("POST", "/v2/models/m/infer", "1.1")
     assert of.headers == {"host": "here", "content-length": "12", "x-one": "two", "accept-encoding": "gzip"}
     assert (of.content_length, of.chunked, of.keep_alive, of.expects_continue) == (12, False, True, False)
 
 
 def test_fields_keep_the_names_as_they_were_written() -> None:
-    assert parse(head("X-One: a", "x-ONE: b")).fields == [("X-One", "a"), ("x-ONE", "b")]
+    assert parse_head(head("X-One: a", "x-ONE: b")).fields == [("X-One", "a"), ("x-ONE", "b")]
 
 
 def test_values_are_utf8_and_other_bytes_are_kept() -> None:
     raw = b"GET / HTTP/1.1\r\nA: gr\xc3\xbcn\r\nB: gr\xfcn\r\n\r\n"
-    parsed = parse(raw)
+    parsed = parse_head(raw)
     assert parsed.headers["a"] == "grün"
-    assert [bytes_of(parsed.headers[name]) for name in ("a", "b")] == [b"gr\xc3\xbcn", b"gr\xfcn"]
+    assert [header_bytes_of(parsed.headers[name]) for name in ("a", "b")] == [b"gr\xc3\xbcn", b"gr\xfcn"]
 
 
 def test_of_a_name_that_stands_twice_the_first_counts() -> None:
-    assert parse(head("A: 1", "a: 2")).headers["a"] == "1"
+    assert parse_head(head("A: 1", "a: 2")).headers["a"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_of_a_name_that_stands_twice_the_first_counts() -> None:
     ],
 )
 def test_path(target: str, path: str) -> None:
-    assert parse(head(request=f"GET {target} HTTP/1.1")).path == path
+    assert parse_head(head(request=f"GET {target} HTTP/1.1")).path == path
 
 
 @pytest.mark.parametrize(
@@ -71,25 +71,25 @@ def test_path(target: str, path: str) -> None:
 )
 def test_who_keeps_the_connection(version: str, connection: str, kept: bool) -> None:
     lines = [f"Connection: {connection}"] if connection else []
-    of = parse(head(*lines, request=f"GET /v2 HTTP/{version}"))
+    of = parse_head(head(*lines, request=f"GET /v2 HTTP/{version}"))
     assert (of.version, of.keep_alive) == (version, kept)
 
 
 def test_with_a_body_it_is_the_same() -> None:
-    assert not parse(head("Connection: close", "Content-Length: 5")).keep_alive
-    assert not parse(head("Connection: close", "Transfer-Encoding: chunked")).keep_alive
-    assert parse(head("Content-Length: 5")).keep_alive
+    assert not parse_head(head("Connection: close", "Content-Length: 5")).keep_alive
+    assert not parse_head(head("Connection: close", "Transfer-Encoding: chunked")).keep_alive
+    assert parse_head(head("Content-Length: 5")).keep_alive
 
 
 def test_an_upgrade_is_not_granted() -> None:
-    of = parse(head("Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", request="GET /v2 HTTP/1.1"))
+    of = parse_head(head("Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", request="GET /v2 HTTP/1.1"))
     assert (of.method, of.path, of.keep_alive) == ("GET", "/v2", True)
 
 
 def test_chunks_and_expectations() -> None:
-    of = parse(head("Transfer-Encoding: chunked", "Expect: 100-continue"))
+    of = parse_head(head("Transfer-Encoding: chunked", "Expect: 100-continue"))
     assert (of.chunked, of.content_length, of.expects_continue) == (True, 0, True)
-    assert parse(head("Transfer-Encoding: Chunked", "Expect: 100-Continue")).expects_continue
+    assert parse_head(head("Transfer-Encoding: Chunked", "Expect: 100-Continue")).expects_continue
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_chunks_and_expectations() -> None:
 )
 def test_heads_that_are_wrong(lines: list[str]) -> None:
     with pytest.raises(BadHead):
-        parse(head(*lines))
+        parse_head(head(*lines))
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_heads_that_are_wrong(lines: list[str]) -> None:
 )
 def test_bytes_that_are_no_head(raw: bytes) -> None:
     with pytest.raises(BadHead):
-        parse(raw)
+        parse_head(raw)
 
 
 @pytest.mark.parametrize("method", ["FROB", "GETX", "PROPFIND", "A_B"])
 def test_a_method_of_any_name(method: str) -> None:
-    head = parse(f"{method} /v2?x HTTP/1.1\r\nContent-Length: 3\r\n\r\n".encode())
+    head = parse_head(f"{method} /v2?x HTTP/1.1\r\nContent-Length: 3\r\n\r\n".encode())
     assert (head.method, head.path, head.content_length, head.keep_alive) == (method, "/v2", 3, True)
 
 
@@ -156,7 +156,7 @@ def test_a_method_of_any_name(method: str) -> None:
 def test_any_bytes_are_a_head_or_refused(raw: bytes) -> None:
     for candidate in (raw + b"\r\n\r\n", b"GET /v2 HTTP/1.1\r\n" + raw + b"\r\n\r\n"):
         with contextlib.suppress(BadHead):
-            parse(candidate)
+            parse_head(candidate)
 
 
 def test_the_same_bytes_are_the_same_head() -> None:
@@ -183,7 +183,7 @@ def test_nothing_is_left_for_the_collector(raw: bytes) -> None:
     gc.disable()
     try:
         with contextlib.suppress(BadHead):
-            parse(raw)
+            parse_head(raw)
         assert gc.collect() == 0
     finally:
         gc.enable()

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import HTTP_PLANS
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
-from nerite.core.signature import Input, Signature
+from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import TensorSpec, join_bytes
-from nerite.transports.callers import Sender
-from nerite.transports.http.infer_request import Reader
-from nerite.transports.http.plan import Plan
+from nerite.transports.access import SenderHeaders
+from nerite.transports.http.infer_request import HttpInferReader
+from nerite.transports.http.request_bodies import HttpInferPlan
 
 LABEL = "[request id: <id_unknown>] "
 IN = {"name": "IN", "shape": [1, 2], "datatype": "INT32", "data": [1, 2]}
 
 
 @pytest.fixture
-def reader() -> Reader:
-    return Reader("M", "3", Sender({"x-forwarded": "yes"}), max_size=10_000)
+def reader() -> HttpInferReader:
+    return HttpInferReader("M", "3", SenderHeaders({"x-forwarded": "yes"}), max_size=10_000)
 
 
 def body(*inputs: Any, **more: Any) -> bytes:
@@ -41,7 +41,7 @@ def binary(name: str, size: object, shape: list[int] | None = None, datatype: st
     }
 
 
-def bytes_of(plan: Plan, raw: bytes = b"") -> list[bytes]:
+def bytes_of(plan: HttpInferPlan, raw: bytes = b"") -> list[bytes]:
     return [bytes(each) for each in plan.data(memoryview(raw), 0)]
 
 
@@ -50,7 +50,7 @@ def with_id(text: bytes, id: bytes) -> bytes:
     return b'{"id": "' + id + b'", ' + text[1:]
 
 
-def test_requests_that_differ_in_their_id_have_one_header(reader: Reader) -> None:
+def test_requests_that_differ_in_their_id_have_one_header(reader: HttpInferReader) -> None:
     asked = body(binary("A", 3))
     plans = [reader.plan(with_id(asked, id)) for id in (b"one", "zwei é".encode(), b"x" * 1024)]
     assert [plan.id for plan in plans] == ["one", "zwei é", "x" * 1024]
@@ -67,7 +67,7 @@ TOO_LONG = "is 1025 characters long, more than the 1024 that are allowed"
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(("id", "told"), [(b"a\xff", BAD_UTF8), (b"x" * 1025, TOO_LONG)])
-def test_an_id_that_is_no_text_is_refused(reader: Reader, known: bool, id: bytes, told: str) -> None:
+def test_an_id_that_is_no_text_is_refused(reader: HttpInferReader, known: bool, id: bytes, told: str) -> None:
     """Whether the rest was seen before or not."""
     asked = body(binary("A", 3))
     if known:
@@ -89,13 +89,13 @@ def test_an_id_that_is_no_text_is_refused(reader: Reader, known: bool, id: bytes
         (body(IN, data="a?"), "data"),
     ],
 )
-def test_text_that_is_not_utf8_is_refused_wherever_it_is(reader: Reader, text: bytes, where: str) -> None:
+def test_text_that_is_not_utf8_is_refused_wherever_it_is(reader: HttpInferReader, text: bytes, where: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         reader.plan(text.replace(b"?", b"\xff"))
     assert refused.value.message.startswith(f"member '{where}' {BAD_UTF8}")
 
 
-def test_data_of_bytes_tensors_may_be_any_bytes(reader: Reader) -> None:
+def test_data_of_bytes_tensors_may_be_any_bytes(reader: HttpInferReader) -> None:
     text = body({"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["a?"]}, id="me")
     assert bytes_of(reader.plan(text.replace(b"?", b"\xff"))) == [join_bytes([b"a\xff"])]
 
@@ -112,7 +112,7 @@ LONG = "x" * 1025
         (body({**binary("A", 1), "parameters": {"shared_memory_region": LONG}}), "'shared_memory_region'"),
     ],
 )
-def test_names_that_are_too_long_are_refused(reader: Reader, text: bytes, what: str) -> None:
+def test_names_that_are_too_long_are_refused(reader: HttpInferReader, text: bytes, what: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         reader.plan(text)
     assert refused.value.message == f"{what} {TOO_LONG}"
@@ -127,28 +127,28 @@ def test_names_that_are_too_long_are_refused(reader: Reader, text: bytes, what: 
         (body({**IN, "shape": [1] * 65}), "'shape' of input 'IN' has 65 entries, more than the 64 that a tensor may"),
     ],
 )
-def test_there_may_be_so_many_of_anything_and_no_more(reader: Reader, text: bytes, told: str) -> None:
+def test_there_may_be_so_many_of_anything_and_no_more(reader: HttpInferReader, text: bytes, told: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         reader.plan(text)
     assert refused.value.message.startswith(told)
 
 
 def test_a_model_may_have_more_inputs_than_is_usual() -> None:
-    wide = Reader("M", "", Sender({}), 10_000, most=lambda: 1100)
+    wide = HttpInferReader("M", "", SenderHeaders({}), 10_000, most=lambda: 1100)
     asked = [{**IN, "name": f"IN{number}"} for number in range(1101)]
     assert len(wide.plan(body(*asked[:1100], outputs=[{"name": "X"}] * 1100)).header.inputs) == 1100
     with pytest.raises(InvalidArgument, match="'inputs' has 1101 entries, more than the 1100 that a request may have"):
         wide.plan(body(*asked))
 
 
-def test_the_value_of_a_parameter_may_be_a_grammar(reader: Reader) -> None:
+def test_the_value_of_a_parameter_may_be_a_grammar(reader: HttpInferReader) -> None:
     asked = body(IN, parameters={"grammar": "x" * 2**20})
     assert reader.plan(asked).header.parameters["grammar"] == "x" * 2**20
     with pytest.raises(InvalidArgument, match="parameter 'grammar' is 1048577 characters long"):
         reader.plan(body(IN, parameters={"grammar": "x" * (2**20 + 1)}))
 
 
-def test_an_id_is_not_taken_from_what_is_no_json(reader: Reader) -> None:
+def test_an_id_is_not_taken_from_what_is_no_json(reader: HttpInferReader) -> None:
     asked = body(binary("A", 3))
     reader.plan(with_id(asked, b"one"))
     for text in (b'{"id": "one", }', with_id(asked, b"\n"), with_id(asked[:-1], b"one")):
@@ -156,13 +156,13 @@ def test_an_id_is_not_taken_from_what_is_no_json(reader: Reader) -> None:
             reader.plan(text)
 
 
-def test_of_several_ids_the_last_one_counts(reader: Reader) -> None:
+def test_of_several_ids_the_last_one_counts(reader: HttpInferReader) -> None:
     asked = body(binary("A", 3), id="last")
     assert [reader.plan(with_id(asked, id)).id for id in (b"one", b"two")] == ["last", "last"]
     assert reader.plan(with_id(body(binary("A", 3)), rb"a\u00e9")).id == "a\u00e9"
 
 
-def test_data_in_the_json_is_read_each_time(reader: Reader) -> None:
+def test_data_in_the_json_is_read_each_time(reader: HttpInferReader) -> None:
     first = reader.plan(with_id(body(IN), b"one"))
     second = reader.plan(with_id(body({**IN, "data": [3, 4]}), b"two"))
     again = reader.plan(with_id(body(IN), b"three"))
@@ -173,7 +173,7 @@ def test_data_in_the_json_is_read_each_time(reader: Reader) -> None:
     ]
 
 
-def test_everything_a_request_can_say(reader: Reader) -> None:
+def test_everything_a_request_can_say(reader: HttpInferReader) -> None:
     plan = reader.plan(
         body(
             IN,
@@ -215,7 +215,7 @@ def test_everything_a_request_can_say(reader: Reader) -> None:
     assert plan.size == 0
 
 
-def test_the_least_a_request_can_say(reader: Reader) -> None:
+def test_the_least_a_request_can_say(reader: HttpInferReader) -> None:
     plan = reader.plan(b'{"inputs":[]}')
     header = plan.header
     assert (plan.id, header.inputs, header.outputs) == ("", (), ())
@@ -223,7 +223,7 @@ def test_the_least_a_request_can_say(reader: Reader) -> None:
     assert (header.sequence_id, header.sequence_start, header.sequence_end) == (0, False, False)
 
 
-def test_binary_data_is_in_the_order_of_the_inputs(reader: Reader) -> None:
+def test_binary_data_is_in_the_order_of_the_inputs(reader: HttpInferReader) -> None:
     plan = reader.plan(body(binary("A", 3), IN, binary("B", 0), binary("C", 2)))
     assert plan.size == 5
     assert bytes_of(plan, b"abcde") == [b"abc", np.array([1, 2], np.int32).tobytes(), b"", b"de"]
@@ -231,23 +231,23 @@ def test_binary_data_is_in_the_order_of_the_inputs(reader: Reader) -> None:
     assert next(bytes(each) for each in data) == b"abc"
 
 
-def test_a_sequence_may_be_called_by_a_text(reader: Reader) -> None:
+def test_a_sequence_may_be_called_by_a_text(reader: HttpInferReader) -> None:
     assert reader.plan(body(IN, parameters={"sequence_id": "x" * 128})).header.sequence_id == "x" * 128
     assert reader.plan(body(IN, parameters={"sequence_id": 2**64 - 1})).header.sequence_id == 2**64 - 1
 
 
-def test_a_text_seen_before_is_the_same_plan(reader: Reader) -> None:
+def test_a_text_seen_before_is_the_same_plan(reader: HttpInferReader) -> None:
     text = body(binary("A", 3))
     assert reader.plan(text) is reader.plan(text)
 
 
-def test_what_is_different_each_time_is_not_kept(reader: Reader) -> None:
+def test_what_is_different_each_time_is_not_kept(reader: HttpInferReader) -> None:
     for text in (body(IN), body(binary("A", 3), id="1"), body(binary("A", 3), outputs=[{"name": "A" * 1000}] * 200)):
         reader.plan(text)
     assert not reader._plans
 
 
-def test_requests_that_say_the_same_have_one_header(reader: Reader) -> None:
+def test_requests_that_say_the_same_have_one_header(reader: HttpInferReader) -> None:
     headers = {
         id(reader.plan(text).header)
         for text in (
@@ -261,7 +261,7 @@ def test_requests_that_say_the_same_have_one_header(reader: Reader) -> None:
     assert len(headers) == 1
 
 
-def test_what_an_answer_looks_like_is_part_of_what_is_asked(reader: Reader) -> None:
+def test_what_an_answer_looks_like_is_part_of_what_is_asked(reader: HttpInferReader) -> None:
     """Whatever is remembered of one request must not be the answer to the other."""
     ways: list[dict[str, Any]] = [
         {},
@@ -278,21 +278,21 @@ def test_what_an_answer_looks_like_is_part_of_what_is_asked(reader: Reader) -> N
 
 def test_half_precision_where_it_is_allowed() -> None:
     text = body({"name": "IN", "shape": [2], "datatype": "FP16", "data": [1.5, -2]})
-    assert bytes_of(Reader("M", "", Sender({}), max_size=100, half=True).plan(text)) == [
+    assert bytes_of(HttpInferReader("M", "", SenderHeaders({}), max_size=100, half=True).plan(text)) == [
         np.array([1.5, -2], "<f2").tobytes()
     ]
     with pytest.raises(InvalidArgument, match="receiving FP16 data via JSON is not supported"):
-        Reader("M", "", Sender({}), max_size=100).plan(text)
+        HttpInferReader("M", "", SenderHeaders({}), max_size=100).plan(text)
 
 
-def test_values_that_python_calls_equal_are_kept_apart(reader: Reader) -> None:
+def test_values_that_python_calls_equal_are_kept_apart(reader: HttpInferReader) -> None:
     values = [
         reader.plan(body(IN, parameters={"value": value})).header.parameters["value"] for value in (1, True, 1.0, "1")
     ]
     assert [type(value) for value in values] == [int, bool, float, str]
 
 
-def test_numbers_beyond_a_signed_integer_are_floats(reader: Reader) -> None:
+def test_numbers_beyond_a_signed_integer_are_floats(reader: HttpInferReader) -> None:
     parameters = {"largest": 2**63 - 1, "larger": 2**63, "beyond": 2**64}
     told = reader.plan(body(IN, parameters=parameters)).header.parameters
     assert [told[key] for key in parameters] == [2**63 - 1, 2.0**63, 2.0**64]
@@ -301,7 +301,7 @@ def test_numbers_beyond_a_signed_integer_are_floats(reader: Reader) -> None:
 
 def test_what_all_readers_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HTTP_PLANS, "limit", 256 * 1024)
-    readers = [Reader(str(number), "", Sender({}), 1_000_000) for number in range(10)]
+    readers = [HttpInferReader(str(number), "", SenderHeaders({}), 1_000_000) for number in range(10)]
     for number in range(500):
         readers[number % 10].plan(body(binary("A", 1), parameters={"number": number}))
         assert HTTP_PLANS.used <= HTTP_PLANS.limit
@@ -488,7 +488,7 @@ MISTAKES: list[tuple[bytes, type[NeriteError], str]] = [
 
 
 @pytest.mark.parametrize(("text", "kind", "message"), MISTAKES, ids=[text.decode()[:60] for text, _, _ in MISTAKES])
-def test_mistakes(reader: Reader, text: bytes, kind: type[NeriteError], message: str) -> None:
+def test_mistakes(reader: HttpInferReader, text: bytes, kind: type[NeriteError], message: str) -> None:
     for _ in range(2):
         with pytest.raises(NeriteError) as caught:
             reader.plan(text)
@@ -496,7 +496,7 @@ def test_mistakes(reader: Reader, text: bytes, kind: type[NeriteError], message:
 
 
 @pytest.mark.parametrize("wrong", [5, "binary_data_size", [1], None, True])
-def test_parameters_of_tensors_that_are_no_objects_say_nothing(reader: Reader, wrong: object) -> None:
+def test_parameters_of_tensors_that_are_no_objects_say_nothing(reader: HttpInferReader, wrong: object) -> None:
     plan = reader.plan(body({**IN, "parameters": wrong}, outputs=[{"name": "O", "parameters": wrong}]))
     assert [(each.binary, each.classification) for each in plan.header.outputs] == [(False, 0)]
 
@@ -504,8 +504,8 @@ def test_parameters_of_tensors_that_are_no_objects_say_nothing(reader: Reader, w
 # Raw binary requests
 
 
-def raw(declared: Input, data: bytes, batch: int = 0) -> tuple[TensorSpec, list[bytes]]:
-    reader = Reader("M", "", Sender({"x-forwarded": "yes"}), max_size=10_000)
+def raw(declared: SignatureInput, data: bytes, batch: int = 0) -> tuple[TensorSpec, list[bytes]]:
+    reader = HttpInferReader("M", "", SenderHeaders({"x-forwarded": "yes"}), max_size=10_000)
     plan = reader.raw(Signature("M", batch, [declared], []), memoryview(data))
     assert plan.header.binary_by_default
     assert plan.header.parameters == {"x-forwarded": "yes"}
@@ -528,11 +528,11 @@ def test_the_shape_of_raw_bytes_is_deduced(
     dims: tuple[int, ...], batch: int, elements: int, shape: tuple[int, ...]
 ) -> None:
     data = bytes(range(elements * 4))
-    assert raw(Input("IN", dtypes.FP32, dims), data, batch) == (TensorSpec("IN", dtypes.FP32, shape), [data])
+    assert raw(SignatureInput("IN", dtypes.FP32, dims), data, batch) == (TensorSpec("IN", dtypes.FP32, shape), [data])
 
 
 def test_raw_text_is_one_element() -> None:
-    spec, data = raw(Input("IN", dtypes.BYTES, (1,)), b"hello", 8)
+    spec, data = raw(SignatureInput("IN", dtypes.BYTES, (1,)), b"hello", 8)
     assert (spec, data) == (TensorSpec("IN", dtypes.BYTES, (1, 1)), [join_bytes([b"hello"])])
 
 
@@ -540,26 +540,28 @@ def test_raw_text_is_one_element() -> None:
     ("inputs", "message"),
     [
         (
-            [Input(name, dtypes.FP32, (1,)) for name in "ABC"],
+            [SignatureInput(name, dtypes.FP32, (1,)) for name in "ABC"],
             "Raw request must only have 1 input (found 1) to be deduced but got 3 inputs in 'M' model configuration",
         ),
         (
-            [Input("IN", dtypes.BYTES, (2,))],
+            [SignatureInput("IN", dtypes.BYTES, (2,))],
             "For BYTE datatype raw input 'IN', the model must have input shape [1]",
         ),
         (
-            [Input("IN", dtypes.FP32, (-1, -1))],
+            [SignatureInput("IN", dtypes.FP32, (-1, -1))],
             "The shape of the raw input 'IN' can not be deduced because there are more than one variable-sized "
             "dimension",
         ),
         (
-            [Input("IN", dtypes.FP32, (3,))],
+            [SignatureInput("IN", dtypes.FP32, (3,))],
             "input byte size mismatch for input 'raw_input' for model 'M'. Expected 12, got 8 (a body that is empty, "
             "or whose Inference-Header-Content-Length is 0, is the data of 'IN' without any JSON)",
         ),
     ],
 )
-def test_raw_bytes_that_cannot_be_understood(reader: Reader, inputs: list[Input], message: str) -> None:
+def test_raw_bytes_that_cannot_be_understood(
+    reader: HttpInferReader, inputs: list[SignatureInput], message: str
+) -> None:
     with pytest.raises(InvalidArgument) as caught:
         reader.raw(Signature("M", 0, inputs, []), memoryview(b"12345678"))
     assert caught.value.message == LABEL + message
@@ -588,7 +590,7 @@ DOCUMENTS = st.fixed_dictionaries(
 
 @given(DOCUMENTS | VALUES)
 def test_any_document_is_a_plan_or_refused(document: object) -> None:
-    reader = Reader("M", "", Sender({}), max_size=10_000)
+    reader = HttpInferReader("M", "", SenderHeaders({}), max_size=10_000)
     try:
         plan = reader.plan(json.dumps(document).encode())
     except NeriteError as error:

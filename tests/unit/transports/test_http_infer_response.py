@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from http_peer import replies
 from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Caller
-from nerite.core import dtype as dtypes
+from http_peer import replies
+from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import HTTP_REPLIES
 from nerite.core.errors import InvalidArgument
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.core.signature import Output, Signature
+from nerite.core.signature import Signature, SignatureOutput
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.transports.http import infer_response, json_tensors
 
-SIGNATURE = Signature("M", 8, [], [Output("SCORES", dtypes.FP32, (3,), ("cat", "dog"))])
+SIGNATURE = Signature("M", 8, [], [SignatureOutput("SCORES", dtypes.FP32, (3,), ("cat", "dog"))])
 FP32 = TensorSpec("X", dtypes.FP32, (1, 2))
 FP32_DATA = np.array([1.5, 2.0], np.float32).tobytes()
 TEXT = TensorSpec("T", dtypes.BYTES, (1,))
@@ -41,8 +41,8 @@ def answer(*tensors: tuple[TensorSpec, bytes], **parameters: Any) -> InferenceRe
 
 def written(request: InferenceRequest, response: InferenceResponse) -> tuple[dict[str, str], bytes]:
     """Headers and body. Written twice: what is remembered must be the same."""
-    first = b"".join(infer_response.write(request, response, lambda _: SIGNATURE))
-    assert b"".join(infer_response.write(request, response, lambda _: SIGNATURE)) == first
+    first = b"".join(infer_response.write_infer_response(request, response, lambda _: SIGNATURE))
+    assert b"".join(infer_response.write_infer_response(request, response, lambda _: SIGNATURE)) == first
     ((status, headers, body),) = replies(first)
     assert status == 200
     assert headers.pop("content-length") == str(len(body))
@@ -156,7 +156,7 @@ def test_classes_as_bytes() -> None:
 def test_what_cannot_be_written_is_refused() -> None:
     half = TensorSpec("H", dtypes.FP16, (1,))
     with pytest.raises(InvalidArgument, match=r"^sending FP16 data via JSON is not supported\."):
-        infer_response.write(asked(), answer((half, b"\0\0")), lambda _: SIGNATURE)
+        infer_response.write_infer_response(asked(), answer((half, b"\0\0")), lambda _: SIGNATURE)
 
 
 def test_large_tensors_are_not_copied() -> None:
@@ -164,7 +164,7 @@ def test_large_tensors_are_not_copied() -> None:
     response = InferenceResponse(ResponseHeader("M", "3", [TensorSpec("X", dtypes.UINT8, (80_000,))]), [data])
     request = asked(binary=True)
     for _ in range(2):
-        assert infer_response.write(request, response, lambda _: SIGNATURE)[1] is data
+        assert infer_response.write_infer_response(request, response, lambda _: SIGNATURE)[1] is data
 
 
 def test_strings_in_base64() -> None:
@@ -183,7 +183,7 @@ def test_strings_in_base64() -> None:
 def test_half_precision_where_it_is_allowed() -> None:
     half = TensorSpec("H", dtypes.FP16, (2,))
     data = np.array([0.1, -2], "<f2").tobytes()
-    text = b"".join(infer_response.write(asked(), answer((half, data)), lambda _: SIGNATURE, half=True))
+    text = b"".join(infer_response.write_infer_response(asked(), answer((half, data)), lambda _: SIGNATURE, half=True))
     assert text.endswith(b'"datatype":"FP16","shape":[2],"data":[0.1,-2.0]}]}')
 
 
@@ -201,7 +201,7 @@ def test_what_is_remembered_of_all_requests_is_bounded(monkeypatch: pytest.Monke
     monkeypatch.setattr(HTTP_REPLIES, "limit", 64 * 1024)
     requests = [asked(binary=True) for _ in range(10)]
     for number in range(1000):
-        infer_response.write(requests[number % 10], answer((FP32, FP32_DATA)), lambda _: SIGNATURE)
+        infer_response.write_infer_response(requests[number % 10], answer((FP32, FP32_DATA)), lambda _: SIGNATURE)
         assert HTTP_REPLIES.used <= HTTP_REPLIES.limit
     assert 0 < sum(len(each.header.replies) for each in requests) < 100
 
@@ -233,7 +233,7 @@ def test_a_client_reads_what_was_written(tensors: list[tuple[dtypes.DataType, in
     for entry, (spec, data) in zip(document["outputs"], pairs, strict=True):
         assert (entry["name"], entry["datatype"], entry["shape"]) == (spec.name, spec.datatype.name, list(spec.shape))
         if "data" in entry:
-            assert bytes(json_tensors.read(spec, entry["data"])) == data
+            assert bytes(json_tensors.read_tensor(spec, entry["data"])) == data
         else:
             length = entry["parameters"]["binary_data_size"]
             assert body[at : at + length] == data

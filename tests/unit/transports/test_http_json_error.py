@@ -17,8 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
-from nerite.transports.http import json_error
-from nerite.transports.http.json_text import parse
+from nerite.transports.http import json_text
+from nerite.transports.http.json_text import parse_json
 
 HEAD = "failed to parse the request JSON buffer: "
 
@@ -54,11 +54,11 @@ HEAD = "failed to parse the request JSON buffer: "
     ],
 )
 def test_the_first_mistake_and_where_it_is(text: bytes, message: str) -> None:
-    with pytest.raises(json_error.JsonError) as caught:
-        json_error.loads(text)
+    with pytest.raises(json_text.JsonError) as caught:
+        json_text.loads_like_triton(text)
     assert str(caught.value) == message
     with pytest.raises(Internal) as refused:
-        parse(text)
+        parse_json(text)
     assert refused.value.message == HEAD + message
 
 
@@ -74,19 +74,19 @@ def test_the_first_mistake_and_where_it_is(text: bytes, message: str) -> None:
     ],
 )
 def test_what_is_right(text: bytes, value: object) -> None:
-    assert parse(text) == value
+    assert parse_json(text) == value
 
 
 def test_strings_that_are_not_utf8_are_for_the_caller_to_allow() -> None:
     text = b'{"data":["\xff"],"id":"x"}'
     with pytest.raises(InvalidArgument, match="'data\\[0\\]' is not valid UTF-8"):
-        parse(text)
-    assert parse(text, lambda document: document["id"]) == {"data": ["\udcff"], "id": "x"}
+        parse_json(text)
+    assert parse_json(text, lambda document: document["id"]) == {"data": ["\udcff"], "id": "x"}
 
 
 def test_integers_beyond_64_bits_are_no_integers() -> None:
     for words in (b"", b",NaN"):  # with which another parser reads the text
-        numbers = parse(
+        numbers = parse_json(
             b"[18446744073709551615,-9223372036854775808,18446744073709551616,-9223372036854775809%b]" % words
         )
         assert numbers[:4] == [2**64 - 1, -(2**63), 2.0**64, -(2.0**63)]
@@ -94,25 +94,25 @@ def test_integers_beyond_64_bits_are_no_integers() -> None:
 
 
 def test_words_that_are_numbers_here() -> None:
-    values = parse(b"[NaN,Infinity,-Infinity,Inf,-Inf,1]")
+    values = parse_json(b"[NaN,Infinity,-Infinity,Inf,-Inf,1]")
     assert math.isnan(values[0])
     assert values[1:] == [math.inf, -math.inf, math.inf, -math.inf, 1]
 
 
 def test_words_in_texts_stay_texts() -> None:
-    assert parse(b'["Inf, -Inf", NaN, "a\\"Inf"]')[::2] == ["Inf, -Inf", 'a"Inf']
+    assert parse_json(b'["Inf, -Inf", NaN, "a\\"Inf"]')[::2] == ["Inf, -Inf", 'a"Inf']
 
 
 def test_too_deep() -> None:
     text = b"[" * 1500 + b"]" * 1500
     with pytest.raises(InvalidArgument) as caught:
-        parse(text)
+        parse_json(text)
     assert caught.value.message == "JSON nesting depth exceeds maximum allowed limit (100)"
     with pytest.raises(InvalidArgument):
-        parse(b"[NaN," + b"[" * 101 + b"]" * 101 + b"]")
-    parse(b"[NaN," + b"[" * 98 + b"]" * 98 + b"]")
+        parse_json(b"[NaN," + b"[" * 101 + b"]" * 101 + b"]")
+    parse_json(b"[NaN," + b"[" * 98 + b"]" * 98 + b"]")
     with pytest.raises(InvalidArgument):  # behind more than is looked at in one piece
-        parse(b"[NaN," + b"1," * 600_000 + b"[" * 101 + b"]" * 101 + b"]")
+        parse_json(b"[NaN," + b"1," * 600_000 + b"[" * 101 + b"]" * 101 + b"]")
 
 
 PIECES = st.sampled_from(
@@ -154,12 +154,12 @@ def test_what_is_found_fast_is_what_is_found_slowly(text: bytes) -> None:
     def outcome(read: Callable[[bytes], Any]) -> str:
         try:
             return json.dumps(read(text))
-        except json_error.JsonError as error:
+        except json_text.JsonError as error:
             return str(error)
-        except json_error.TooDeep:
+        except json_text.TooDeep:
             return "too deep"
 
-    fast, slow = outcome(json_error.loads), outcome(read_slowly)
+    fast, slow = outcome(json_text.loads_like_triton), outcome(read_slowly)
     if "too deep" in (fast, slow):  # which of two mistakes comes first there is not said
         assert not fast.startswith("[") and not slow.startswith("[")
     else:
@@ -172,7 +172,7 @@ def test_what_is_found_fast_is_what_is_found_slowly(text: bytes) -> None:
 @example(b"[" + b"1" * 309 + b",NaN]")
 def test_any_text_is_read_or_refused(text: bytes) -> None:
     try:
-        value = parse(text)
+        value = parse_json(text)
     except NeriteError:
         with pytest.raises(orjson.JSONDecodeError):
             orjson.loads(text)
@@ -197,8 +197,8 @@ def test_every_json_is_right(value: object) -> None:
     """Also where Python writes NaN and Infinity, and where letters are written as codes."""
     for ensure_ascii in (True, False):
         text = json.dumps(value, ensure_ascii=ensure_ascii).encode()
-        assert json.dumps(json_error.loads(text)) == json.dumps(json.loads(text))
-        assert json.dumps(parse(text)) == json.dumps(json.loads(text))
+        assert json.dumps(json_text.loads_like_triton(text)) == json.dumps(json.loads(text))
+        assert json.dumps(parse_json(text)) == json.dumps(json.loads(text))
 
 
 @pytest.mark.parametrize("text", [b"{", b"[1 2]", b"[" * 200, b"[" * 100_000, b'["\\ud800"]', b"[1e999]", b"\xff"])
@@ -207,7 +207,7 @@ def test_a_mistake_leaves_nothing_for_the_collector(text: bytes) -> None:
     gc.disable()
     try:
         with contextlib.suppress(NeriteError):
-            parse(text)
+            parse_json(text)
         assert gc.collect() == 0
     finally:
         gc.enable()

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from nerite.core import dtype as dtypes
-from nerite.core.dtype import DataType
+from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
-from nerite.core.tensor import TensorSpec, buffer_of, join_bytes
+from nerite.core.tensor import DataType, TensorSpec, buffer_of, join_bytes
 from nerite.transports.http import json_tensors
 
 OTHERS = (dtypes.BYTES, dtypes.BF16, dtypes.FP16)
@@ -42,24 +41,24 @@ def test_numbers_survive(example: tuple[DataType, np.ndarray[Any, Any]], nested:
     of = TensorSpec("IN", datatype, array.shape)
     raw = bytes(buffer_of(array, datatype))
     value = array.tolist() if nested else array.reshape(-1).tolist()
-    assert bytes(json_tensors.read(of, value)) == raw
-    written = json_tensors.write(of, raw)
-    assert bytes(json_tensors.read(of, json.loads(written))) == raw
+    assert bytes(json_tensors.read_tensor(of, value)) == raw
+    written = json_tensors.write_tensor(of, raw)
+    assert bytes(json_tensors.read_tensor(of, json.loads(written))) == raw
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8")), max_size=5))
 def test_texts_survive(texts: list[str]) -> None:
     of = spec(dtypes.BYTES, len(texts))
-    raw = json_tensors.read(of, texts)
+    raw = json_tensors.read_tensor(of, texts)
     assert bytes(raw) == join_bytes(texts)
-    assert json.loads(json_tensors.write(of, raw)) == texts
+    assert json.loads(json_tensors.write_tensor(of, raw)) == texts
 
 
 @pytest.mark.parametrize(
     "value", [[1, 2, 3, 4], [[1, 2], [3, 4]], [[1, 2, 3, 4]], [1, [2, 3], [[4]]], [[[[1]]], 2, 3, 4]]
 )
 def test_any_nesting_will_do(value: list[Any]) -> None:
-    assert bytes(json_tensors.read(spec(dtypes.UINT8, 2, 2), value)) == b"\1\2\3\4"
+    assert bytes(json_tensors.read_tensor(spec(dtypes.UINT8, 2, 2), value)) == b"\1\2\3\4"
 
 
 def leaves(value: list[Any]) -> list[Any]:
@@ -78,12 +77,12 @@ def test_elements_are_in_row_major_order_whatever_the_nesting(value: list[Any]) 
 def test_elements_are_as_many_as_the_shape_says_whatever_the_nesting(value: list[Any], wanted: int) -> None:
     elements = leaves(value)
     if not wanted:  # nothing is read
-        assert json_tensors.read(spec(dtypes.UINT8, 0), value) == b""
+        assert json_tensors.read_tensor(spec(dtypes.UINT8, 0), value) == b""
     elif len(elements) == wanted:
-        assert bytes(json_tensors.read(spec(dtypes.UINT8, wanted), value)) == bytes(elements)
+        assert bytes(json_tensors.read_tensor(spec(dtypes.UINT8, wanted), value)) == bytes(elements)
     else:
         with pytest.raises(Internal, match="Shape does not match true shape of 'data' field"):
-            json_tensors.read(spec(dtypes.UINT8, wanted), value)
+            json_tensors.read_tensor(spec(dtypes.UINT8, wanted), value)
 
 
 @pytest.mark.parametrize("beside", [[], [2]])
@@ -112,12 +111,12 @@ def test_nesting_has_a_limit(beside: list[int]) -> None:
     ],
 )
 def test_whole_numbers_that_do_not_fit_wrap_around(datatype: DataType, given: int, wrapped: int) -> None:
-    raw = json_tensors.read(spec(datatype, 2), [given, 0])
+    raw = json_tensors.read_tensor(spec(datatype, 2), [given, 0])
     assert np.frombuffer(raw, datatype.numpy).tolist() == [wrapped, 0]
 
 
 def test_a_number_too_large_for_fp32_is_infinite() -> None:
-    raw = json_tensors.read(spec(dtypes.FP32, 4), [1e39, -1e39, 10**300, 2.5])
+    raw = json_tensors.read_tensor(spec(dtypes.FP32, 4), [1e39, -1e39, 10**300, 2.5])
     assert np.frombuffer(raw, np.float32).tolist() == [math.inf, -math.inf, math.inf, 2.5]
 
 
@@ -148,7 +147,7 @@ SHAPE += "shape [1] needs 1)"
 )
 def test_mistakes(datatype: DataType, value: object, message: str) -> None:
     with pytest.raises(Internal) as caught:
-        json_tensors.read(spec(datatype, 1), value)
+        json_tensors.read_tensor(spec(datatype, 1), value)
     assert caught.value.message == message
 
 
@@ -156,24 +155,24 @@ def test_mistakes(datatype: DataType, value: object, message: str) -> None:
 def test_data_without_a_dimension_or_without_elements_is_not_read(data: object) -> None:
     for datatype in dtypes.ALL:
         scalar, empty = spec(datatype), spec(datatype, 3, 0)
-        assert len(json_tensors.read(scalar, data)) == (scalar.byte_size if datatype.size else 4)
-        assert json_tensors.read(empty, data) == b""
+        assert len(json_tensors.read_tensor(scalar, data)) == (scalar.byte_size if datatype.size else 4)
+        assert json_tensors.read_tensor(empty, data) == b""
 
 
 def test_how_many_texts_there_are_is_checked_with_the_signature() -> None:
-    assert bytes(json_tensors.read(spec(dtypes.BYTES, 1), ["a", "b"])) == join_bytes(["a", "b"])
+    assert bytes(json_tensors.read_tensor(spec(dtypes.BYTES, 1), ["a", "b"])) == join_bytes(["a", "b"])
 
 
 @pytest.mark.parametrize("datatype", [dtypes.FP16, dtypes.BF16])
 def test_half_precision_is_not_for_json(datatype: DataType) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        json_tensors.read(spec(datatype, 1), [1.5])
+        json_tensors.read_tensor(spec(datatype, 1), [1.5])
     assert caught.value.message == (
         f"receiving {datatype.name} data via JSON is not supported. Please use the binary data format for input IN "
         "or start the server with --http-json-half-precision=true"
     )
     with pytest.raises(InvalidArgument) as caught:
-        json_tensors.write(spec(datatype, 1), b"\0\0")
+        json_tensors.write_tensor(spec(datatype, 1), b"\0\0")
     assert caught.value.message.startswith(
         f"sending {datatype.name} data via JSON is not supported. Please use the binary data format for output"
     )
@@ -181,9 +180,9 @@ def test_half_precision_is_not_for_json(datatype: DataType) -> None:
 
 @pytest.mark.parametrize("datatype", dtypes.ALL)
 def test_no_elements(datatype: DataType) -> None:
-    assert bytes(json_tensors.read(spec(datatype, 0, 3), [])) == b""
+    assert bytes(json_tensors.read_tensor(spec(datatype, 0, 3), [])) == b""
     if datatype not in (dtypes.FP16, dtypes.BF16):
-        assert json_tensors.write(spec(datatype, 0, 3), b"") == b"[]"
+        assert json_tensors.write_tensor(spec(datatype, 0, 3), b"") == b"[]"
 
 
 @pytest.mark.parametrize(
@@ -200,14 +199,14 @@ def test_no_elements(datatype: DataType) -> None:
 )
 def test_numbers_as_triton_prints_them(datatype: DataType, values: list[Any], text: bytes) -> None:
     raw = np.array(values, datatype.numpy).tobytes()
-    assert json_tensors.write(spec(datatype, len(values)), raw) == text
+    assert json_tensors.write_tensor(spec(datatype, len(values)), raw) == text
 
 
 @given(st.lists(st.floats(width=32), max_size=6))
 def test_numbers_that_json_lacks_stand_in_their_places(values: list[float]) -> None:
     for datatype in (dtypes.FP32, dtypes.FP64):
         raw = np.array(values, datatype.numpy).tobytes()
-        written = json.loads(json_tensors.write(spec(datatype, len(values)), raw))
+        written = json.loads(json_tensors.write_tensor(spec(datatype, len(values)), raw))
         np.testing.assert_array_equal(np.array(written, datatype.numpy), np.array(values, datatype.numpy))
 
 
@@ -215,20 +214,20 @@ def test_numbers_that_json_lacks_stand_in_their_places(values: list[float]) -> N
 def test_bytes_at_an_odd_address(datatype: DataType) -> None:
     """An in-process model may hand back a part of the request as it is."""
     raw = np.array([1, 0], datatype.numpy).tobytes()
-    expected = json_tensors.write(spec(datatype, 2), raw)
+    expected = json_tensors.write_tensor(spec(datatype, 2), raw)
     shifted = bytearray(b"x" + raw)
-    assert json_tensors.write(spec(datatype, 2), memoryview(shifted)[1:]) == expected
+    assert json_tensors.write_tensor(spec(datatype, 2), memoryview(shifted)[1:]) == expected
 
 
 def test_booleans_are_any_byte_but_zero() -> None:
-    assert json_tensors.write(spec(dtypes.BOOL, 3), b"\x01\xff\x00") == b"[true,true,false]"
+    assert json_tensors.write_tensor(spec(dtypes.BOOL, 3), b"\x01\xff\x00") == b"[true,true,false]"
 
 
 def test_texts_that_are_not_utf8_pass_as_they_are() -> None:
-    assert json_tensors.write(spec(dtypes.BYTES, 2), join_bytes([b"\xff\x00", "é".encode()])) == (
+    assert json_tensors.write_tensor(spec(dtypes.BYTES, 2), join_bytes([b"\xff\x00", "é".encode()])) == (
         b'["\xff\\u0000","\xc3\xa9"]'
     )
-    assert bytes(json_tensors.read(spec(dtypes.BYTES, 1), ["\udcff\udcfe"])) == join_bytes([b"\xff\xfe"])
+    assert bytes(json_tensors.read_tensor(spec(dtypes.BYTES, 1), ["\udcff\udcfe"])) == join_bytes([b"\xff\xfe"])
 
 
 VALUES = st.recursive(
@@ -241,7 +240,7 @@ VALUES = st.recursive(
 @given(st.sampled_from(dtypes.ALL), VALUES)
 def test_anything_is_read_or_refused(datatype: DataType, value: object) -> None:
     try:
-        raw = json_tensors.read(spec(datatype, 2), value)
+        raw = json_tensors.read_tensor(spec(datatype, 2), value)
     except NeriteError:
         return
     except UnicodeEncodeError:  # a lone surrogate; no JSON text that is let in has one

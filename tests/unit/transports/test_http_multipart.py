@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.core.errors import InvalidArgument
-from nerite.transports.http import multipart
+from nerite.transports.http import files
 
 TYPE = "multipart/form-data; boundary=xyz"
 
@@ -19,7 +19,9 @@ def form(*parts: tuple[str, bytes], boundary: bytes = b"xyz") -> bytes:
 
 
 def parsed(body: bytes, content_type: str = TYPE) -> list[tuple[str, str, bytes]]:
-    return [(part.name, part.media_type, bytes(part.data)) for part in multipart.parse(content_type, memoryview(body))]
+    return [
+        (part.name, part.media_type, bytes(part.data)) for part in files.parse_multipart(content_type, memoryview(body))
+    ]
 
 
 def test_a_file_and_a_value() -> None:

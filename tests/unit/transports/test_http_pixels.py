@@ -10,10 +10,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from nerite.core import dtype as dtypes
+from nerite.core import tensor as dtypes
 from nerite.core.errors import InvalidArgument, Unsupported
-from nerite.core.signature import Input
-from nerite.transports.http import pixels
+from nerite.core.signature import SignatureInput
+from nerite.transports.http import files
 
 COLOURS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 10
 """Two high, three wide."""
@@ -25,12 +25,12 @@ def encoded(array: Any = COLOURS, form: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def image(*dims: int) -> Input:
-    return Input("IMAGE", dtypes.UINT8, dims)
+def image(*dims: int) -> SignatureInput:
+    return SignatureInput("IMAGE", dtypes.UINT8, dims)
 
 
-def read(declared: Input, data: bytes, max_size: int = 1_000_000) -> Any:
-    array = pixels.read(declared, data, max_size)
+def read(declared: SignatureInput, data: bytes, max_size: int = 1_000_000) -> Any:
+    array = files.read_image(declared, data, max_size)
     assert array.flags.c_contiguous and array.flags.writeable and array.dtype == np.uint8
     return array
 
@@ -83,12 +83,12 @@ def test_formats(form: str) -> None:
             ),
             False,
         ),
-        (Input("IMAGE", dtypes.FP32, (3, 224, 224)), False),
-        (Input("IMAGE", dtypes.BYTES, (1,)), False),
+        (SignatureInput("IMAGE", dtypes.FP32, (3, 224, 224)), False),
+        (SignatureInput("IMAGE", dtypes.BYTES, (1,)), False),
     ],
 )
-def test_inputs_that_take_pixels(declared: Input, taken: bool) -> None:
-    assert pixels.takes(declared) == taken
+def test_inputs_that_take_pixels(declared: SignatureInput, taken: bool) -> None:
+    assert files.takes_image(declared) == taken
 
 
 @pytest.mark.parametrize(("dims", "shape"), [((2, 2, 3), "[2,3,3]"), ((3, 3, -1), "[3,2,3]"), ((4, -1, 3), "[2,3,3]")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.config.options import RESTRICTED_CATEGORIES
-from nerite.transports.http.routes import ENDPOINTS, find, remedy
+from nerite.transports.http.routes import ENDPOINTS, find_route, route_remedy
 
 MODEL = {"model": "m", "version": ""}
 VERSION = {"model": "m", "version": "3"}
@@ -57,7 +57,7 @@ VERSION = {"model": "m", "version": "3"}
     ],
 )
 def test_where_a_path_leads(path: str, name: str, method: str, category: str, arguments: dict[str, str]) -> None:
-    route = find(path)
+    route = find_route(path)
     assert route is not None
     assert (route.endpoint.name, route.endpoint.methods, route.endpoint.category) == (name, (method,), category)
     assert route.arguments == arguments
@@ -73,7 +73,7 @@ def test_where_a_path_leads(path: str, name: str, method: str, category: str, ar
     ],
 )
 def test_what_is_told_and_changed_on_one_path(path: str, name: str, arguments: dict[str, str]) -> None:
-    route = find(path)
+    route = find_route(path)
     assert route is not None
     assert (route.endpoint.name, route.endpoint.methods, route.arguments) == (name, ("GET", "POST"), arguments)
     assert route.endpoint.category in RESTRICTED_CATEGORIES
@@ -112,7 +112,7 @@ def test_what_is_told_and_changed_on_one_path(path: str, name: str, arguments: d
     ],
 )
 def test_paths_that_lead_nowhere(path: str) -> None:
-    assert find(path) is None
+    assert find_route(path) is None
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_an_endpoint_is_in_the_table_once() -> None:
     ],
 )
 def test_a_path_that_there_is_not_and_what_was_meant(path: str, meant: str) -> None:
-    assert find(path) is None
-    assert find(meant) is not None
-    assert remedy(path) == f"did you mean {meant}?"
+    assert find_route(path) is None
+    assert find_route(meant) is not None
+    assert route_remedy(path) == f"did you mean {meant}?"
 
 
 @pytest.mark.parametrize(
@@ -170,5 +170,5 @@ def test_a_path_that_there_is_not_and_what_was_meant(path: str, meant: str) -> N
     ],
 )
 def test_a_path_that_there_is_not_and_what_there_is(path: str, told: str) -> None:
-    assert find(path) is None
-    assert told in remedy(path)
+    assert find_route(path) is None
+    assert told in route_remedy(path)

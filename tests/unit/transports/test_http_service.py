@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from http_peer import Peer, replies, request
 
 from doubles import FakeAside, Incident
-from nerite.core import dtype as dtypes
+from http_peer import Peer, replies, request
+from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, NotFound, Unavailable
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec, join_bytes
-from nerite.transports.bounds import Bounds
+from nerite.transports.access import AccessKeys, Lock
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
-from nerite.transports.keys import Keys, Lock
+from nerite.transports.limits import TransportLimits
 
 BODY = b'{"inputs":[]}'
 OK = InferenceResponse(ResponseHeader("m", "1", []))
@@ -66,8 +66,10 @@ class Bench:
     def __init__(self, max_input_size: int = 1000) -> None:
         self.server: Any = FakeServer()
         self.aside = FakeAside()
-        self.bounds = Bounds(max_bytes=10_000_000, aside=self.aside)
-        router = Router(self.server, max_input_size=max_input_size, locks={"health": Lock("key", Keys([b"secret"]))})
+        self.bounds = TransportLimits(max_bytes=10_000_000, aside=self.aside)
+        router = Router(
+            self.server, max_input_size=max_input_size, locks={"health": Lock("key", AccessKeys([b"secret"]))}
+        )
         service: Any = HttpService(self.server, router.target, self.bounds, max_input_size=max_input_size)
         self.peer = Peer(service, max_body=max_input_size, bounds=self.bounds)
 

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from http_peer import Peer, request
 from test_http_pixels import COLOURS, encoded
 
 from doubles import Incident
-from nerite.core import dtype as dtypes
+from http_peer import Peer, request
+from nerite.core import tensor as dtypes
 from nerite.core.request import InferenceRequest
-from nerite.core.signature import Input, Signature
+from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Array
-from nerite.transports.bounds import Bounds
-from nerite.transports.http import pixels
+from nerite.transports.http import files
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
+from nerite.transports.limits import TransportLimits
 
 POST = request("/v2/models/m/infer", encoded(), "Content-Type: image/png")
 
@@ -35,7 +35,7 @@ class FakeServer:
         self.raises: Exception | None = None
 
     def find(self, model: str, version: str) -> object:
-        return SimpleNamespace(signature=Signature("m", 4, [Input("IMAGE", dtypes.UINT8, (-1, -1, 3))], []))
+        return SimpleNamespace(signature=Signature("m", 4, [SignatureInput("IMAGE", dtypes.UINT8, (-1, -1, 3))], []))
 
     def infer(self, request: InferenceRequest) -> None:
         if self.raises is not None:
@@ -50,18 +50,18 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server: Any = FakeServer()
         self.router = router = Router(self.server, max_input_size=1000, locks={})
-        service: Any = HttpService(self.server, router.target, Bounds(), max_input_size=1000)
+        service: Any = HttpService(self.server, router.target, TransportLimits(), max_input_size=1000)
         self.peer: Any = Peer(service)
         self.go_on = threading.Event()
         self.threads: list[int] = []
-        read = pixels.read
+        read = files.read_image
 
-        def slow(declared: Input, data: Any, max_size: int) -> Array:
+        def slow(declared: SignatureInput, data: Any, max_size: int) -> Array:
             self.threads.append(threading.get_ident())
             assert self.go_on.wait(20)
             return read(declared, data, max_size)
 
-        monkeypatch.setattr(pixels, "read", slow)
+        monkeypatch.setattr(files, "read_image", slow)
 
     async def decoded(self) -> None:
         """Let the decoder go on, and return when all of its work has arrived."""

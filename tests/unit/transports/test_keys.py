@@ -1,4 +1,4 @@
-"""Keys: what is in a file, and when it counts."""
+"""AccessKeys: what is in a file, and when it counts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ import pytest
 
 from nerite.config.options import RestrictedKey
 from nerite.core.errors import InvalidArgument
-from nerite.transports.keys import Finding, KeyFile, Keys, Lock, locks, look, open_files, parse
+from nerite.transports.access import (
+    AccessKeys,
+    KeyFile,
+    KeyFileChange,
+    Lock,
+    check_key_files,
+    locks_of,
+    open_files,
+    parse_key_file,
+)
 
-ONE = Finding((b"one",))
-TWO = Finding((b"one", b"two"))
-GONE = Finding((), "is gone")
+ONE = KeyFileChange((b"one",))
+TWO = KeyFileChange((b"one", b"two"))
+GONE = KeyFileChange((), "is gone")
 
 
 @pytest.mark.parametrize(
@@ -28,16 +37,16 @@ GONE = Finding((), "is gone")
     ],
 )
 def test_keys_in_a_text(text: bytes, keys: tuple[bytes, ...]) -> None:
-    assert parse(text) == Finding(keys)
+    assert parse_key_file(text) == KeyFileChange(keys)
 
 
 @pytest.mark.parametrize("text", [b"", b"\n \n", b"# nothing\n"])
 def test_a_text_without_keys(text: bytes) -> None:
-    assert parse(text) == Finding((), "has no key in it")
+    assert parse_key_file(text) == KeyFileChange((), "has no key in it")
 
 
 def test_what_opens_a_lock() -> None:
-    lock = Lock("X-Key", Keys([b"one", b"two"]))
+    lock = Lock("X-Key", AccessKeys([b"one", b"two"]))
     assert [lock.opens(given) for given in (b"one", b"two")] == [True, True]
     assert [lock.opens(given) for given in (None, b"", b"on", b"one ", b"One", b"three")] == [False] * 6
 
@@ -55,10 +64,10 @@ def test_a_change_counts_when_it_was_seen_twice() -> None:
 
 def test_half_a_key_never_counts() -> None:
     file = KeyFile("keys", ONE)
-    for found in (Finding((), "has no key in it"), Finding((b"tw",)), Finding((b"two",))):
+    for found in (KeyFileChange((), "has no key in it"), KeyFileChange((b"tw",)), KeyFileChange((b"two",))):
         assert not file.see(found)
         assert file.include(b"one")
-    assert file.see(Finding((b"two",)))
+    assert file.see(KeyFileChange((b"two",)))
     assert not file.include(b"one")
     assert not file.include(b"tw")
 
@@ -86,12 +95,12 @@ def test_a_file_that_was_away_between_two_looks_is_no_news() -> None:
 
 def test_looks_at_files(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    assert look(str(path)).problem == "cannot be read: No such file or directory"
-    assert look(str(tmp_path)).problem == "is not a regular file"
+    assert check_key_files(str(path)).problem == "cannot be read: No such file or directory"
+    assert check_key_files(str(tmp_path)).problem == "is not a regular file"
     path.write_bytes(b"x" * 70_000)
-    assert look(str(path)).problem == "is larger than 65536 bytes"
+    assert check_key_files(str(path)).problem == "is larger than 65536 bytes"
     path.write_text("one\n")
-    assert look(str(path)) == ONE
+    assert check_key_files(str(path)) == ONE
 
 
 @pytest.mark.parametrize(("text", "problem"), [(None, "cannot be read: No such file"), ("# none", "has no key in it")])
@@ -114,7 +123,7 @@ def test_a_file_is_shared_by_all_that_name_it(tmp_path: Path) -> None:
     }
     files = open_files(restricted.values())
     (file,) = files.values()
-    made = locks(restricted, files)
+    made = locks_of(restricted, files)
     assert made["health"] == ("X-Key", file)
     assert made["metadata"] == ("X-Other", file)
     assert made["inference"].opens(b"literal")
@@ -128,7 +137,7 @@ def test_the_time_of_a_look_does_not_tell_which_key_is_right(monkeypatch: pytest
         compared.append(key)
         return hmac.compare_digest(key, given)
 
-    monkeypatch.setattr("nerite.transports.keys.compare_digest", compare)
+    monkeypatch.setattr("nerite.transports.access.compare_digest", compare)
     for given in (b"one", b"two", b"three"):
-        Keys([b"one", b"two"]).include(given)
+        AccessKeys([b"one", b"two"]).include(given)
     assert compared == [b"one", b"two"] * 3

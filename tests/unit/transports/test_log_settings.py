@@ -9,7 +9,7 @@ import pytest
 
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.observability.log import log
-from nerite.transports import log_settings
+from nerite.transports.settings import change_log_settings
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def change(**settings: Any) -> None:
             raise InvalidArgument(name)
         return value
 
-    log_settings.change(settings.items(), read, lambda name: InvalidArgument(f"no format {name}"))
+    change_log_settings(settings.items(), read, lambda name: InvalidArgument(f"no format {name}"))
 
 
 def test_what_is_given_changes_and_nothing_else() -> None:

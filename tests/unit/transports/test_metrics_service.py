@@ -14,15 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from doubles import FakeTransport, request
 from nerite.config.options import MetricsOptions
-from nerite.observability.metrics import Version
-from nerite.observability.stage_times import StageTimes
+from nerite.observability.histogram import StageTimes
+from nerite.observability.model_metrics import MeteredVersion
 from nerite.observability.statistics import VersionStatistics
-from nerite.transports.bounds import Bounds
-from nerite.transports.http import turns
-from nerite.transports.http.browser_guard import BrowserGuard
+from nerite.transports.http import handler
 from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.handler import HttpShared
 from nerite.transports.http.metrics_service import MetricsService
-from nerite.transports.http.shared import Shared
+from nerite.transports.http.origins import BrowserGuard
+from nerite.transports.limits import TransportLimits
 
 MODELS = ("a", "b", "c")
 
@@ -36,9 +36,9 @@ class Busy:
         self.tracing = SimpleNamespace(exports=False)
         self.over = False
 
-    def metrics(self) -> Iterator[Version]:
+    def metrics(self) -> Iterator[MeteredVersion]:
         for model, counted in self.counted.items():
-            yield Version(model, "1", "", {}, counted, 0, 0.5, 0, 0, {0: 0}, {}, 1, False)
+            yield MeteredVersion(model, "1", "", {}, counted, 0, 0.5, 0, 0, {0: 0}, {}, 1, False)
 
     def cache_metrics(self) -> list[Any]:
         return []
@@ -58,11 +58,11 @@ class Busy:
 
 async def scraped(server: Any, head: bytes, path: bytes = b"/metrics") -> tuple[bytes, bytes]:
     """Return head and body of the answer."""
-    bounds = Bounds()
+    bounds = TransportLimits()
     service = MetricsService(
         server, MetricsOptions(cpu=False), {}, None, BrowserGuard((), None), lambda: bounds.families({"http": 2})
     )
-    connection = HttpConnection(Shared(service, 0, bounds))
+    connection = HttpConnection(HttpShared(service, 0, bounds))
     transport = FakeTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is needed
     raw = b"GET " + path + b" HTTP/1.1\r\n" + head + b"\r\n"
@@ -76,7 +76,7 @@ async def scraped(server: Any, head: bytes, path: bytes = b"/metrics") -> tuple[
 
 
 def test_models_answer_in_between_and_the_lines_of_each_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_TURN", 0.0)
+    monkeypatch.setattr(handler, "_TURN", 0.0)
     server = Busy()
 
     async def run() -> bytes:

@@ -9,13 +9,13 @@ import pytest
 
 from nerite.config.options import TraceOptions
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
-from nerite.observability.trace_settings import TraceSettings
-from nerite.transports import trace_settings
+from nerite.observability.trace import TraceSettings
+from nerite.transports.settings import change_trace_settings
 
 
 def change(**given: Sequence[str] | None) -> dict[str, Any]:
     settings = TraceSettings(TraceOptions(levels=("TENSORS",), file="t"), lambda: None)
-    trace_settings.change(settings, "m", given, lambda _, value: value)
+    change_trace_settings(settings, "m", given, lambda _, value: value)
     return dict(settings.told("m"))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.transports import unpacking
-from nerite.transports.unpacking import Broken, TooLarge, unpack, unpack_small
+from nerite.transports.unpacking import BrokenContent, UnpackedTooLarge, unpack, unpack_small
 
 GZIP = 31
 
@@ -22,7 +22,7 @@ def test_anything_is_what_it_was_or_too_large(plain: bytes, repeated: int, level
     packed = memoryview(gzip.compress(plain, level, mtime=0))
     assert bytes(unpack(packed, GZIP, len(plain))) == plain
     if plain:
-        with pytest.raises(TooLarge):
+        with pytest.raises(UnpackedTooLarge):
             unpack(packed, GZIP, len(plain) - 1)
 
 
@@ -41,7 +41,7 @@ def test_a_bomb_takes_no_more_memory_than_the_limit() -> None:
     packed = memoryview(gzip.compress(bytes(100_000_000)))
     tracemalloc.start()
     try:
-        with pytest.raises(TooLarge):
+        with pytest.raises(UnpackedTooLarge):
             unpack(packed, GZIP, 4_000_000)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
@@ -65,7 +65,7 @@ def test_somebody_else_may_say_that_there_is_no_room() -> None:
 
 @pytest.mark.parametrize("packed", [b"", b"hello", gzip.compress(b"hello", mtime=0)[:-9], zlib.compress(b"hello")])
 def test_what_is_not_packed_as_it_says(packed: bytes) -> None:
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenContent):
         unpack(memoryview(packed), GZIP, 100)
 
 
@@ -82,6 +82,6 @@ def test_a_little_is_unpacked_at_once() -> None:
     assert small(bytes(unpacking.SMALL)) == bytes(unpacking.SMALL)
     assert small(bytes(unpacking.SMALL + 1)) is None
     assert small(bytes(100), 100) == bytes(100)
-    with pytest.raises(TooLarge):
+    with pytest.raises(UnpackedTooLarge):
         small(bytes(101), 100)
     assert unpack_small(memoryview(bytes(unpacking.SMALL + 1)), GZIP, 10**9) is None

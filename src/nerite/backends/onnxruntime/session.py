@@ -2,18 +2,354 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from nerite.backends.onnxruntime import providers
-from nerite.backends.onnxruntime.framework import onnxruntime
-from nerite.backends.onnxruntime.plan import SessionPlan, own_entries
-from nerite.core.errors import Internal, NeriteError, NotHere
+from nerite.backends.configuration import (
+    boolean_parameter,
+    flag,
+    instance_count,
+    integer_parameter,
+    op_libraries,
+    parameter,
+    placed,
+    setting,
+    thread_count,
+)
+from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.machine import core_share, usable_cores
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere, Unavailable
+
+# The import of ONNX Runtime, for all backends that compute with it.
+
+_SILENCE: Final = "ORT_DISABLE_TELEMETRY"
+
+
+@cache
+def onnxruntime() -> ModuleType:
+    """Return the package. Raises ``Unsupported`` where it cannot be imported.
+
+    Importing it opens a file in the user's home, in which some builds collect what they report to their makers. It is
+    imported without that, unless the environment says otherwise.
+    """
+    unsaid = _SILENCE not in os.environ
+    if unsaid:
+        os.environ[_SILENCE] = "1"
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise NotHere(f"unable to import onnxruntime ({error}): pip install 'nerite[onnx]'") from error
+    finally:
+        if unsaid:
+            del os.environ[_SILENCE]
+    return onnxruntime  # type: ignore[no-any-return]  # The package has no types.
+
+
+# Execution providers: what a configuration calls accelerators, in ONNX Runtime's names and options. Pure.
+
+Options: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class Provider(NamedTuple):
+    """One execution provider and its options."""
+
+    name: str
+    options: Options = ()
+
+
+CPU: Final = Provider("CPUExecutionProvider")
+
+PACKAGES: Final[dict[str, str]] = {
+    "CUDAExecutionProvider": "onnxruntime-gpu",
+    "TensorrtExecutionProvider": "onnxruntime-gpu (and TensorRT)",
+    "OpenVINOExecutionProvider": "onnxruntime-openvino",
+}
+"""What to install, in place of ``onnxruntime``, for each provider that its usual package lacks."""
+
+ONE_AT_A_TIME: Final = frozenset({"OpenVINOExecutionProvider"})
+"""Providers that do not stand two sessions being made at once."""
+
+
+def wanted_providers(context: ModelContext, instance: InstanceContext) -> tuple[Provider, ...]:
+    """Return the providers for an instance, most wanted first. Raises ``InvalidArgument`` for what we do not know."""
+    accelerators = context.config.get("optimization", {}).get("execution_accelerators", {})
+    providers: list[Provider] = []
+    if instance.kind == "GPU":
+        cuda: dict[str, str] = {}
+        for accelerator in accelerators.get("gpu_execution_accelerator", ()):
+            parameters = accelerator.get("parameters", {})
+            if accelerator["name"] == "tensorrt":
+                providers.append(_tensorrt(context, parameters, instance.device))
+            elif accelerator["name"] == "cuda":
+                cuda.update(parameters)
+            else:
+                raise _unknown(context, accelerator, "gpu", "cuda or tensorrt")
+        providers.append(_cuda(context, cuda, instance.device))
+    for accelerator in accelerators.get("cpu_execution_accelerator", ()):
+        if accelerator["name"] != "openvino":
+            raise _unknown(context, accelerator, "cpu", "openvino")
+        options = {"device_type": "CPU", **accelerator.get("parameters", {})}
+        providers.append(Provider("OpenVINOExecutionProvider", _frozen(options)))
+    return (*providers, CPU)
+
+
+def _unknown(context: ModelContext, accelerator: Mapping[str, Any], kind: str, known: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"unknown Execution Accelerator '{accelerator['name']}' is requested, as {kind}_execution_accelerator of model "
+        f"'{context.name}', which may be {known}"
+    )
+
+
+def _frozen(options: Mapping[str, str]) -> Options:
+    return tuple((key, str(value)) for key, value in sorted(options.items()))
+
+
+_PRECISIONS: Final[dict[str, dict[str, str]]] = {
+    "FP32": {},
+    "FP16": {"trt_fp16_enable": "1"},
+    "BF16": {"trt_bf16_enable": "1"},
+    "INT8": {"trt_int8_enable": "1"},
+}
+
+_TENSORRT_NAMES: Final[dict[str, str]] = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+"""The parameters whose names differ. The others start with ``trt_`` and are checked by the provider itself."""
+
+
+def _tensorrt(context: ModelContext, parameters: Mapping[str, str], device: int) -> Provider:
+    options = {"device_id": str(device)}
+    for key, value in parameters.items():
+        if key == "precision_mode":
+            if value not in _PRECISIONS:
+                error = InvalidArgument(f"unsupported precision mode '{value}' is requested")
+                raise placed(error, context, key, ", ".join(_PRECISIONS), "tensorrt")
+            options.update(_PRECISIONS[value])
+        elif key in _TENSORRT_NAMES or key.startswith("trt_"):
+            options[_TENSORRT_NAMES.get(key, key)] = value
+        else:
+            raise InvalidArgument(
+                f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator of model '{context.name}', "
+                f"which has precision_mode, {', '.join(_TENSORRT_NAMES)}, and those that begin with trt_"
+            )
+    return Provider("TensorrtExecutionProvider", _frozen(options))
+
+
+def _choice(key: str, *names: str) -> _CudaParameter:
+    def chosen(text: str) -> str:
+        index = integer_parameter(text)
+        if not 0 <= index < len(names):
+            raise InvalidArgument(f"unsupported {key} value '{index}' is requested")
+        return names[index]
+
+    return _CudaParameter(chosen, ", ".join(f"{index} ({name})" for index, name in enumerate(names)))
+
+
+def _bytes(text: str) -> str:
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidArgument(f"failed to convert '{text}' to integral number")
+    return text
+
+
+class _CudaParameter(NamedTuple):
+    read: Callable[[str], str]
+    expected: str
+
+
+_CUDA_PARAMETERS: Final[dict[str, _CudaParameter]] = {
+    "cudnn_conv_algo_search": _choice("cudnn_conv_algo_search", "EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+    "gpu_mem_limit": _CudaParameter(_bytes, "a number of bytes"),
+    "arena_extend_strategy": _choice("arena_extend_strategy", "kNextPowerOfTwo", "kSameAsRequested"),
+    "do_copy_in_default_stream": _CudaParameter(lambda text: str(int(boolean_parameter(text))), "true or false"),
+}
+"""The old way to configure CUDA: as parameters of the model."""
+
+
+def _cuda(context: ModelContext, options: Mapping[str, str], device: int) -> Provider:
+    merged = dict(options)
+    for key, known in _CUDA_PARAMETERS.items():
+        if context.parameter(key):
+            merged[key] = parameter(context, key, "", known.read, known.expected)
+    merged["device_id"] = str(device)
+    return Provider("CUDAExecutionProvider", _frozen(merged))
+
+
+# How a session has to be made, worked out from the configuration. Pure, but for a look at the model file.
+#
+# Threads. ONNX Runtime gives every session as many threads as the machine has cores, and they spin while they wait.
+# That suits a program that does nothing else. A server has several instances, an event loop and worker processes on
+# the same cores. Measured on two cores: a small convolutional network with two instances answered 1.5 to 2.3 times as
+# many requests once each instance had one thread; and with other work on the machine a batch of 32 took three times
+# as long where threads span as where they slept. So the cores that we may use are divided among the instances of a
+# model, and nobody spins, unless the configuration says otherwise.
+
+_DEFAULT_CPU_INSTANCES: Final = 2
+"""What a configuration without instance groups gets, on a CPU."""
+
+_DEFAULT_ENTRIES: Final[dict[str, str]] = {
+    "session.inter_op.allow_spinning": "0",
+    "session.intra_op.allow_spinning": "0",
+}
+"""Session configuration entries that the parameters of a model may overrule."""
+
+_SHRINKAGE: Final = "memory.enable_memory_arena_shrinkage"
+_ARENA: Final = re.compile(r"(cpu|gpu):\d+")
+
+_GRAPH_LEVELS: Final[dict[int, str]] = {
+    -1: "ORT_ENABLE_BASIC",
+    1: "ORT_ENABLE_EXTENDED",
+    2: "ORT_DISABLE_ALL",
+}
+"""``optimization.graph.level`` in ONNX Runtime's names; any other value means all optimizations."""
+
+
+@dataclass(frozen=True)
+class OnnxSessionPlan:
+    """All that a session depends on. Equal plans make sessions that can stand in for each other."""
+
+    path: Path
+    modified_ns: int
+    """Of the model file, so that a session of an older file is not taken for this one."""
+    providers: tuple[Provider, ...]
+    graph_level: str
+    parallel: bool
+    intra_op_threads: int
+    inter_op_threads: int
+    global_threads: bool
+    """Share one pool, of the sizes above, with every other session."""
+    memory_arena: bool
+    memory_pattern: bool
+    entries: tuple[tuple[str, str], ...]
+    """Session configuration entries, passed on as they are."""
+    op_libraries: tuple[str, ...]
+    cores: tuple[int, ...] = ()
+    """Those that its threads run on; empty for any."""
+
+
+def make_plan(context: ModelContext, instance: InstanceContext) -> OnnxSessionPlan:
+    """Return the plan for an instance of a model.
+
+    Raises ``Unavailable`` if the model file is missing and ``InvalidArgument`` for a value that makes no sense.
+    """
+    path = model_path(context)
+    config = context.config
+    level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
+    own = max(1, usable_cores() // instance_count(config, _DEFAULT_CPU_INSTANCES))
+    plan = OnnxSessionPlan(
+        path=path,
+        modified_ns=path.stat().st_mtime_ns,
+        providers=(),
+        graph_level=_GRAPH_LEVELS.get(level, "ORT_ENABLE_ALL"),
+        parallel=parameter(context, "execution_mode", "0", _is_parallel, "0 or 1"),
+        intra_op_threads=_threads(context, "intra_op_thread_count", own),
+        inter_op_threads=_threads(context, "inter_op_thread_count", own),
+        global_threads=_global_threads(context),
+        memory_arena=flag(context, "enable_mem_arena", default=True),
+        memory_pattern=flag(context, "enable_mem_pattern", default=True),
+        entries=tuple(sorted({**_DEFAULT_ENTRIES, **_entries(config)}.items())),
+        op_libraries=op_libraries(context),
+    )
+    return instance_plan(plan, context, instance)
+
+
+def instance_plan(plan: OnnxSessionPlan, context: ModelContext, instance: InstanceContext) -> OnnxSessionPlan:
+    """Return the plan of a model for one of its instances: where that runs, on what and how wide."""
+    plan = replace(plan, providers=wanted_providers(context, instance))
+    if not instance.cores:
+        return plan
+    own = core_share(instance)
+    return replace(
+        plan,
+        intra_op_threads=_threads(context, "intra_op_thread_count", own),
+        inter_op_threads=_threads(context, "inter_op_thread_count", own),
+        cores=instance.cores,
+    )
+
+
+def run_entries(context: ModelContext, plan: OnnxSessionPlan) -> Mapping[str, str]:
+    """Return the configuration entries of each run. Raises ``InvalidArgument`` for what would fail every run."""
+    if not context.parameter(_SHRINKAGE):
+        return {}
+    groups = context.config.get("instance_group", ())
+    there = {f"gpu:{gpu}" for group in groups for gpu in group.get("gpus", ())}
+    if plan.memory_arena:
+        there.add("cpu:0")
+
+    def checked(text: str) -> str:
+        names = [name if ":" in name else f"{name}:0" for name in text.removesuffix(";").split(";")]
+        # ONNX Runtime looks for the first one alone.
+        if names[0] not in there or not all(map(_ARENA.fullmatch, names)):
+            raise InvalidArgument(f"'{text}' names an arena that there is not")
+        return text
+
+    expected = "cpu:0 (with 'enable_mem_arena') and gpu:N of the model's GPUs, with ';' between them"
+    return {_SHRINKAGE: parameter(context, _SHRINKAGE, "", checked, expected)}
+
+
+def own_entries(plan: OnnxSessionPlan) -> dict[str, str]:
+    """Return the session configuration entries that the model itself has set."""
+    return {key: value for key, value in plan.entries if _DEFAULT_ENTRIES.get(key) != value}
+
+
+def model_path(context: ModelContext) -> Path:
+    """Return the model file: the named one, or ``model.onnx`` in a directory of that name."""
+    path = context.version_directory / (context.config.get("default_model_filename") or "model.onnx")
+    if path.is_dir():
+        path /= "model.onnx"
+    if not path.is_file():
+        raise Unavailable(f"unable to find '{path}' for model instance '{context.name}'")
+    return path
+
+
+def first_instance(context: ModelContext) -> InstanceContext:
+    """Return what the first instance of a model will be like, before there is one."""
+    groups: Sequence[Mapping[str, Any]] = context.config.get("instance_group") or ({},)
+    group = next((group for group in groups if group.get("kind") == "KIND_GPU"), groups[0])
+    kind = str(group.get("kind", "KIND_CPU")).removeprefix("KIND_")
+    return InstanceContext(
+        context.name,
+        "CPU" if kind == "AUTO" else kind,
+        next(iter(group.get("gpus", ())), 0),
+    )
+
+
+def _is_parallel(text: str) -> bool:
+    mode = integer_parameter(text)
+    if mode not in (0, 1):
+        raise InvalidArgument(
+            f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
+        )
+    return mode == 1
+
+
+def _threads(context: ModelContext, key: str, own: int) -> int:
+    """Return the size of a pool: the model's own, the backend's, or the instance's own share of the cores."""
+    count = 0 if _global_threads(context) else thread_count(context, key)
+    count = count or setting(context, key, "0", integer_parameter, "a number of threads, or 0")
+    if count > 0:
+        return count
+    return usable_cores() if _global_threads(context) else own
+
+
+def _global_threads(context: ModelContext) -> bool:
+    return setting(context, "enable-global-threadpool", "0", boolean_parameter, "true or false")
+
+
+def _entries(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters that are session configuration entries of ONNX Runtime, by their own names."""
+    parameters = config.get("parameters", {})
+    return {key: str(value["string_value"]) for key, value in parameters.items() if key.startswith("session.")}
+
 
 _one_at_a_time = threading.Lock()
 
@@ -22,7 +358,7 @@ _OF_OPTIONS: Final = frozenset({2, 6})
 _MESSAGE: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
-def open_session(plan: SessionPlan) -> Any:
+def open_session(plan: OnnxSessionPlan) -> Any:
     """Return an ``InferenceSession``. Slow: reads the model and optimises its graph; other threads run meanwhile.
 
     Raises ``NeriteError`` with what ONNX Runtime says of the model, or with what has to be installed.
@@ -31,7 +367,7 @@ def open_session(plan: SessionPlan) -> Any:
     _check_providers(plan, framework.get_available_providers())
     if plan.global_threads:
         _make_global_pool(plan.intra_op_threads, plan.inter_op_threads)
-    serialised = any(provider.name in providers.ONE_AT_A_TIME for provider in plan.providers)
+    serialised = any(provider.name in ONE_AT_A_TIME for provider in plan.providers)
     try:
         with _one_at_a_time if serialised else nullcontext():
             session = framework.InferenceSession(
@@ -65,7 +401,7 @@ def translated(error: Exception) -> NeriteError:
     return Internal(f"onnx runtime error {found[1]}: {found[2]}" if found else f"onnx runtime error: {error}")
 
 
-def _of_session(error: Exception, plan: SessionPlan) -> NeriteError:
+def _of_session(error: Exception, plan: OnnxSessionPlan) -> NeriteError:
     """Return what is wrong with a session, with the entries that may be meant: ONNX Runtime says ``stoi`` of some."""
     found, entries = _MESSAGE.match(str(error)), own_entries(plan)
     if not entries or (found is not None and int(found[1]) not in _OF_OPTIONS):
@@ -80,7 +416,7 @@ def _make_global_pool(intra_op_threads: int, inter_op_threads: int) -> None:
     onnxruntime().set_global_thread_pool_sizes(intra_op_threads, inter_op_threads)
 
 
-def _options(plan: SessionPlan, framework: ModuleType) -> Any:
+def _options(plan: OnnxSessionPlan, framework: ModuleType) -> Any:
     options = framework.SessionOptions()
     options.graph_optimization_level = getattr(framework.GraphOptimizationLevel, plan.graph_level)
     mode = framework.ExecutionMode
@@ -99,11 +435,11 @@ def _options(plan: SessionPlan, framework: ModuleType) -> Any:
     return options
 
 
-def _check_providers(plan: SessionPlan, available: Sequence[str]) -> None:
+def _check_providers(plan: OnnxSessionPlan, available: Sequence[str]) -> None:
     """Raise if a provider is missing: before, for want of a package; after, because it did not start."""
     for provider in plan.providers:
         if provider.name not in available:
-            package = providers.PACKAGES[provider.name]
+            package = PACKAGES[provider.name]
             raise NotHere(
                 f"execution provider {provider.name} is not available, there are: {', '.join(available)}. It needs "
                 f"another build of ONNX Runtime, and the libraries that this asks for: pip install {package}"

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.python.completion import completed
-from nerite.backends.python.failure import CAUSES, refusal
 from nerite.backends.python.instance import PythonInstance, model_file
-from nerite.backends.python.module import ModelModule
+from nerite.backends.python.module import CAUSES, ModelModule, failure_refusal
 from nerite.core.errors import Internal
+from triton_python_backend_utils import ModelConfig
+
+# What a model's ``auto_complete_config`` says, put into its configuration.
+
+_SCHEDULERS = frozenset({"dynamic_batching", "sequence_batching", "ensemble_scheduling"})
+_FREE = frozenset({"max_batch_size", "input", "output", "model_transaction_policy"})
+
+
+def completed(name: str, config: Mapping[str, Any], model_class: type) -> Mapping[str, Any]:
+    """Return ``config`` as the model completes it, or as it is if the model has nothing to say.
+
+    Only what a model may change is taken over: max_batch_size, inputs, outputs, decoupled, and the scheduler where none
+    was configured. Raises ``Internal`` with the model's error.
+    """
+    hook = getattr(model_class, "auto_complete_config", None)
+    if hook is None:
+        return config
+    try:
+        answer = hook(ModelConfig(json.dumps(config)))
+        said = json.loads(json.dumps(answer.as_dict())) if isinstance(answer, ModelConfig) else None
+    except CAUSES as error:
+        raise failure_refusal(error) from error
+    if said is None:
+        raise Internal(f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object.")
+    changeable = _FREE if _SCHEDULERS & config.keys() else _FREE | _SCHEDULERS
+    kept = {key: value for key, value in config.items() if key not in changeable}
+    return kept | {key: value for key, value in said.items() if key in changeable}
+
 
 _CLASS: Final = "TritonPythonModel"
 _BINDING: Final = frozenset({_CLASS, "*", "__getattr__", "globals", "setattr", "exec"})
@@ -58,7 +85,7 @@ class PythonBackend:
             compile(source, file, "exec", dont_inherit=True)
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError) as error:
-            raise refusal(error) from None
+            raise failure_refusal(error) from None
         if not any(map(_may_bind, ast.walk(tree))):
             module = f"{context.version}.{file.stem}" if self._code is None else file.stem
             raise Internal(f"AttributeError: module '{module}' has no attribute '{_CLASS}'")
@@ -77,7 +104,7 @@ class PythonBackend:
         try:
             return ModelModule(context.directory, file, serves)
         except CAUSES as error:
-            raise refusal(error) from error
+            raise failure_refusal(error) from error
 
 
 class PythonModel:
@@ -101,7 +128,7 @@ def _model_class(module: ModelModule) -> type:
     try:
         model_class: type = module.module.TritonPythonModel
     except AttributeError as error:
-        raise refusal(error) from error
+        raise failure_refusal(error) from error
     return model_class
 
 

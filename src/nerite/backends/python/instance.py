@@ -2,27 +2,302 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
 import functools
 import inspect
 import json
 import logging
-from collections.abc import Sequence, Set
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from nerite.backends.configuration import all_outputs
-from nerite.backends.interface import InstanceContext, Marks, ModelContext
-from nerite.backends.python.event_loop import EventLoop
-from nerite.backends.python.failure import CAUSES, describe
-from nerite.backends.python.replies import Replies
-from nerite.backends.python.rescheduling import NOT_ITERATIVE, Rescheduling
-from nerite.backends.python.reshape import Reshape
-from nerite.core.errors import Internal
-from nerite.core.request import InferenceRequest
-from nerite.core.response import InferenceResponse
-from triton_python_backend_utils.response import InferenceResponse as ModelResponse
+from nerite.backends.configuration import Shape, TensorPort, all_outputs, batching, of_entry
+from nerite.backends.interface import ExecutionTimes, InstanceContext, ModelContext
+from nerite.backends.python.module import CAUSES, describe_failure, printable
+from nerite.core import headers
+from nerite.core.byte_budget import RESPONSE_HEADERS, Memo
+from nerite.core.errors import BY_CODE, Internal, NeriteError
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse, Parameter, Reschedule, ResponseHeader
+from nerite.core.signature import shape_text
+from nerite.core.tensor import Buffer, TensorSpec
+from nerite.core.text import cut
 from triton_python_backend_utils import TritonModelException
+from triton_python_backend_utils.arguments import INT64, UINT64
+from triton_python_backend_utils.errors import mistake_in_parameters
 from triton_python_backend_utils.request import ServedRequest
+from triton_python_backend_utils.response import InferenceResponse as ModelResponse
+from triton_python_backend_utils.tensor import wire_form
+
+# The event loop of one instance, for models whose methods are ``async``.
+#
+# One loop for the life of the instance, running in a thread of its own all the time: what a model starts there and
+# does not wait for (a task, a connection pool) goes on between two batches. Both are made when the first coroutine
+# comes.
+
+
+class EventLoop:
+    """Runs coroutines, from whichever thread asks."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
+        """Return what ``coroutine`` returns; raise what it raises, with no frames but its own.
+
+        Raises ``TimeoutError`` when it takes longer than ``timeout`` seconds; it is cancelled then.
+        """
+        future = asyncio.run_coroutine_threadsafe(_settled(coroutine), self._started())
+        try:
+            value, error = future.result(timeout)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise
+        if error is not None:
+            raise error
+        return value
+
+    def start(self, coroutine: Coroutine[Any, Any, Any], ended: Callable[[Any, BaseException | None], None]) -> None:
+        """Run ``coroutine`` beside others; pass what it returns or raises to ``ended``, in the loop's thread."""
+
+        async def run() -> None:
+            ended(*await _settled(coroutine))
+
+        asyncio.run_coroutine_threadsafe(run(), self._started())
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread. Does nothing if no coroutine ever came."""
+        if self._loop is None or self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop = None
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(RuntimeError):  # a task may have stopped the loop itself
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+async def _settled(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return await coroutine, None
+    except BaseException as error:
+        return None, error
+
+
+# Requests that a model wants once more: what it may say of them, and what becomes of that.
+#
+# A model says so with ``set_release_flags(TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)``. Its sequences have to be
+# iterative. In the place of such a request in the list that ``execute`` returns stands None, or a response with
+# nothing but states: these are kept for the next time. (Triton allows None only; a Python model cannot leave states
+# there.)
+
+NOT_ITERATIVE: Final = InferenceResponse.failed(
+    Internal(
+        "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
+        "handle such a flag. Write into its configuration: sequence_batching { iterative_sequence: true }"
+    )
+)
+"""The answer to a request that a model wants once more, and may not have."""
+
+
+class Rescheduling:
+    """What one model may do with requests that it wants once more."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """``config`` is in JSON form."""
+        batching: Mapping[str, Any] = config.get("sequence_batching") or {}
+        self.iterative = bool(batching.get("iterative_sequence"))
+        """Whether it may have any of them."""
+        self._states = frozenset(state["output_name"] for state in batching.get("state", ()))
+
+    def wrong(self, response: object) -> str:
+        """Return what is wrong with a response to such a request; nothing if it is what is expected."""
+        if response is None or self._only_states(response):
+            return ""
+        # The spelling is Triton's.
+        return (
+            "Expected a None object in the execute function return list for reschduled request, found type "
+            f"'{type(response)}'. A response is allowed if it has no outputs but states of the sequence."
+        )
+
+    def outcome(
+        self,
+        request: InferenceRequest,
+        response: ModelResponse | None,
+        reply: Callable[[InferenceRequest, ModelResponse], InferenceResponse],
+    ) -> InferenceResponse | None:
+        """Return what the server is told of such a request; None if the model has ended it by its sender."""
+        if not self.iterative:
+            return NOT_ITERATIVE
+        if request.finished:
+            return None
+        if response is None:
+            return Reschedule(None)
+        states = reply(request, response)
+        if states.error is not None:
+            return states
+        return Reschedule(states.header, states.data)
+
+    def _only_states(self, response: object) -> bool:
+        if not isinstance(response, ModelResponse) or response.has_error():
+            return False
+        return all(tensor.name() in self._states for tensor in response.output_tensors())
+
+
+# ``reshape`` for models in Python: they have the shapes that it says, and callers those of ``dims``.
+
+
+class ModelReshape:
+    """The inputs and outputs of a model that have a ``reshape``."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """``config`` is in JSON form."""
+        self._inputs = _reshaped(config, "input")
+        self._outputs = _reshaped(config, "output")
+
+    def __bool__(self) -> bool:
+        return bool(self._inputs or self._outputs)
+
+    def inputs(self, header: RequestHeader) -> Sequence[TensorSpec]:
+        """Return the inputs of a request as the model has them."""
+        if header.call is None:
+            header.call = tuple(self._input(spec) for spec in header.inputs)
+        specs: Sequence[TensorSpec] = header.call
+        return specs
+
+    def _input(self, spec: TensorSpec) -> TensorSpec:
+        port = self._inputs.get(spec.name)
+        return spec if port is None else TensorSpec(spec.name, spec.datatype, port.to_model(spec.shape))
+
+    def output(self, spec: TensorSpec) -> TensorSpec:
+        """Return an output of the model as its caller gets it. Raises ``Internal`` if it is not as ``reshape`` says."""
+        port = self._outputs.get(spec.name)
+        if port is None:
+            return spec
+        shape = spec.shape[1:] if port.batching else spec.shape
+        if len(shape) != len(port.model_dims) or any(
+            declared not in (-1, size) for size, declared in zip(shape, port.model_dims, strict=True)
+        ):
+            raise Internal(
+                f"output '{spec.name}' has the shape {shape_text(spec.shape)}, and its 'reshape' in the configuration "
+                f"says "
+                f"{shape_text(_with_batch(port.model_dims, port))}"
+            )
+        return TensorSpec(spec.name, spec.datatype, port.to_client(spec.shape))
+
+
+def _reshaped(config: Mapping[str, Any], side: str) -> dict[str, TensorPort]:
+    return {
+        entry["name"]: of_entry(entry, batching=batching(config))
+        for entry in config.get(side, ())
+        if entry.get("reshape") is not None
+    }
+
+
+def _with_batch(dims: Shape, port: TensorPort) -> Shape:
+    return (-1, *dims) if port.batching else dims
+
+
+# From what a model returned for a request to the response that the server sends.
+#
+# Response headers are shared: as long as a model answers with the same names, types and shapes, all its responses
+# have the same header object, and a transport encodes it once.
+
+_INTEGERS = (INT64[0], UINT64[1])
+"""What HTTP and gRPC can carry in a parameter of a response."""
+
+
+class PythonReplies:
+    """Makes the responses of one instance."""
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        declared_outputs: Sequence[str],
+        failed: Callable[[str], NeriteError],
+        *,
+        decoupled: bool = False,
+        reshape: ModelReshape | None = None,
+    ) -> None:
+        """``failed`` makes the error of a response that cannot be sent, given the reason."""
+        self._failed = failed
+        self.reshape = reshape
+        self._model_name = model_name
+        self._model_version = model_version
+        self.declared = frozenset(declared_outputs)
+        self.decoupled = decoupled
+        self.again: set[ServedRequest] = set()
+        self._headers: Memo[tuple[object, ...], ResponseHeader] = Memo()
+        self._last_form: list[object] | None = None
+        self._last_header: ResponseHeader
+
+    def reply(self, request: InferenceRequest, returned: ModelResponse) -> InferenceResponse:
+        """Return the response: the model's error, or the outputs that were asked for, in the model's order.
+
+        An output that the configuration does not declare is left out; type and shape are what the model made them.
+        A response that cannot be sent becomes an error.
+        """
+        try:
+            if returned._error is not None:
+                error = returned._error
+                return InferenceResponse.failed(BY_CODE[error.code().name](printable(cut(error.message()))))
+            wanted = request.header.wanted or self.declared
+            form: list[object] = []
+            data: list[Buffer] = []
+            for tensor in returned._tensors:
+                name = tensor._name
+                if name in wanted:
+                    form += (name, tensor._datatype, tensor._shape)
+                    data.append(wire_form(tensor))
+            if returned._parameters:
+                mistake = mistake_in_parameters(returned._parameters, _INTEGERS)
+                if mistake is not None:
+                    return InferenceResponse.failed(self._failed(f"The response cannot be sent. {mistake}"))
+                return InferenceResponse(self._made(form, returned._parameters), data)
+            # Mostly it is the one of the last reply, and comparing is cheaper than looking up.
+            if form != self._last_form:
+                self._last_header = self._header(tuple(form))
+                self._last_form = form
+            return InferenceResponse(self._last_header, data)
+        except Exception as error:  # a class of the model's own may be anything inside
+            return InferenceResponse.failed(self._failed(f"The response cannot be sent. {describe_failure(error)}"))
+
+    def _header(self, form: tuple[object, ...]) -> ResponseHeader:
+        """Return the header of replies with outputs of this form."""
+        header = self._headers.get(form)
+        if header is None:
+            header = self._made(form, {})
+            RESPONSE_HEADERS.put(self._headers, form, header, 2 * headers.response_header_bytes(header))
+        return header
+
+    def _made(self, form: Sequence[Any], parameters: dict[str, Parameter]) -> ResponseHeader:
+        """Return a new header; ``form`` is name, type and shape of one output after the other."""
+        outputs = [TensorSpec(*output) for output in zip(*[iter(form)] * 3, strict=True)]
+        if self.reshape is not None:
+            outputs = list(map(self.reshape.output, outputs))
+        return ResponseHeader(self._model_name, self._model_version, outputs, parameters)
+
 
 _log = logging.getLogger("nerite.python")
 
@@ -46,13 +321,13 @@ class PythonInstance:
         self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
         # Not a method: a model that fails to initialize is collected at once only if nothing refers back to it.
         self._failed = functools.partial(_failed, context.name)
-        self._replies = Replies(
+        self._replies = PythonReplies(
             model.name,
             str(model.version),
             outputs,
             self._failed,
             decoupled=self._decoupled,
-            reshape=Reshape(model.config) or None,
+            reshape=ModelReshape(model.config) or None,
         )
         self._rescheduling = Rescheduling(model.config)
         self._loop = EventLoop(context.name)
@@ -62,9 +337,11 @@ class PythonInstance:
                 self._finished(self.model.initialize(_arguments(model, context)))
         except CAUSES as error:
             self._loop.close()
-            raise Internal(describe(error)) from error
+            raise Internal(describe_failure(error)) from error
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: Marks) -> Sequence[InferenceResponse | None]:
+    def execute(
+        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+    ) -> Sequence[InferenceResponse | None]:
         """Call the model with the whole batch, a list of requests of whatever shapes; nothing is stacked.
 
         The answer is None for a request whose responses the model sends by its sender, and an ``Again`` for one that
@@ -120,7 +397,7 @@ class PythonInstance:
             if not isinstance(ready, bool):
                 raise TritonModelException("is_ready() must return a boolean value")
         except CAUSES as error:
-            _log.error("is_ready of '%s' failed: %s", self._name, describe(error))
+            _log.error("is_ready of '%s' failed: %s", self._name, describe_failure(error))
             return False
         return ready
 
@@ -130,7 +407,7 @@ class PythonInstance:
             if hasattr(self.model, "finalize"):
                 self._finished(self.model.finalize())
         except CAUSES as error:
-            _log.error("finalize of '%s' failed: %s", self._name, describe(error))
+            _log.error("finalize of '%s' failed: %s", self._name, describe_failure(error))
         finally:
             self._loop.close()
             self.model = None
@@ -145,7 +422,7 @@ class PythonInstance:
                 if not wrong:
                     return self._rescheduling.outcome(request.core, returned, self._replies.reply)
             except Exception as error:  # a class of the model's own may be anything inside
-                wrong = describe(error)
+                wrong = describe_failure(error)
         elif returned is None and (self._decoupled or request.has_sender):
             return None
         else:
@@ -176,7 +453,7 @@ class PythonInstance:
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, AttributeError) and not hasattr(self.model, "execute"):
             return f"Python model {self._file} does not implement `execute` method."
-        return describe(error)
+        return describe_failure(error)
 
     def _wrong(self, returned: Any, count: int) -> str:
         """Return what is wrong with what ``execute`` returned for ``count`` requests, in Triton's words.

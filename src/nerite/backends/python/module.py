@@ -16,10 +16,12 @@ second and size, which is not enough for a file that is edited and reloaded; and
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
@@ -34,9 +36,15 @@ from importlib.machinery import (
 )
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import CodeType, ModuleType
+from traceback import walk_tb
+from types import CodeType, ModuleType, TracebackType
+from typing import Final
 
-from triton_python_backend_utils import model_directory
+import nerite
+import triton_python_backend_utils
+from nerite.core.errors import Internal
+from nerite.core.failures import message_of
+from triton_python_backend_utils.model import closed, opened
 
 _lock = threading.RLock()
 _open: list[ModelModule] = []
@@ -57,7 +65,7 @@ class ModelModule:
         with _lock:
             self._package = _free_package_name(file.parent.name if serves is None else file.stem)
             _open.append(self)
-            model_directory.opened(*self._of)
+            opened(*self._of)
             _arrange_path()
             self._make_room()
             try:
@@ -70,7 +78,7 @@ class ModelModule:
         """Take the modules of the model out of the process. Objects of theirs that somebody holds live on."""
         with _lock:
             _open.remove(self)
-            model_directory.closed(*self._of)
+            closed(*self._of)
             _arrange_path()
             still_used = {directory for other in _open for directory in other._directories}
             _forget({self._package, *_found_in(set(self._directories) - still_used)})
@@ -169,3 +177,69 @@ def _forget(names: Iterable[str]) -> None:
     # A list first: other threads import meanwhile.
     for name in [name for name in list(sys.modules) if name.partition(".")[0] in tops]:
         del sys.modules[name]
+
+
+# What a model raised, as the text that callers and operators read.
+#
+# The form is that of Triton, which clients and runbooks know: type and message, then the frames of the model,
+# innermost first. Frames of this server and of the import system are left out; they say nothing about the model.
+
+CAUSES: Final = (Exception, SystemExit, asyncio.CancelledError)
+"""What a model's code may raise to fail a call. The rest (Ctrl-C) is no business of the model."""
+
+_MOST_FRAMES: Final = 100
+_OURS = (f"{nerite.__path__[0]}/", f"{triton_python_backend_utils.__path__[0]}/", "<frozen importlib")
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return type, message and the innermost frames of ``error``."""
+    text = f"{type(error).__name__}: {message_of(error) or '<EMPTY MESSAGE>'}"
+    frames = _frames(error.__traceback__)
+    if frames:
+        text += "\n\nAt:\n" + "".join(f"  {line}\n" for line in reversed(frames))
+    return printable(text)
+
+
+def failure_refusal(error: BaseException) -> Internal:
+    """Return what is told of a model whose code raised ``error``, with the place in that code."""
+    told = Internal(describe_failure(error))
+    told.place = _place(error)
+    return told
+
+
+def _place(error: BaseException) -> tuple[str, int, int] | None:
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return error.filename, error.lineno, max(error.offset or 1, 1)
+    frames = [frame for frame in walk_tb(error.__traceback__) if not _is_our_code(frame[0].f_code)]
+    return (frames[-1][0].f_code.co_filename, frames[-1][1], 1) if frames else None
+
+
+def model_traceback(error: BaseException) -> TracebackType | None:
+    """Return the traceback of ``error`` from the model's first frame on, or None if the model has none in it."""
+    traceback = error.__traceback__
+    while traceback is not None and _is_ours(traceback):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with what cannot be encoded as UTF-8 (lone surrogates) escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _frames(traceback: TracebackType | None) -> deque[str]:
+    frames: deque[str] = deque(maxlen=_MOST_FRAMES)
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not _is_ours(traceback):
+            frames.append(f"{code.co_filename}({traceback.tb_lineno}): {code.co_name}")
+        traceback = traceback.tb_next
+    return frames
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    return _is_our_code(traceback.tb_frame.f_code)
+
+
+def _is_our_code(code: CodeType) -> bool:
+    return code.co_filename.startswith(_OURS)

@@ -26,13 +26,14 @@ def repository_at(text: str, environment: Mapping[str, str], cache: str = "") ->
     location = read_location(text)
     try:
         # Here, because a server whose models are on its own disk needs no library for object stores.
-        from nerite.repository.remote.cache import Cache, cache_directory
         from nerite.repository.remote.credentials import open_store
-        from nerite.repository.remote.repository import RemoteRepository
+        from nerite.repository.remote.repository import DownloadCache, RemoteRepository, cache_directory
     except ModuleNotFoundError as error:
         if error.name != "obstore":
             raise
         raise Internal(
             f"the model repository '{text}' needs the package 'obstore'. Install it with: pip install 'nerite[cloud]'"
         ) from None
-    return RemoteRepository(open_store(location, environment), Cache(cache_directory(location, environment, cache)))
+    return RemoteRepository(
+        open_store(location, environment), DownloadCache(cache_directory(location, environment, cache))
+    )

@@ -2,22 +2,167 @@
 
 from __future__ import annotations
 
+import configparser
+import http.client
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
+import orjson
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from nerite.core.errors import InvalidArgument
-from nerite.repository.remote.credential_file import Given, credentials_for
 from nerite.repository.remote.location import Location
-from nerite.repository.remote.metadata import has_aws_role, has_google_account
-from nerite.repository.remote.profile import Profile, read_profile
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3Credential
+
+# The files of Amazon's command line, ``~/.aws/credentials`` and ``~/.aws/config``: keys and region of a profile.
+
+
+class Profile(NamedTuple):
+    """What the files say of one profile; fields they do not have are empty."""
+
+    access_key_id: str = ""
+    secret_access_key: str = ""
+    session_token: str = ""
+    region: str = ""
+
+
+_ELSEWHERE = ("role_arn", "sso_session", "sso_start_url", "credential_process", "web_identity_token_file")
+"""Settings that say: the keys have to be fetched from somewhere."""
+
+
+def read_profile(name: str, environment: Mapping[str, str]) -> Profile | None:
+    """Return the profile, ``name`` or the usual one if that is empty; None if there is none of the usual name.
+
+    Raises ``InvalidArgument`` for a named profile that is not there, and for one whose keys have to be fetched.
+    """
+    home = Path(environment.get("HOME") or Path.home())
+    credentials = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials")
+    config = Path(environment.get("AWS_CONFIG_FILE") or home / ".aws" / "config")
+    wanted = name or environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE") or ""
+    section = wanted or "default"
+    settings: dict[str, str] = {}
+    for path, title in ((config, section if section == "default" else f"profile {section}"), (credentials, section)):
+        settings |= _section(path, title)
+    if not settings:
+        if not wanted:
+            return None
+        raise InvalidArgument(f"AWS profile '{wanted}' is neither in '{credentials}' nor in '{config}'")
+    profile = Profile(
+        settings.get("aws_access_key_id", ""),
+        settings.get("aws_secret_access_key", ""),
+        settings.get("aws_session_token", ""),
+        settings.get("region", ""),
+    )
+    fetched = [setting for setting in _ELSEWHERE if setting in settings]
+    if fetched and not profile.access_key_id:
+        raise InvalidArgument(
+            f"AWS profile '{section}' has '{fetched[0]}', which is not supported. Put its keys into the environment: "
+            f'eval "$(aws configure export-credentials --profile {section} --format env)"'
+        )
+    return profile
+
+
+def _section(path: Path, title: str) -> dict[str, str]:
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"cannot read '{path}': {error}") from None
+    return dict(parser.items(title)) if parser.has_section(title) else {}
+
+
+# Whether the machine we are on has an identity of its own in a cloud: its metadata service is asked, briefly.
+
+_PATIENCE = 1.0
+"""Seconds. The service answers in milliseconds; on other machines there may be nobody to say no."""
+
+
+def has_aws_role(environment: Mapping[str, str]) -> bool:
+    """Say whether this is a machine of Amazon's with a role."""
+    if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    service = environment.get("AWS_METADATA_ENDPOINT") or "http://169.254.169.254"
+    token = _ask(service, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    return bool(
+        token
+        and _ask(service, "GET", "/latest/meta-data/iam/security-credentials/", {"X-aws-ec2-metadata-token": token})
+    )
+
+
+def has_google_account(environment: Mapping[str, str]) -> bool:
+    """Say whether this is a machine of Google's with a service account."""
+    service = f"http://{environment.get('GCE_METADATA_HOST') or 'metadata.google.internal'}"
+    path = "/computeMetadata/v1/instance/service-accounts/default/email"
+    return bool(_ask(service, "GET", path, {"Metadata-Flavor": "Google"}))
+
+
+def _ask(service: str, method: str, path: str, headers: Mapping[str, str]) -> str:
+    """Return the answer, or nothing if it is no, or there is none."""
+    connection = http.client.HTTPConnection(urlsplit(service).netloc, timeout=_PATIENCE)
+    try:
+        connection.request(method, path, headers=dict(headers))
+        answer = connection.getresponse()
+        body = answer.read(4096).decode("latin-1").strip()
+        return body if answer.status == 200 else ""
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+
+
+# The file of ``TRITON_CLOUD_CREDENTIAL_PATH``: credentials for many places, in JSON.
+#
+#     {"s3": {"": {...}, "s3://bucket": {...}}, "gs": {"": "<path of a key file>"}, "as": {...}}
+#
+# The longest name that a location begins with counts.
+
+VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
+
+
+class GivenCredentials(NamedTuple):
+    """What the file has for a location."""
+
+    entry: Any
+    """A path for Google, an object with strings for the others."""
+    source: str
+    """Where it stands, to be named in errors."""
+
+    def text(self, field: str) -> str:
+        """Return a field of the object; empty where it is not there."""
+        return str(self.entry.get(field) or "")
+
+
+def credentials_for(location: Location, environment: Mapping[str, str]) -> GivenCredentials | None:
+    """Return what the file says of ``location``; None without a file or an entry. Raises ``InvalidArgument``."""
+    path = environment.get(VARIABLE)
+    if not path:
+        return None
+    try:
+        content = orjson.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"cannot read '{path}', which {VARIABLE} names: {error}") from None
+    entries = content.get(location.kind, {}) if isinstance(content, dict) else None
+    if not isinstance(entries, dict):
+        raise InvalidArgument(
+            f"'{path}', which {VARIABLE} names, has to be an object with objects named 'gs', 's3' and 'as' in it"
+        )
+    names = [name for name in entries if location.text.startswith(name)]
+    if not names:
+        return None
+    name = max(names, key=len)
+    source = f'the entry "{location.kind}" / "{name}" of \'{path}\''
+    wanted: type = str if location.kind == "gs" else dict
+    if not isinstance(entries[name], wanted):
+        what = "the path of a key file" if wanted is str else "an object"
+        raise InvalidArgument(f"{source} has to be {what}")
+    return GivenCredentials(entries[name], source)
+
 
 # A file may take hours; what counts is that bytes keep coming.
 _CLIENT: ClientConfig = {"allow_http": True, "connect_timeout": "5s", "read_timeout": "20s", "timeout": "30 days"}
@@ -37,7 +182,7 @@ _AS_REMEDY = (
 )
 
 
-class Opened(NamedTuple):
+class OpenedStore(NamedTuple):
     """A store, and what to say when it refuses."""
 
     location: Location
@@ -47,7 +192,7 @@ class Opened(NamedTuple):
     remedy: str
 
 
-def open_store(location: Location, environment: Mapping[str, str]) -> Opened:
+def open_store(location: Location, environment: Mapping[str, str]) -> OpenedStore:
     """Return the store of a location. Raises ``InvalidArgument`` for credentials that cannot be right.
 
     Beyond what is handled here the library reads variables of its own: endpoints, web identities, roles of containers.
@@ -66,7 +211,7 @@ def open_store(location: Location, environment: Mapping[str, str]) -> Opened:
         raise InvalidArgument(f"cannot open the model repository '{location.text}': {reason}") from None
 
 
-def _open_s3(location: Location, given: Given | None, environment: Mapping[str, str]) -> Opened:
+def _open_s3(location: Location, given: GivenCredentials | None, environment: Mapping[str, str]) -> OpenedStore:
     keys, signed = _s3_keys(given, environment)
     region = (
         (given.text("region") if given is not None else "")
@@ -87,7 +232,7 @@ def _open_s3(location: Location, given: Given | None, environment: Mapping[str, 
     client = S3Store(
         location.bucket, config=config, client_options=_CLIENT, retry_config=_RETRIES, credential_provider=provider
     )
-    return Opened(location, client, signed, _S3_REMEDY)
+    return OpenedStore(location, client, signed, _S3_REMEDY)
 
 
 def _credential(keys: Profile) -> S3Credential:
@@ -99,7 +244,7 @@ def _credential(keys: Profile) -> S3Credential:
     }
 
 
-def _s3_keys(given: Given | None, environment: Mapping[str, str]) -> tuple[Profile | None, str]:
+def _s3_keys(given: GivenCredentials | None, environment: Mapping[str, str]) -> tuple[Profile | None, str]:
     """Return the keys, as far as they are known, and whose credentials they are; empty: nobody's."""
     if given is not None:
         if given.text("key_id"):
@@ -122,7 +267,7 @@ def _s3_keys(given: Given | None, environment: Mapping[str, str]) -> tuple[Profi
     return profile, "the role of this machine" if has_aws_role(environment) else ""
 
 
-def _open_google(location: Location, given: Given | None, environment: Mapping[str, str]) -> Opened:
+def _open_google(location: Location, given: GivenCredentials | None, environment: Mapping[str, str]) -> OpenedStore:
     config: GCSConfig = {}
     path = given.entry if given is not None else environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     usual = Path(environment.get("HOME") or Path.home()) / ".config" / "gcloud" / "application_default_credentials.json"
@@ -140,10 +285,10 @@ def _open_google(location: Location, given: Given | None, environment: Mapping[s
     if emulator := environment.get("STORAGE_EMULATOR_HOST", ""):
         config["base_url"] = emulator if "://" in emulator else f"http://{emulator}"
     client = GCSStore(location.bucket, config=config, client_options=_CLIENT, retry_config=_RETRIES)
-    return Opened(location, client, signed, _GS_REMEDY)
+    return OpenedStore(location, client, signed, _GS_REMEDY)
 
 
-def _open_azure(location: Location, given: Given | None, environment: Mapping[str, str]) -> Opened:
+def _open_azure(location: Location, given: GivenCredentials | None, environment: Mapping[str, str]) -> OpenedStore:
     if given is not None:
         key, auth, identity = (given.text(field) for field in ("account_key", "auth_type", "client_id"))
         source = given.source
@@ -168,4 +313,4 @@ def _open_azure(location: Location, given: Given | None, environment: Mapping[st
     if auth and identity:
         config["client_id"] = identity
     client = AzureStore(location.bucket, config=config, client_options=_CLIENT, retry_config=_RETRIES)
-    return Opened(location, client, source, _AS_REMEDY)
+    return OpenedStore(location, client, source, _AS_REMEDY)

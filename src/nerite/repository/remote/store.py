@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
@@ -12,15 +19,176 @@ from typing import TYPE_CHECKING, TypeVar
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
-from nerite.core.errors import Internal
-from nerite.repository.remote.credentials import Opened
-from nerite.repository.remote.listing import Listing, RemoteFile, listing_of
-from nerite.repository.remote.retries import PassingFailure, retried
+from nerite.core.errors import Internal, Unavailable
+from nerite.repository.remote.credentials import OpenedStore
+from nerite.scheduling.stall_detectors import ExponentialBackoff
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
+# Tries again what failed for a passing reason, after growing pauses, and says so in the log.
+
+_log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
+
+TRIES = 6
+"""In a row without any progress; about eight seconds in all."""
+
+
+class PassingFailure(Exception):
+    """Something failed that may work the next time."""
+
+    def __init__(self, reason: str, *, progressed: bool = False) -> None:
+        """``progressed``: a part was done, and is kept."""
+        super().__init__(reason)
+        self.progressed = progressed
+
+
+def retried(what: str, attempt: Callable[[], _T], stopped: Event) -> _T:
+    """Return what ``attempt`` returns in the end. ``what`` says in the log what is tried.
+
+    Raises ``Internal`` when there is no progress any more, ``Unavailable`` once ``stopped`` is set, and what
+    ``attempt`` raises.
+    """
+    backoff, failures = ExponentialBackoff(first=0.5, limit=15.0), 0
+    while True:
+        if stopped.is_set():
+            raise Unavailable(f"{what} was given up: the server is stopping")
+        try:
+            return attempt()
+        except PassingFailure as failure:
+            if failure.progressed:
+                backoff, failures = ExponentialBackoff(first=0.5, limit=15.0), 0
+            failures += 1
+            if failures >= TRIES:
+                raise Internal(f"{what} failed {TRIES} times: {failure}") from None
+            pause = backoff.failed(time.monotonic())
+            _log.warning("%s failed, trying again%s: %s", what, f" in {pause:g} s" if pause else "", failure)
+            stopped.wait(pause)
+
+
+# Tells the log how a long download goes. A pure decider: it is told the time.
+
+EVERY = 10.0
+"""Seconds between two lines."""
+
+
+class DownloadProgress:
+    """One for the download of a model."""
+
+    def __init__(self, what: str, files: int, total: int, now: float) -> None:
+        self._what = what
+        self._files = files
+        self._total = total
+        self._began = now
+        self._told = now
+        self.done = 0
+        """Bytes that have come."""
+
+    def start(self) -> str:
+        """Return the first line."""
+        return f"downloading {self._what}: {self._files} file{'s' * (self._files != 1)}, {readable_size(self._total)}"
+
+    def line(self, now: float) -> str:
+        """Return a line if it is time for one; else nothing."""
+        if now - self._told < EVERY:
+            return ""
+        self._told = now
+        return f"downloading {self._what}: {readable_size(self.done)} of {readable_size(self._total)}{self._rate(now)}"
+
+    def end(self, now: float) -> str:
+        """Return the last line."""
+        return f"downloaded {self._what}: {readable_size(self.done)} in {now - self._began:.1f} s{self._rate(now)}"
+
+    def _rate(self, now: float) -> str:
+        seconds = now - self._began
+        return f", {readable_size(int(self.done / seconds))} a second" if seconds >= 1 else ""
+
+
+def readable_size(size: int) -> str:
+    """Return a number of bytes as people say it."""
+    number, unit = float(size), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{size} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
+
+
+# The files of a model in an object store, as the store lists them, and names that stay while they stay the same.
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a model."""
+
+    path: str
+    """Below the model's directory."""
+    key: str
+    """The object's name in its bucket."""
+    size: int
+    etag: str
+    """What the store calls this content of the object; empty where it has no name for it."""
+    modified: datetime
+
+    @property
+    def identity(self) -> str:
+        """A name for the content: changes when the store's object does."""
+        content = self.etag or self.modified.isoformat()
+        return hashlib.sha256(f"{self.key}\0{self.size}\0{content}".encode()).hexdigest()[:40]
+
+    @property
+    def modified_ns(self) -> int:
+        """When it was changed. Stores tell the second; what is below that tells contents of the same second apart."""
+        return int(self.modified.timestamp()) * 10**9 + int(self.identity, 16) % 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A model, as it is now."""
+
+    files: tuple[RemoteFile, ...]
+    directories: tuple[str, ...]
+    """Those that may be empty: a version without files is one, too."""
+
+    @property
+    def identity(self) -> str:
+        """A name for the whole of it."""
+        lines = [f"{file.path}\0{file.identity}\n" for file in self.files] + [f"{path}/\n" for path in self.directories]
+        return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:40]
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(file.size for file in self.files)
+
+
+def listing_of(found: Iterable[RemoteFile]) -> Listing:
+    """Tell files from directories.
+
+    Stores have no directories, but tools write empty objects that stand for some. Such an object has others below it,
+    or is a version: its name is a number, right below the model. Raises ``ValueError`` for a name that a file cannot
+    have.
+    """
+    objects = sorted((file for file in found if file.path), key=lambda file: file.path)
+    parents = {
+        "/".join(parts[:depth])
+        for parts in (file.path.split("/") for file in objects)
+        for depth in range(1, len(parts))
+    }
+    files, directories = [], []
+    for file in objects:
+        if {"", ".", ".."} & set(file.path.split("/")):
+            raise ValueError(f"the object '{file.key}' has a name that cannot be a file's")
+        if file.size == 0 and (file.path in parents or file.path.isdecimal()):
+            directories.append(file.path)
+        elif file.path in parents:
+            raise ValueError(f"the object '{file.key}' is a file, and there are others below it")
+        else:
+            files.append(file)
+    return Listing(tuple(files), tuple(directories))
+
+
 _CHUNK = 1 << 20
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
@@ -38,7 +206,7 @@ class ObjectChangedError(Exception):
 class Store:
     """The objects of one repository. Its methods block, and raise ``Internal`` when the store refuses."""
 
-    def __init__(self, opened: Opened, stopped: Event) -> None:
+    def __init__(self, opened: OpenedStore, stopped: Event) -> None:
         """``stopped``: set when nothing is to be waited for any more."""
         self._opened = opened
         self._location = opened.location
@@ -150,3 +318,41 @@ def _file(prefix: str, meta: ObjectMeta) -> RemoteFile:
 def _etag(meta: ObjectMeta) -> str:
     """Return the entity tag without the quotes, which not all stores write everywhere."""
     return (meta["e_tag"] or "").removeprefix("W/").strip('"')
+
+
+# One file's way from the store to the cache: what broke off is resumed, what has changed meanwhile is not mixed.
+
+
+def download(store: Store, file: RemoteFile, place: Path, arrived: Callable[[int], None], stopped: Event) -> None:
+    """Bring a file to its place, whole; ``arrived`` is told how many bytes came, in steps, and may raise.
+
+    The file's time is that of its last change in the store. Raises ``ObjectChangedError`` if it is not any more what
+    it was, ``NeriteError`` if it cannot be had, ``OSError`` if it cannot be written.
+    """
+    part = place.with_name(f"{place.name}.part")
+    retried(f"downloading '{file.key}'", partial(_continue, store, file, part, arrived), stopped)
+    os.utime(part, ns=(file.modified_ns, file.modified_ns))
+    part.rename(place)
+    # Loads share the file, so a model that writes to it would change what others get.
+    place.chmod(0o444)
+
+
+def _continue(store: Store, file: RemoteFile, part: Path, arrived: Callable[[int], None]) -> None:
+    """Fetch what is missing. What came is kept when it breaks off."""
+    with open(part, "ab") as sink:
+        have = sink.tell()
+        if have == file.size:
+            return
+        begin, pieces = store.read(file, have if have < file.size else 0)
+        sink.truncate(begin)
+        sink.seek(begin)
+        try:
+            for piece in pieces:
+                sink.write(piece)
+                arrived(len(piece))
+        except PassingFailure as failure:
+            raise PassingFailure(str(failure), progressed=sink.tell() > begin) from None
+        sink.flush()
+        os.fsync(sink.fileno())
+        if sink.tell() != file.size:
+            raise PassingFailure(f"{sink.tell()} of {file.size} bytes came", progressed=sink.tell() > begin)

@@ -1,4 +1,4 @@
-"""One gRPC connection: a socket, an ``http2.Connection``, and the calls that are under way on it."""
+"""One gRPC connection: a socket, an ``http2.Http2Connection``, and the calls that are under way on it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from nerite.core.byte_budget import GRPC_METADATA
 from nerite.core.errors import NeriteError
-from nerite.core.internal_errors import report
-from nerite.core.request import GaveUp
+from nerite.core.failures import report
+from nerite.core.request import CancelReason
 from nerite.core.tensor import Buffer
-from nerite.http2 import Connection, Headers, Limits
-from nerite.transports.bounds import COUNTED, Bounds, Share
-from nerite.transports.grpc import status
-from nerite.transports.grpc.keepalive import Keepalive, Rules, Verdict
+from nerite.http2 import Http2Connection, Limits, RequestHeaders
+from nerite.transports.grpc import messages
+from nerite.transports.grpc.keepalive import Keepalive, KeepaliveRules, KeepaliveVerdict
 from nerite.transports.grpc.stream import StreamCall, StreamTarget
-from nerite.transports.patience import Patience
+from nerite.transports.limits import COUNTED, ArrivalTimeout, ByteReservation, TransportLimits
 
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
@@ -39,7 +38,7 @@ _NOT_HTTP2 = (
 )
 
 
-class Target(Protocol):
+class CallTarget(Protocol):
     """What a path leads to, worked out once for each distinct header block."""
 
     stream: StreamTarget | None
@@ -54,7 +53,7 @@ class Target(Protocol):
     outer_span: TraceContext | None
     """The span that the call is made under, if its metadata name one."""
 
-    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+    def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
         """Answer a call whose message says what an earlier one said, with other data; False if it does not.
 
         ``framed`` is valid only until this returns.
@@ -63,29 +62,29 @@ class Target(Protocol):
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return where a large message of ``size`` bytes, which begins with ``beginning``, is to be collected."""
 
-    def start(self, call: Call, framed: memoryview) -> None:
+    def start(self, call: GrpcCall, framed: memoryview) -> None:
         """Answer a call, now or later, through the call."""
 
-    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
+    def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer of an inference that ``start`` began."""
 
     def too_large(self, size: int) -> NeriteError:
         """Count a message of more than ``max_message`` bytes, and return its refusal."""
 
 
-class Service(Protocol):
+class CallService(Protocol):
     """What connections ask where a call goes."""
 
-    def target(self, headers: Headers) -> Target:
+    def target(self, headers: RequestHeaders) -> CallTarget:
         """Return the target of a call, and leave it on the headers, which repeat."""
 
 
-class Shared:
+class GrpcShared:
     """What all connections of a listener have in common."""
 
     __slots__ = ("bounds", "connections", "limits", "rules", "scratch", "service")
 
-    def __init__(self, service: Service, limits: Limits, rules: Rules, bounds: Bounds) -> None:
+    def __init__(self, service: CallService, limits: Limits, rules: KeepaliveRules, bounds: TransportLimits) -> None:
         self.service = service
         self.limits = limits
         self.rules = rules
@@ -95,7 +94,7 @@ class Shared:
         self.scratch = memoryview(bytearray(READ_SIZE))
 
 
-class Call:
+class GrpcCall:
     """One unary call: collects its message, then waits for its answer."""
 
     protocol = "GRPC"
@@ -113,14 +112,14 @@ class Call:
         "target",
     )
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, target: Target) -> None:
+    def __init__(self, connection: GrpcConnection, stream_id: int, target: CallTarget) -> None:
         self.connection = connection
         self.stream_id = stream_id
         self.target = target
         self.request: InferenceRequest | None = None
         """The inference that this call is; cancelled when the client gives up."""
         self.deadline: asyncio.TimerHandle | None = None
-        self.share: Share | None = None
+        self.share: ByteReservation | None = None
         """What it has of the bytes in flight, unless its message is small and came in one piece."""
         self._message: memoryview | None = None
         self._filled = 0
@@ -147,7 +146,7 @@ class Call:
                 return
             size = int.from_bytes(data[1:_PREFIX], "big")
             if size > self.target.max_message:
-                self.fail(status.of_error(self.target.too_large(size)))
+                self.fail(messages.of_error(self.target.too_large(size)))
                 return
             if end and len(data) == size + _PREFIX:
                 if size < COUNTED or self._counts(size, size):
@@ -171,7 +170,7 @@ class Call:
         """Find a place for a message that comes in pieces; keep its five bytes in front of it."""
         taken = self.connection.bounds.bytes
         if not taken.fits(size):
-            self.fail(status.of_error(taken.refusal(size)))
+            self.fail(messages.of_error(taken.refusal(size)))
             return
         self.began_ns = time.monotonic_ns()
         self._message = self.target.receive_buffer(memoryview(data)[_PREFIX:], size + _PREFIX)
@@ -200,10 +199,10 @@ class Call:
     def _counts(self, arrived: int, whole: int) -> bool:
         """Count the bytes that have arrived of a message, or fail if there is no room for them."""
         if self.share is None:
-            self.share = Share(self.connection.bounds.bytes)
+            self.share = ByteReservation(self.connection.bounds.bytes)
         if self.share.cover(arrived, whole):
             return True
-        self.fail(status.of_error(self.connection.bounds.bytes.refusal(arrived)))
+        self.fail(messages.of_error(self.connection.bounds.bytes.refusal(arrived)))
         return False
 
     @property
@@ -215,10 +214,10 @@ class Call:
 
     def stall(self, seconds: float) -> None:
         """Fail because the message has not come on for so long."""
-        self.fail(status.stalled(seconds))
+        self.fail(messages.stalled(seconds))
 
     def _broken(self) -> None:
-        self.fail(status.trailers_only(status.INTERNAL, "the call does not carry exactly one message"))
+        self.fail(messages.trailers_only(messages.INTERNAL, "the call does not carry exactly one message"))
 
     def _complete(self, framed: memoryview) -> None:
         self._message = self._missing = None
@@ -233,10 +232,10 @@ class Call:
         """Send the message of the reply, and OK."""
         connection = self.connection
         if (connection.congested or connection.http2.queued) and connection.full:
-            self.fail(status.UNREAD)
+            self.fail(messages.UNREAD)
             return
         self._end()
-        connection.http2.reply(self.stream_id, head, parts, status.TRAILERS_OK)
+        connection.http2.reply(self.stream_id, head, parts, messages.TRAILERS_OK)
         connection.answered()
 
     def fail(self, block: bytes) -> None:
@@ -254,7 +253,7 @@ class Call:
     def shut_down(self) -> None:
         """Do nothing: the call ends with its answer."""
 
-    def cancel(self, why: GaveUp) -> None:
+    def cancel(self, why: CancelReason) -> None:
         """Forget the call: nobody waits for its answer."""
         request = self.request
         self._end()
@@ -275,7 +274,7 @@ class Call:
     def _alive(self) -> bool:
         return self.connection.calls.get(self.stream_id) is self
 
-    def go_on(self, share: Share) -> bool:
+    def go_on(self, share: ByteReservation) -> bool:
         """Take over bytes that were taken for the call meanwhile; give them back, and return False, if it is over."""
         if not self._alive:
             share.give_back()
@@ -289,27 +288,27 @@ class Call:
     def expire(self) -> None:
         """Answer DEADLINE_EXCEEDED, and stop the work."""
         self.deadline = None
-        self._stop(status.trailers_only(status.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+        self._stop(messages.trailers_only(messages.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
     def abandon(self, error: NeriteError) -> None:
         """Answer with ``error``, unless there was an answer already, and stop the work."""
         if self._alive:
-            self._stop(status.of_error(error))
+            self._stop(messages.of_error(error))
 
     def _stop(self, block: bytes) -> None:
         request = self.request
         self.fail(block)
         if request is not None:
-            request.cancel(GaveUp.TOO_LATE)
+            request.cancel(CancelReason.TOO_LATE)
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
-    """A client's connection. Also the handler of its ``http2.Connection``."""
+    """A client's connection. Also the handler of its ``http2.Http2Connection``."""
 
-    _unary: type[Call] = Call
+    _unary: type[GrpcCall] = GrpcCall
     _streaming: type[StreamCall] = StreamCall
 
-    def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, shared: GrpcShared, loop: asyncio.AbstractEventLoop) -> None:
         self._shared = shared
         self.bounds = shared.bounds
         self._loop = loop
@@ -318,13 +317,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._gathering = False
         """Answers wait for the end of this turn of the loop, to leave in one write."""
         self._keepalive = Keepalive(shared.rules, loop.time())
-        self.http2 = Connection(self, shared.limits, loop.time(), GRPC_METADATA.put)
-        self.calls: dict[int, Call | StreamCall] = {}
+        self.http2 = Http2Connection(self, shared.limits, loop.time(), GRPC_METADATA.put)
+        self.calls: dict[int, GrpcCall | StreamCall] = {}
         self.congested = False
         """The client has not taken what was written."""
-        self._begun: list[Call | StreamCall] = []
+        self._begun: list[GrpcCall | StreamCall] = []
         """Calls whose message has not come with their headers, since the last bytes were taken."""
-        self._arriving: dict[int, Patience] = {}
+        self._arriving: dict[int, ArrivalTimeout] = {}
         """Calls whose message is on its way, and under 0 the connection itself."""
 
     # The socket's side
@@ -342,7 +341,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.bounds.connections.remove(self)
         self.http2.lost()
         for call in tuple(self.calls.values()):
-            call.cancel(GaveUp.DISCONNECTED)
+            call.cancel(CancelReason.DISCONNECTED)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go."""
@@ -444,14 +443,14 @@ class GrpcConnection(asyncio.BufferedProtocol):
         for stream_id, call in self.calls.items():
             received = call.arriving
             if received is not None:
-                patience = self._arriving[stream_id] = before.get(stream_id) or Patience()
+                patience = self._arriving[stream_id] = before.get(stream_id) or ArrivalTimeout()
                 if patience.exhausted((1, received), now, seconds):
                     stalled.append(call)
         for call in stalled:
             self.bounds.refused["stalled"] += 1
             call.stall(seconds)
         if self.http2.incomplete:
-            patience = self._arriving[0] = before.get(0) or Patience()
+            patience = self._arriving[0] = before.get(0) or ArrivalTimeout()
             if patience.exhausted((1 + self.served, 0), now, seconds):
                 self.bounds.closed["stalled"] += 1
                 self.http2.give_up(f"a frame did not come on for {seconds:g} s")
@@ -460,13 +459,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def look(self, now: float) -> None:
         """Do what keepalive and connection age ask for."""
         verdict = self._keepalive.look(now, len(self.calls))
-        if verdict is Verdict.PING:
+        if verdict is KeepaliveVerdict.PING:
             self.http2.ping()
             self.flush()
-        elif verdict is Verdict.SHUT_DOWN:
+        elif verdict is KeepaliveVerdict.SHUT_DOWN:
             self.http2.shutdown()
             self.flush()
-        elif verdict is Verdict.ABORT:
+        elif verdict is KeepaliveVerdict.ABORT:
             self.abort()
 
     def drain(self) -> None:
@@ -489,7 +488,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     # The HTTP/2 connection's side
 
-    def request_started(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
+    def request_started(self, stream_id: int, headers: RequestHeaders, end_stream: bool) -> None:
         """Begin a call."""
         call = self._begin(stream_id, headers)
         if call is None:
@@ -506,19 +505,19 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if self.calls.get(call.stream_id) is call and call.waits:
                 call.expect()
 
-    def request_received(self, stream_id: int, headers: Headers, body: bytes | memoryview) -> None:
+    def request_received(self, stream_id: int, headers: RequestHeaders, body: bytes | memoryview) -> None:
         """Begin a call whose message is here: the usual case."""
         call = self._begin(stream_id, headers)
         if call is not None:
             self._receive(call, body, True)
 
-    def _begin(self, stream_id: int, headers: Headers) -> Call | StreamCall | None:
+    def _begin(self, stream_id: int, headers: RequestHeaders) -> GrpcCall | StreamCall | None:
         """Begin a call, or refuse it."""
         try:
-            target: Target = headers.memo or self._shared.service.target(headers)
+            target: CallTarget = headers.memo or self._shared.service.target(headers)
         except Exception as error:  # it must not cost others their connection
             failure = report("grpc", error, "when a call began")
-            self.http2.send_headers(stream_id, status.of_error(failure), end_stream=True)
+            self.http2.send_headers(stream_id, messages.of_error(failure), end_stream=True)
             return None
         if target.refusal is not None:
             self.http2.send_headers(stream_id, target.refusal, end_stream=True)
@@ -530,7 +529,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             call.deadline = self._loop.call_later(target.timeout, call.expire)
         return call
 
-    def _receive(self, call: Call | StreamCall, data: bytes | memoryview, end: bool) -> None:
+    def _receive(self, call: GrpcCall | StreamCall, data: bytes | memoryview, end: bool) -> None:
         try:
             call.receive(data, end)
         except Exception as error:  # it must not cost the client its answer, nor others their connection
@@ -546,7 +545,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Cancel a call that its client gave up."""
         call = self.calls.get(stream_id)
         if call is not None:
-            call.cancel(GaveUp.CANCELLED)
+            call.cancel(CancelReason.CANCELLED)
 
     def writable(self, stream_id: int) -> None:
         """Have a stream go on."""

@@ -22,7 +22,7 @@ from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.grpc.stream import StreamCall, StreamTarget
 
 if TYPE_CHECKING:
-    from nerite.transports.grpc.connection import Call, Target
+    from nerite.transports.grpc.connection import CallTarget, GrpcCall
 
 ADMINISTRATION: Final = "TRITONSERVER_SERVER_DELAY_GRPC_RESPONSE_SEC"
 """Seconds that the answer of a call takes longer that is no inference."""
@@ -64,7 +64,7 @@ class Delays:
         """Return a handler of a method that is no inference, whose answers come late."""
         return partial(_answer_late, handler, self._administration) if self._administration else handler
 
-    def target(self, target: Target) -> Target:
+    def target(self, target: CallTarget) -> CallTarget:
         """Return a target of unary inferences that begins late, and answers late."""
         return _LateTarget(target, self._start, self._answer) if self._start or self._answer else target
 
@@ -101,7 +101,7 @@ def _answer_late(handler: Handler, seconds: float, request: Any, answer: Answer)
 class _LateTarget:
     """The target of unary inferences."""
 
-    def __init__(self, target: Target, start: float, answer: float) -> None:
+    def __init__(self, target: CallTarget, start: float, answer: float) -> None:
         self.stream = target.stream
         self.refusal = target.refusal
         self.timeout = target.timeout
@@ -113,11 +113,11 @@ class _LateTarget:
         self._start = start
         self._answer = answer
 
-    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+    def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
         """Know no message, so that each comes to ``start``."""
         return False
 
-    def start(self, call: Call, framed: memoryview) -> None:
+    def start(self, call: GrpcCall, framed: memoryview) -> None:
         """Begin a call, if its client still waits when its time has come."""
 
         def start() -> None:
@@ -126,7 +126,7 @@ class _LateTarget:
 
         _later(self._start, start)
 
-    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
+    def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
         """Answer a call, if its client still waits when its time has come."""
 
         def answer() -> None:

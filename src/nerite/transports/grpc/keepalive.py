@@ -11,7 +11,7 @@ _SHORTEST_LOOK: Final = 0.02
 _LONGEST_LOOK: Final = 30.0
 
 
-class Verdict(enum.Enum):
+class KeepaliveVerdict(enum.Enum):
     """What to do with a connection now."""
 
     NOTHING = enum.auto()
@@ -20,7 +20,7 @@ class Verdict(enum.Enum):
     ABORT = enum.auto()
 
 
-class Rules:
+class KeepaliveRules:
     """gRPC's keepalive and connection age, in seconds."""
 
     def __init__(self, options: KeepaliveOptions) -> None:
@@ -42,7 +42,7 @@ class Keepalive:
 
     __slots__ = ("_born", "_heard", "_pinged", "_pings", "_rules", "_shut_down", "answered")
 
-    def __init__(self, rules: Rules, now: float) -> None:
+    def __init__(self, rules: KeepaliveRules, now: float) -> None:
         self._rules = rules
         self._born = now
         self._heard = now
@@ -57,23 +57,23 @@ class Keepalive:
         self._heard = now
         self._pinged = None
 
-    def look(self, now: float, calls: int) -> Verdict:
+    def look(self, now: float, calls: int) -> KeepaliveVerdict:
         """Return what to do, given how many calls are under way."""
         rules = self._rules
         if now - self._born >= rules.max_age:
             if not self._shut_down:
                 self._shut_down = True
-                return Verdict.SHUT_DOWN
+                return KeepaliveVerdict.SHUT_DOWN
             if now - self._born >= rules.max_age + rules.grace:
-                return Verdict.ABORT
+                return KeepaliveVerdict.ABORT
         if self.answered:
             self.answered = False
             self._pings = 0
         if self._pinged is not None:
-            return Verdict.ABORT if now - self._pinged >= rules.timeout else Verdict.NOTHING
+            return KeepaliveVerdict.ABORT if now - self._pinged >= rules.timeout else KeepaliveVerdict.NOTHING
         silent = now - self._heard >= rules.time
         if silent and (calls or rules.permit_without_calls) and (not rules.max_pings or self._pings < rules.max_pings):
             self._pinged = now
             self._pings += 1
-            return Verdict.PING
-        return Verdict.NOTHING
+            return KeepaliveVerdict.PING
+        return KeepaliveVerdict.NOTHING

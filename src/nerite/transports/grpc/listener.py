@@ -4,14 +4,122 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 
 from nerite.config.options import KeepaliveOptions
-from nerite.http2 import Limits, refusal
+from nerite.core.errors import NeriteError
+from nerite.core.request import CancelReason, InferenceRequest
+from nerite.core.tensor import Buffer
+from nerite.http2 import Limits, RequestHeaders, refusal_preface
 from nerite.transports import tcp
-from nerite.transports.bounds import LOOKS, Bounds
-from nerite.transports.grpc.connection import GrpcConnection, Service, Shared
-from nerite.transports.grpc.keepalive import Rules
-from nerite.transports.grpc.logged_connection import LoggedGrpcConnection
+from nerite.transports.access_log import AccessRecord, peer_of
+from nerite.transports.grpc import messages
+from nerite.transports.grpc.connection import CallService, CallTarget, GrpcCall, GrpcConnection, GrpcShared
+from nerite.transports.grpc.keepalive import KeepaliveRules
+from nerite.transports.grpc.stream import StreamCall, StreamTarget
+from nerite.transports.limits import LOOKS, TransportLimits
+
+# A gRPC connection whose calls stand in the access log.
+
+
+class LoggedCall(GrpcCall):
+    """A unary call."""
+
+    __slots__ = ("_access",)
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, target: CallTarget) -> None:
+        super().__init__(connection, stream_id, target)
+        assert isinstance(connection, LoggedGrpcConnection)
+        self._access = connection.beginning
+
+    def receive(self, data: bytes | memoryview, end: bool) -> None:
+        """Take a piece of the body."""
+        self._access.received += len(data)
+        super().receive(data, end)
+
+    def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
+        """Send the message of the reply, and OK."""
+        self._note(messages.told(messages.TRAILERS_OK), sum(map(len, parts)))
+        super().reply(head, parts)
+
+    def fail(self, block: bytes) -> None:
+        """Send the status of a call that failed."""
+        self._note(messages.told(block))
+        super().fail(block)
+
+    def cancel(self, why: CancelReason) -> None:
+        """Forget the call: nobody waits for its answer."""
+        self._note(messages.NAMES[messages.CANCELLED])
+        super().cancel(why)
+
+    def _note(self, told: str, sent: int = 0) -> None:
+        self._access.asks(self.request)
+        self._access.answered(told, sent)
+
+
+class LoggedStreamCall(StreamCall):
+    """A stream: one line at its end."""
+
+    __slots__ = ("_access", "_asked", "_sent", "_told")
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, target: StreamTarget) -> None:
+        super().__init__(connection, stream_id, target)
+        assert isinstance(connection, LoggedGrpcConnection)
+        self._access = connection.beginning
+        self._asked = self._told = self._sent = 0
+
+    def receive(self, data: bytes | memoryview, end: bool) -> None:
+        """Take a piece of the body."""
+        self._access.received += len(data)
+        super().receive(data, end)
+
+    def begin(self, request: InferenceRequest, decoupled: bool) -> None:
+        """Note that a request is under way."""
+        self._asked += 1
+        super().begin(request, decoupled)
+
+    def refuse(self, request_id: str, error: NeriteError) -> None:
+        """Say why a message leads to no inference."""
+        self._asked += 1
+        super().refuse(request_id, error)
+
+    def cancel(self, why: CancelReason) -> None:
+        """Forget the call: nobody waits for its responses."""
+        self._note(messages.CANCELLED)
+        super().cancel(why)
+
+    def _send(self, parts: Sequence[Buffer]) -> None:
+        if parts:
+            self._told += 1
+            self._sent += sum(map(len, parts))
+        super()._send(parts)
+
+    def _finish(self, code: int, message: str, retry_after: int = 0) -> None:
+        self._note(code)
+        super()._finish(code, message, retry_after)
+
+    def _note(self, code: int) -> None:
+        self._access.answered(messages.NAMES[code], self._sent, requests=self._asked, responses=self._told)
+
+
+class LoggedGrpcConnection(GrpcConnection):
+    """Gives each call its line."""
+
+    _unary = LoggedCall
+    _streaming = LoggedStreamCall
+    beginning: AccessRecord
+    """Of the call that is being begun."""
+
+    def _begin(self, stream_id: int, headers: RequestHeaders) -> GrpcCall | StreamCall | None:
+        self.beginning = AccessRecord(peer_of(self._transport))
+        self.beginning.method, self.beginning.path = "gRPC", headers.path.decode("latin-1")
+        call = super()._begin(stream_id, headers)
+        if call is None:
+            target: CallTarget | None = headers.memo
+            refusal = target.refusal if target is not None else None
+            self.beginning.answered(messages.told(refusal) if refusal is not None else "INTERNAL")
+        return call
+
 
 _FULL = "as many connections are open as --max-connections allows"
 
@@ -21,9 +129,9 @@ class GrpcListener:
 
     def __init__(
         self,
-        service: Service,
+        service: CallService,
         keepalive: KeepaliveOptions,
-        bounds: Bounds,
+        bounds: TransportLimits,
         upload_seconds: float,
         *,
         access_log: bool = False,
@@ -35,11 +143,11 @@ class GrpcListener:
             max_ping_strikes=keepalive.max_ping_strikes,
             permit_pings_without_calls=keepalive.permit_without_calls,
         )
-        self._shared = Shared(service, limits, Rules(keepalive), bounds)
+        self._shared = GrpcShared(service, limits, KeepaliveRules(keepalive), bounds)
         self._upload_seconds = upload_seconds
         every = self._shared.rules.look_every
         self._look_every = min(every, upload_seconds / LOOKS) if upload_seconds else every
-        self._port: tcp.Port | None = None
+        self._port: tcp.TcpPort | None = None
         self._look_timer: asyncio.TimerHandle | None = None
 
     async def open(
@@ -53,7 +161,7 @@ class GrpcListener:
             address,
             port,
             bounds=self._shared.bounds,
-            refusal=refusal(self._shared.limits, _FULL),
+            refusal=refusal_preface(self._shared.limits, _FULL),
             reuse_port=reuse_port,
             tls=tls,
         )

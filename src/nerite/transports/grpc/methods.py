@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
+from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
-from nerite.core.internal_errors import report
+from nerite.core.failures import report
+from nerite.core.text import MAX_NAME, MAX_VALUE
 from nerite.observability.log import log
-from nerite.transports import log_settings, trace_settings
+from nerite.transports.settings import Value, change_log_settings, change_trace_settings
 from nerite.wire import grpc_service as wire
 from nerite.wire.health import HealthCheckResponse
 
@@ -49,7 +51,7 @@ Handler: TypeAlias = Callable[[Any, Answer], Coroutine[Any, Any, None] | None]
 """Answers now or later; returns what is still to be awaited, if anything."""
 
 
-class Administration:
+class GrpcAdministration:
     """Everything but inference."""
 
     def __init__(self, server: InferenceServer) -> None:
@@ -165,7 +167,7 @@ class Administration:
 
         model = request.model_name
         settings = self._server.trace_settings(model)
-        trace_settings.change(settings, model, request.settings, read)
+        change_trace_settings(settings, model, request.settings, read)
         reply = wire.TraceSettingResponse()
         for name, value in settings.told(model):
             reply.settings[name].value.extend([value] if isinstance(value, str) else value)
@@ -204,17 +206,17 @@ def _log_settings(request: Any, answer: Answer) -> None:
     """Change what is logged, if anything is given, and tell it."""
     fields = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
-    def read(name: str, kind: type, value: Any) -> log_settings.Value:
+    def read(name: str, kind: type, value: Any) -> Value:
         if value.WhichOneof("parameter_choice") != fields[kind]:
             called = {bool: "boolean", int: "int32", str: "string"}[kind]
             raise InvalidArgument(f"expect {called} for '{name}'")
-        found: log_settings.Value = getattr(value, fields[kind])
+        found: Value = getattr(value, fields[kind])
         return found
 
     def unknown(name: str) -> NeriteError:
         return InvalidArgument(f"invalid argument for log_format, got: {name}")
 
-    log_settings.change(request.settings.items(), read, unknown)
+    change_log_settings(request.settings.items(), read, unknown)
     reply = wire.LogSettingsResponse()
     for name, value in log.settings.items():
         setattr(reply.settings[name], fields[type(value)], value)
@@ -248,3 +250,32 @@ def _only_repository(request: Any) -> None:
     """Refuse to look at one of several repositories, as Triton does."""
     if request.repository_name:
         raise Unsupported("'repository_name' specification is not supported")
+
+
+# The lengths of all texts in the message of an administrative method, whichever fields it has.
+
+_VALUES: Final = ("string_param", "value")
+"""Fields that hold the value of a parameter or of a setting. All others hold names."""
+
+
+def check_texts(message: Message, where: str = "") -> None:
+    """Raise ``InvalidArgument``, with the path of the field, for a text that is too long.
+
+    That texts are UTF-8 is seen to when a message is parsed. ``where`` is the path of ``message``.
+    """
+    for field, value in message.ListFields():
+        _check(f"{where}{field.name}", value, MAX_VALUE if field.name in _VALUES else MAX_NAME)
+
+
+def _check(path: str, value: Any, limit: int) -> None:
+    if isinstance(value, str):
+        checked(value, f"'{path}'", limit)
+    elif isinstance(value, Message):
+        check_texts(value, f"{path}.")
+    elif hasattr(value, "items"):  # a map
+        for key, item in value.items():
+            _check(f"a key of {path}", key, MAX_NAME)
+            _check(f"{path}[{key}]", item, limit)
+    elif not isinstance(value, (bytes, int, float)):
+        for item in value:
+            _check(path, item, limit)

@@ -15,27 +15,26 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from nerite.config.options import CompressionLevel
-from nerite.core import footprint
 from nerite.core.byte_budget import GRPC_PLANS, Memo
 from nerite.core.errors import Internal, NeriteError, Restricted
-from nerite.core.internal_errors import report
+from nerite.core.failures import report
+from nerite.core.headers import parameters_bytes
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.core.trace_context import TraceContext, parse
-from nerite.http2 import Headers
-from nerite.transports import refusals
-from nerite.transports.bounds import Bounds, Share
-from nerite.transports.callers import Callers, Sender, forwarded, key_of, texts
-from nerite.transports.grpc import infer_response, infer_wire, message_text, status
-from nerite.transports.grpc.connection import Call, Target
+from nerite.http2 import RequestHeaders
+from nerite.transports import access_log
+from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, texts
+from nerite.transports.grpc import messages as status
+from nerite.transports.grpc import wire
+from nerite.transports.grpc.connection import CallTarget, GrpcCall
 from nerite.transports.grpc.delays import Delays
 from nerite.transports.grpc.infer_request import InferReader, Read, broken
-from nerite.transports.grpc.message import MAX_QUESTION, WINDOWS, Messages, Opened
-from nerite.transports.grpc.methods import METHODS, Administration, Handler
-from nerite.transports.grpc.stream import StreamTarget
-from nerite.transports.grpc.stream_service import StreamInference
-from nerite.transports.keys import Lock
+from nerite.transports.grpc.messages import MAX_QUESTION, WINDOWS, MessageReader, OpenedMessage
+from nerite.transports.grpc.methods import METHODS, GrpcAdministration, Handler, check_texts
+from nerite.transports.grpc.stream import StreamInference, StreamTarget
+from nerite.transports.limits import ByteReservation, TransportLimits
 from nerite.wire.schema import methods
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ _OF_GRPC = frozenset(
         b"te",
     )
 )
-"""Headers that are gRPC's own, which are no metadata of the call: nothing forwards them."""
+"""RequestHeaders that are gRPC's own, which are no metadata of the call: nothing forwards them."""
 _READER = 1024
 """Bytes that a reader takes in memory, beside the metadata that it passes on."""
 _PREFIX = 5
@@ -71,7 +70,7 @@ class GrpcService:
     def __init__(
         self,
         server: InferenceServer,
-        bounds: Bounds,
+        bounds: TransportLimits,
         *,
         max_message: int,
         locks: Mapping[str, Lock],
@@ -90,10 +89,10 @@ class GrpcService:
         self._callers = callers
         self._delays = delays or Delays({})
         self._readers: Memo[tuple[object, ...], InferReader] = Memo()
-        self._administration = Administration(server)
+        self._administration = GrpcAdministration(server)
         self._methods = methods()
 
-    def target(self, headers: Headers) -> Target:
+    def target(self, headers: RequestHeaders) -> CallTarget:
         """Return the target of a call, and leave it on the headers, which repeat."""
         target = headers.memo = self._find(headers)
         timeout = headers.get(b"grpc-timeout")
@@ -101,7 +100,7 @@ class GrpcService:
             target.timeout = status.timeout_seconds(timeout)
         return target
 
-    def _find(self, headers: Headers) -> Target:
+    def _find(self, headers: RequestHeaders) -> CallTarget:
         path = headers.path.decode("latin-1")
         content_type = headers.get(b"content-type") or b""
         if headers.method != b"POST" or not content_type.startswith(b"application/grpc"):
@@ -124,7 +123,7 @@ class GrpcService:
             except NeriteError as error:
                 return _Refused(status.of_error(error))
             reader = self._reader(path, sender)
-            messages = Messages(encoding, self._max_message, self._bounds)
+            messages = MessageReader(encoding, self._max_message, self._bounds)
             inference = _Inference(self._server, reader, messages, self._reply_encoding(headers), self._level)
             outer_span = inference.outer_span = _outer_span(headers)
             if path == _STREAM:
@@ -133,25 +132,25 @@ class GrpcService:
                 inference.stream = self._delays.stream(stream)
             return self._delays.target(inference)
         method = self._methods[path]
-        messages = Messages(encoding, self._max_message if path == _LOAD else MAX_QUESTION, self._bounds)
+        messages = MessageReader(encoding, self._max_message if path == _LOAD else MAX_QUESTION, self._bounds)
         handler = self._delays.handler(self._administration.handler(path))
         return _Administrative(method.request, handler, messages)
 
-    def _reader(self, path: str, sender: Sender) -> InferReader:
+    def _reader(self, path: str, sender: SenderHeaders) -> InferReader:
         """Return what reads the messages of calls like this one."""
         if sender.idempotency_key is not None:  # there are no others
             return InferReader(sender)
-        # Headers remember where they lead to, which is not the same for both.
+        # RequestHeaders remember where they lead to, which is not the same for both.
         key = (path, sender.caller, *sorted(sender.forwarded.items()))
         reader = self._readers.get(key)
         if reader is None:
             reader = InferReader(sender)
             wanted_class = "" if sender.caller is None else sender.caller.wanted_class
-            size = _READER + footprint.of_parameters(sender.forwarded) + len(wanted_class)
+            size = _READER + parameters_bytes(sender.forwarded) + len(wanted_class)
             GRPC_PLANS.put(self._readers, key, reader, size)
         return reader
 
-    def _sender(self, headers: Headers) -> Sender:
+    def _sender(self, headers: RequestHeaders) -> SenderHeaders:
         """Return what the metadata say of who sent them. Raises ``InvalidArgument``."""
 
         def raw(name: str) -> str | None:
@@ -168,16 +167,16 @@ class GrpcService:
             for name, value in headers.fields
             if name not in _OF_GRPC
         )
-        return Sender(forwarded(fields, self._forward), caller, key_of(get))
+        return SenderHeaders(forwarded(fields, self._forward), caller, key_of(get))
 
-    def _reply_encoding(self, headers: Headers) -> str:
+    def _reply_encoding(self, headers: RequestHeaders) -> str:
         if not self._level:
             return ""
         accepted = (headers.get(b"grpc-accept-encoding") or b"").decode("latin-1").replace(" ", "").split(",")
         return next((encoding for encoding in ("gzip", "deflate") if encoding in accepted), "")
 
 
-def _outer_span(headers: Headers) -> TraceContext | None:
+def _outer_span(headers: RequestHeaders) -> TraceContext | None:
     """Return the span that a call is made under."""
     parent, state = headers.get(b"traceparent"), headers.get(b"tracestate")
     if parent is None:
@@ -198,16 +197,16 @@ class _Refused:
         self.timeout: float | None = None
         self.stream: StreamTarget | None = None
 
-    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+    def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
         raise AssertionError("a refused call has no message")
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         raise AssertionError("a refused call has no message")
 
-    def start(self, call: Call, framed: memoryview) -> None:
+    def start(self, call: GrpcCall, framed: memoryview) -> None:
         raise AssertionError("a refused call has no message")
 
-    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
+    def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
         raise AssertionError("a refused call has no answer")
 
     def too_large(self, size: int) -> NeriteError:
@@ -232,7 +231,7 @@ class _Inference:
     )
 
     def __init__(
-        self, server: InferenceServer, reader: InferReader, messages: Messages, reply_encoding: str, level: int
+        self, server: InferenceServer, reader: InferReader, messages: MessageReader, reply_encoding: str, level: int
     ) -> None:
         self.refusal: bytes | None = None
         self.timeout: float | None = None
@@ -249,14 +248,14 @@ class _Inference:
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
         """Return memory of the model's for a large request."""
         if size >= _LARGE and self._messages.plain:
-            name, version, data_at = infer_wire.peek(beginning)
+            name, version, data_at = wire.peek(beginning)
             if name:
                 buffer = self._server.receive_buffer(name, version, size, data_at + _PREFIX)
                 if buffer is not None:
                     return buffer
         return _room(size)
 
-    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+    def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
         """Run an inference if only its data is new."""
         known = self._reader.known(framed)
         if known is None:
@@ -265,7 +264,7 @@ class _Inference:
         self._server.infer(request, _NOT_IN_ONE)
         return True
 
-    def start(self, call: Call, framed: memoryview) -> None:
+    def start(self, call: GrpcCall, framed: memoryview) -> None:
         """Run an inference."""
         now = _now()
         try:
@@ -278,7 +277,7 @@ class _Inference:
         else:
             self._begin(call, now, said, framed)
 
-    def _go_on(self, call: Call, now: int, opened: Opened) -> None:
+    def _go_on(self, call: GrpcCall, now: int, opened: OpenedMessage) -> None:
         """Run an inference whose message was read in a thread, if it is still wanted."""
         if not call.go_on(opened.share):
             return
@@ -290,7 +289,9 @@ class _Inference:
         except Exception as error:
             call.abandon(report("grpc", error, "in a call"))
 
-    def _begin(self, call: Call, now: int, said: Read, framed: memoryview, message: memoryview | None = None) -> None:
+    def _begin(
+        self, call: GrpcCall, now: int, said: Read, framed: memoryview, message: memoryview | None = None
+    ) -> None:
         try:
             request = self._server.request(said[0], said[2], call, now, said[1])
         except NeriteError as error:
@@ -299,25 +300,25 @@ class _Inference:
         call.request = request
         self._server.infer(request, _NOT_IN_ONE)
 
-    def _refuse(self, call: Call, message: memoryview, error: NeriteError) -> None:
+    def _refuse(self, call: GrpcCall, message: memoryview, error: NeriteError) -> None:
         """Answer with what is wrong with a request: ``error``, unless there is nobody to ask, which comes first."""
-        name, version, _ = infer_wire.peek(message)
+        name, version, _ = wire.peek(message)
         if name and not isinstance(error, Internal):  # else the message cannot be read
             try:
                 self._server.find(name, version, _NOT_IN_ONE)
             except NeriteError as unknown:
                 error = unknown.without_frames()
-        refusals.note(infer_wire.id_of(message), error)
+        access_log.log_refusal(wire.id_of(message), error)
         call.fail(status.of_error(error))
 
-    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
+    def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer."""
         if response.error is not None:
-            refusals.note(request.id, response.error)
+            access_log.log_refusal(request.id, response.error)
             call.fail(status.of_error(response.error))
             return
         try:
-            parts = infer_response.write(request, response, self._server.signature_of)
+            parts = wire.write_infer_response(request, response, self._server.signature_of)
         except NeriteError as error:
             call.fail(status.of_error(error))
             return
@@ -335,8 +336,8 @@ class _Inference:
         """Return what a message says; None if that is to be read aside. Raises ``NeriteError``."""
         return self._messages.read(framed, self._reader)
 
-    def read_aside(self, framed: memoryview, then: Callable[[Opened], None]) -> None:
-        """Call ``then`` with what a message says, when that was read in a thread."""
+    def read_aside(self, framed: memoryview, then: Callable[[OpenedMessage], None]) -> None:
+        """GrpcCall ``then`` with what a message says, when that was read in a thread."""
         self._messages.read_aside(framed, self._reader, then)
 
     def beginning(self, framed: memoryview) -> memoryview:
@@ -363,7 +364,7 @@ class _Administrative:
         self,
         request: type[Message],
         handle: Handler,
-        messages: Messages,
+        messages: MessageReader,
     ) -> None:
         self.refusal: bytes | None = None
         self.timeout: float | None = None
@@ -374,7 +375,7 @@ class _Administrative:
         self._messages = messages
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start_known(self, call: Call, framed: bytes | memoryview) -> bool:
+    def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
         """Know no message: nothing here is worth it."""
         return False
 
@@ -386,7 +387,7 @@ class _Administrative:
         """Return memory for a message that comes in pieces."""
         return _room(size)
 
-    def start(self, call: Call, framed: memoryview) -> None:
+    def start(self, call: GrpcCall, framed: memoryview) -> None:
         """Run the method; a coroutine goes on by itself."""
         try:
             request = self._messages.parsed(framed, self._parse)
@@ -402,10 +403,10 @@ class _Administrative:
             request = self._request.FromString(bytes(message))
         except DecodeError:
             raise broken() from None
-        message_text.check(request)
+        check_texts(request)
         return request
 
-    def _go_on(self, call: Call, share: Share, request: Message | NeriteError) -> None:
+    def _go_on(self, call: GrpcCall, share: ByteReservation, request: Message | NeriteError) -> None:
         """Run a method whose message was read in a thread, if it is still wanted."""
         if not call.go_on(share):
             return
@@ -419,14 +420,14 @@ class _Administrative:
         except Exception as error:
             call.abandon(report("grpc", error, "in a call"))
 
-    def _run(self, call: Call, request: Message) -> None:
+    def _run(self, call: GrpcCall, request: Message) -> None:
         work = self._handle(request, partial(self._answer, call))
         if work is not None:
             task = asyncio.get_running_loop().create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _answer(self, call: Call, result: Message | NeriteError) -> None:
+    def _answer(self, call: GrpcCall, result: Message | NeriteError) -> None:
         if call.connection.calls.get(call.stream_id) is not call:
             return
         if isinstance(result, NeriteError):
@@ -434,7 +435,7 @@ class _Administrative:
         else:
             call.reply(status.HEAD, [status.framed(result.SerializeToString())])
 
-    def answer(self, call: Call, request: InferenceRequest, response: InferenceResponse) -> None:
+    def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
         raise AssertionError("only inferences are answered this way")
 
 

@@ -8,18 +8,30 @@ models are told to pause; where it asks without end, no more than so many reques
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nerite.core.errors import NeriteError
-from nerite.core.request import GaveUp, InferenceRequest
-from nerite.core.response import InferenceResponse
+from nerite.core.failures import report
+from nerite.core.request import CancelReason, InferenceRequest
+from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
+from nerite.core.text import text_error
 from nerite.core.trace_context import TraceContext
-from nerite.http2 import Connection
-from nerite.scheduling.release_order import ReleaseOrder
-from nerite.transports.bounds import COUNTED, Bounds, Share
-from nerite.transports.grpc import status
+from nerite.http2 import Http2Connection
+from nerite.scheduling.request_queue import ResponseOrder
+from nerite.transports import access_log
+from nerite.transports.grpc import messages, wire
+from nerite.transports.grpc.infer_request import Read
+from nerite.transports.grpc.messages import OpenedMessage
+from nerite.transports.limits import COUNTED, ByteReservation, TransportLimits
+from nerite.wire import fields
+from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferResponse
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
 
 _PREFIX = 5
 _OPEN_STREAM = 2048
@@ -33,8 +45,8 @@ _MOST_REQUESTS = 1024
 class StreamConnection(Protocol):
     """The connection of a stream, as the stream sees it."""
 
-    bounds: Bounds
-    http2: Connection
+    bounds: TransportLimits
+    http2: Http2Connection
     calls: dict[int, Any]
     """Those under way, by the stream that each is on."""
     congested: bool
@@ -112,7 +124,7 @@ class StreamCall:
         self.stream_id = stream_id
         self.target = target
         self.deadline: asyncio.TimerHandle | None = None
-        self.share = Share(connection.bounds.bytes)
+        self.share = ByteReservation(connection.bounds.bytes)
         """What the stream itself has of the bytes in flight."""
         self._prefix = b""
         self._message: memoryview | None = None
@@ -120,9 +132,9 @@ class StreamCall:
         self._later: bytearray | None = None
         """What comes while a message is read in a thread; None while none is."""
         self._later_ends = False
-        self._share: Share | None = None
+        self._share: ByteReservation | None = None
         """What the message that arrives has of the bytes in flight, unless it is small and came in one piece."""
-        self._shares: dict[InferenceRequest, Share] = {}
+        self._shares: dict[InferenceRequest, ByteReservation] = {}
         """The same of requests."""
         self._half_closed = False
         self._begun = False
@@ -133,7 +145,7 @@ class StreamCall:
         """No more requests are taken."""
         self._requests: dict[InferenceRequest, int | None] = {}
         """Those under way, with their place in the order, None for those that have none."""
-        self._order: ReleaseOrder[Sequence[Buffer]] = ReleaseOrder()
+        self._order: ResponseOrder[Sequence[Buffer]] = ResponseOrder()
 
     @property
     def outer_span(self) -> TraceContext | None:
@@ -158,7 +170,7 @@ class StreamCall:
             return
         if end and self._alive:
             if self._prefix or self._message is not None:
-                self._finish(status.INTERNAL, "the last message of the stream is not complete")
+                self._finish(messages.INTERNAL, "the last message of the stream is not complete")
                 return
             self._half_closed = True
             self._finish_if_done()
@@ -205,7 +217,7 @@ class StreamCall:
         """Count the bytes that have arrived of a message, or end the stream if there is no room for them."""
         bounds = self.connection.bounds.bytes
         if self._share is None:
-            self._share = Share(bounds)
+            self._share = ByteReservation(bounds)
         if self._share.cover(arrived, whole):
             return True
         self._refuse(bounds.refusal(arrived))
@@ -227,9 +239,9 @@ class StreamCall:
 
     def stall(self, seconds: float) -> None:
         """End the stream because a message has not come on for so long."""
-        self._finish(status.DEADLINE_EXCEEDED, status.stalled_text(seconds))
+        self._finish(messages.DEADLINE_EXCEEDED, messages.stalled_text(seconds))
 
-    def go_on(self, share: Share) -> bool:
+    def go_on(self, share: ByteReservation) -> bool:
         """Take over bytes that were taken for the message that is read; give them back, and return False, at the end.
 
         The message is the last that was given to ``infer``.
@@ -310,7 +322,7 @@ class StreamCall:
             return
         http2 = self.connection.http2
         if (self.connection.congested or http2.queued) and self.connection.full:
-            self._finish(status.RESOURCE_EXHAUSTED, status.UNREAD_TEXT)
+            self._finish(messages.RESOURCE_EXHAUSTED, messages.UNREAD_TEXT)
             return
         if not self._begun:
             self._begun = True
@@ -345,10 +357,10 @@ class StreamCall:
         if self._requests or not self._alive:
             return
         if self._half_closed:
-            self._finish(status.OK, "")
+            self._finish(messages.OK, "")
         elif self._stopping:
             refusal = "GRPC server is shutting down and has stopped accepting new requests."
-            self._finish(status.UNAVAILABLE, refusal, retry_after=1)
+            self._finish(messages.UNAVAILABLE, refusal, retry_after=1)
 
     def _refuse(self, error: NeriteError) -> None:
         """End the stream because of what was sent on it."""
@@ -359,11 +371,11 @@ class StreamCall:
         requests = self._end()
         http2 = self.connection.http2
         if self._begun:
-            http2.send_trailers(self.stream_id, status.trailers(code, message, retry_after))
+            http2.send_trailers(self.stream_id, messages.trailers(code, message, retry_after))
         else:
-            http2.send_headers(self.stream_id, status.trailers_only(code, message, retry_after), end_stream=True)
+            http2.send_headers(self.stream_id, messages.trailers_only(code, message, retry_after), end_stream=True)
         self.connection.answered()
-        why = GaveUp.TOO_LATE if code == status.DEADLINE_EXCEEDED else GaveUp.CANCELLED
+        why = CancelReason.TOO_LATE if code == messages.DEADLINE_EXCEEDED else CancelReason.CANCELLED
         for request in requests:
             request.cancel(why)
 
@@ -384,7 +396,7 @@ class StreamCall:
         self.connection.calls.pop(self.stream_id, None)
         return requests
 
-    def cancel(self, why: GaveUp) -> None:
+    def cancel(self, why: CancelReason) -> None:
         """Forget the call: nobody waits for its responses."""
         for request in self._end():
             request.cancel(why)
@@ -392,7 +404,7 @@ class StreamCall:
     def expire(self) -> None:
         """Answer DEADLINE_EXCEEDED, and stop the work."""
         self.deadline = None
-        self._finish(status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._finish(messages.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def abandon(self, error: NeriteError) -> None:
         """Answer with ``error``, and stop the work."""
@@ -403,3 +415,150 @@ class StreamCall:
         """End the stream as soon as nothing is under way on it."""
         self._stopping = True
         self._finish_if_done()
+
+
+# What the messages of ``ModelStreamInfer`` lead to, and how their responses are written.
+
+_now = time.monotonic_ns
+
+
+def _marker(final: bool) -> bytes:
+    message = ModelInferResponse()
+    message.parameters["triton_final_response"].bool_param = final
+    return message.SerializeToString()
+
+
+_FINAL: Final = {final: _marker(final) for final in (False, True)}
+"""The response parameter that every response on a stream has, serialized."""
+
+
+class StreamMessages(Protocol):
+    """How messages of a call are packed, and what they say."""
+
+    head: bytes
+    max_message: int
+
+    def too_large(self, size: int) -> NeriteError:
+        """Count a message that is too large, and return its refusal."""
+
+    def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
+        """Return memory for a message of ``size`` bytes that begins with ``beginning``."""
+
+    def read(self, framed: memoryview) -> Read | None:
+        """Return what a message says; None if that is to be read aside. Raises ``NeriteError``."""
+
+    def read_aside(self, framed: memoryview, then: Callable[[OpenedMessage], None]) -> None:
+        """Call ``then`` with what a message says, when that was read in a thread."""
+
+    def beginning(self, framed: memoryview) -> memoryview:
+        """Return a message, of which something is wrong, as far as it is to be had at once."""
+
+    def packed(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Return a message with its length, compressed if the client wants it."""
+
+
+class StreamInference:
+    """The target of a stream."""
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        messages: StreamMessages,
+        errors_end_it: bool,
+        outer_span: TraceContext | None,
+    ) -> None:
+        self.head = messages.head
+        self.errors_end_it = errors_end_it
+        self.outer_span = outer_span
+        self.max_message = messages.max_message
+        self._server = server
+        self._messages = messages
+
+    def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
+        """Return memory of the model's for a large request."""
+        return self._messages.receive_buffer(beginning, size)
+
+    def too_large(self, size: int) -> NeriteError:
+        """Count a message that is too large, and return its refusal."""
+        return self._messages.too_large(size)
+
+    def infer(self, call: StreamCall, framed: memoryview) -> bool:
+        """Begin an inference, or tell the client why there is none; False if that takes a while."""
+        try:
+            said = self._messages.read(framed)
+        except NeriteError as error:
+            self._refuse(call, self._messages.beginning(framed), error)
+            return True
+        if said is None:
+            self._messages.read_aside(framed, partial(self._go_on, call))
+            return False
+        self._begin(call, said)
+        return True
+
+    def _go_on(self, call: StreamCall, opened: OpenedMessage) -> None:
+        """Begin an inference whose message was read in a thread, if it is still wanted."""
+        if not call.go_on(opened.share):
+            return
+        try:
+            if isinstance(opened.said, NeriteError):
+                self._refuse(call, opened.message, opened.said)
+            else:
+                self._begin(call, opened.said)
+            call.proceed()
+        except Exception as error:
+            call.abandon(report("grpc", error, "in a call"))
+
+    def _begin(self, call: StreamCall, said: Read) -> None:
+        header, request_id, data = said
+        try:
+            request = self._server.request(header, data, call, _now(), request_id)
+            version = self._server.version_of(request)
+        except NeriteError as error:
+            call.refuse(request_id, error)
+            return
+        call.begin(request, version.decoupled)
+        version.submit(request)
+
+    def _refuse(self, call: StreamCall, message: memoryview, error: NeriteError) -> None:
+        call.refuse(wire.id_of(message), error)
+
+    def write(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> Sequence[Buffer]:
+        """Return a response as a message; nothing for an empty one that the client did not ask for."""
+        if response.error is not None:
+            return self._failed(request, response.error, final)
+        if response.empty:
+            version = self._server.went_to(request)
+            if not (request.header.empty_final and version.decoupled):
+                return ()
+            response = InferenceResponse(ResponseHeader(version.name, "", ()))
+        try:
+            parts = wire.write_infer_response(request, response, self._server.signature_of)
+        except NeriteError as error:
+            return self._failed(request, error, final)
+        except Exception as error:
+            failure = report("grpc", error, f"in an answer of '{request.header.model_name}'", request.id)
+            return self._failed(request, failure, final)
+        size = len(_FINAL[final]) + sum(map(len, parts)) - _PREFIX
+        before = b"\x12" + fields.varint(size) + _FINAL[final]
+        framed = b"\0" + (len(before) + size - len(_FINAL[final])).to_bytes(4) + before + parts[0][_PREFIX:]
+        return self._messages.packed([framed, *parts[1:]])
+
+    def write_refusal(self, request_id: str, error: NeriteError) -> Sequence[Buffer]:
+        """Return the message that says why there is no inference."""
+        access_log.log_refusal(request_id, error)
+        message = ModelStreamInferResponse(error_message=error.message)
+        if text_error(request_id) is None:
+            message.infer_response.id = request_id
+        return self._framed(message)
+
+    def _failed(self, request: InferenceRequest, error: NeriteError, final: bool) -> Sequence[Buffer]:
+        access_log.log_refusal(request.id, error)
+        message = ModelStreamInferResponse(error_message=error.message)
+        message.infer_response.model_name = request.header.model_name
+        message.infer_response.id = request.id
+        message.infer_response.parameters["triton_final_response"].bool_param = final
+        return self._framed(message)
+
+    def _framed(self, message: ModelStreamInferResponse) -> Sequence[Buffer]:
+        raw = message.SerializeToString()
+        return self._messages.packed([b"\0" + len(raw).to_bytes(4) + raw])

@@ -9,10 +9,9 @@ import orjson
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
-from nerite.transports import log_settings, trace_settings
-from nerite.transports.http import json_calls, load_parameters, outside, region_parameters, reply
-from nerite.transports.http.errands import Errands
-from nerite.transports.http.handler import HttpExchange
+from nerite.transports import settings
+from nerite.transports.http import large_json, reply, request_bodies
+from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.json_text import LARGE, parse_settings
 from nerite.transports.http.reply import Reply
 
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 _DONE: Final = Reply(200, b"", "application/json")
 
 
-class Administration:
+class HttpAdministration:
     """Each method is named for its endpoint (``routes``), takes what the path says, and sends one reply."""
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
-        self._errands = Errands()
+        self._errands = BackgroundCalls()
 
     def live(self, connection: HttpExchange, body: memoryview) -> None:
         """Say whether the server runs."""
@@ -91,13 +90,13 @@ class Administration:
             connection.send([reply.error_reply(error).encode()])
 
         if len(body) <= LARGE:
-            load(load_parameters.read(_object(body)))
+            load(request_bodies.read_load_parameters(_object(body)))
             return
 
         def done(values: list[Any]) -> None:
-            load(json_calls.load_of(values))
+            load(large_json.load_of(values))
 
-        outside.Reading(self._server.helpers, connection, json_calls.read_load, [body], done, refuse)
+        large_json.InferReading(self._server.helpers, connection, large_json.read_load, [body], done, refuse)
 
     def unload(self, connection: HttpExchange, body: memoryview, repository: str, model: str) -> None:
         """Unload a model."""
@@ -118,7 +117,7 @@ class Administration:
 
     def register(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """Register a region of shared memory."""
-        self._server.regions.register(*region_parameters.system(region, body))
+        self._server.regions.register(*request_bodies.system_region(region, body))
         connection.send([_DONE.encode()])
 
     def unregister(self, connection: HttpExchange, body: memoryview, region: str) -> None:
@@ -133,7 +132,7 @@ class Administration:
 
     def register_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """Refuse to register CUDA memory."""
-        region_parameters.check_cuda(region, body)
+        request_bodies.check_cuda_region(region, body)
         self._server.regions.register_cuda(region)
 
     def unregister_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
@@ -148,16 +147,18 @@ class Administration:
     def change_logging(self, connection: HttpExchange, body: memoryview) -> None:
         """Change what is logged, and tell it."""
 
-        def read(name: str, kind: type, value: Any) -> log_settings.Value:
+        def read(name: str, kind: type, value: Any) -> settings.Value:
             fits = type(value) is kind
             if not fits or (kind is int and value < 0):
                 raise _not_of_kind({bool: "boolean", int: "unsigned-integer", str: "string"}[kind])
-            found: log_settings.Value = value
+            found: settings.Value = value
             return found
 
         # As with Triton what is no object says nothing, and so does a null.
         given = [item for item in _members(body).items() if item[1] is not None]
-        log_settings.change(given, read, lambda name: Unavailable(f"invalid argument for --log_format, got: {name}"))
+        settings.change_log_settings(
+            given, read, lambda name: Unavailable(f"invalid argument for --log_format, got: {name}")
+        )
         self.logging(connection, body)
 
     def trace(self, connection: HttpExchange, body: memoryview, model: str) -> None:
@@ -180,7 +181,7 @@ class Administration:
                 raise _not_of_kind("string")
             return texts
 
-        trace_settings.change(self._server.trace_settings(model), model, _members(body), read)
+        settings.change_trace_settings(self._server.trace_settings(model), model, _members(body), read)
         self.trace(connection, body, model)
 
     async def _index(self, ready_only: bool) -> Reply:

@@ -26,28 +26,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from nerite.core.byte_budget import HTTP_REPEATS, Memo
 from nerite.core.errors import InvalidArgument
-from nerite.core.internal_errors import report
-from nerite.core.request import GaveUp
+from nerite.core.failures import report
+from nerite.core.request import CancelReason
 from nerite.core.tensor import Buffer
-from nerite.transports.bounds import COUNTED, Share
 from nerite.transports.http import reply
-from nerite.transports.http.chunks import BadChunk, ChunkDecoder
+from nerite.transports.http.content_coding import BadChunk, ChunkDecoder
+from nerite.transports.http.handler import HttpShared
 from nerite.transports.http.head import MAX_HEAD, BadHead, RequestHead
 from nerite.transports.http.reply import Reply
-from nerite.transports.http.shared import Shared
-from nerite.transports.patience import Patience
+from nerite.transports.limits import COUNTED, ArrivalTimeout, ByteReservation
 
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
     from nerite.core.trace_context import TraceContext
-    from nerite.transports.http.handler import Work
+    from nerite.transports.http.handler import HttpWork
 
 _MAX_STASH = 64 * 1024
 """Bytes that a client may send ahead before reading stops until they are used."""
 
 
-class Asked(NamedTuple):
+class RememberedRequest(NamedTuple):
     """A request of a connection that may come again."""
 
     beginning: bytes
@@ -56,7 +55,7 @@ class Asked(NamedTuple):
     meaning: Any
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     """What the next bytes are."""
 
     HEAD = enum.auto()
@@ -68,7 +67,7 @@ class State(enum.Enum):
 
 
 # Looking up a member of an enumeration costs as much as a call.
-_HEAD, _BODY, _CHUNKED, _DISCARD, _BUSY, _LINGER = State
+_HEAD, _BODY, _CHUNKED, _DISCARD, _BUSY, _LINGER = ConnectionState
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -78,11 +77,11 @@ class HttpConnection(asyncio.BufferedProtocol):
     began_ns = 0
     outer_span: TraceContext | None = None
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: HttpShared) -> None:
         self._shared = shared
         self._state = _HEAD
         self._stash = b""
-        self._asked: Memo[int, Asked] = Memo()
+        self._asked: Memo[int, RememberedRequest] = Memo()
         """By their length."""
         self._head: RequestHead | None = None
         self._body = memoryview(b"")
@@ -91,10 +90,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._discard = 0
         self._pieces = 0
         """Requests that came in pieces."""
-        self._patience = Patience()
-        self._share = Share(shared.bounds.bytes)
+        self._patience = ArrivalTimeout()
+        self._share = ByteReservation(shared.bounds.bytes)
         """Bytes of the request that arrives or is answered, unless they are few."""
-        self._ahead = Share(shared.bounds.bytes)
+        self._ahead = ByteReservation(shared.bounds.bytes)
         """Those of ``_stash``."""
         self.served = 0
         """Requests that were answered."""
@@ -111,7 +110,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._lingered = False
         """It has been in ``LINGER`` for a while."""
         self._closing = False
-        self.request: Work | None = None
+        self.request: HttpWork | None = None
         """What this exchange runs; cancelled when the client goes."""
 
     @property
@@ -138,7 +137,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._asked.clear()
         request, self.request = self.request, None
         if request is not None:
-            request.cancel(GaveUp.DISCONNECTED)
+            request.cancel(CancelReason.DISCONNECTED)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go. Never empty."""
@@ -217,7 +216,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._state is _HEAD:
             self._next()
 
-    def hold(self, share: Share) -> None:
+    def hold(self, share: ByteReservation) -> None:
         """Take over bytes that were taken for the current exchange."""
         self._share.absorb(share)
 
@@ -488,7 +487,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if question is not None and at == 0 and self.outer_span is None:
                 text = bytes(data[:end]) + bytes(body[: question.text_size])
                 footprint = len(text) + head.footprint + question.footprint
-                HTTP_REPEATS.put(self._asked, stop, Asked(text, head, question.meaning), footprint)
+                HTTP_REPEATS.put(self._asked, stop, RememberedRequest(text, head, question.meaning), footprint)
             at = stop
             if self._state is not _HEAD or not self._writable:
                 break

@@ -13,21 +13,21 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, Parameter
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.transports.callers import Sender
-from nerite.transports.http import infer_document, json_tensors
-from nerite.transports.http.infer_document import BASE64_OUTPUT, boolean
-from nerite.transports.http.json_text import parse
+from nerite.transports.access import SenderHeaders
+from nerite.transports.http import json_tensors, request_bodies
+from nerite.transports.http.json_text import parse_json
+from nerite.transports.http.request_bodies import BASE64_OUTPUT, boolean_value
 
 _NESTED: Final = "parameters"
 
 
-class Form:
+class GenerateForm:
     """What a body says: fill it in once with ``read``."""
 
     def __init__(
         self,
         signature: Signature,
-        sender: Sender,
+        sender: SenderHeaders,
         half: bool = False,
     ) -> None:
         """``half``: FP16 and BF16 are taken."""
@@ -46,13 +46,13 @@ class Form:
 
     def read(self, body: bytes) -> None:
         """Take a body apart. Raises Triton's errors."""
-        value = parse(body, self._text_of)
+        value = parse_json(body, self._text_of)
         if not isinstance(value, dict):
             raise Internal("attempt to get members for non-object")
-        self.id = infer_document.read_id(value)
+        self.id = request_bodies.read_id(value)
         if _NESTED in value and _NESTED in self._inputs:
             raise InvalidArgument(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
-        infer_document.check_count("the body", value, self._most)
+        request_bodies.check_count("the body", value, self._most)
         self._check_twice(body, value)
         for key, item in value.items():
             if key != _NESTED:
@@ -62,7 +62,7 @@ class Form:
                     f"Expected JSON object for keyword: '{key}': attempt to access JSON non-object as object"
                 )
             else:
-                infer_document.check_count(f"'{key}'", item, self._most)
+                request_bodies.check_count(f"'{key}'", item, self._most)
                 self._take_all(key, item)
 
     def _check_twice(self, body: bytes, value: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Form:
         return list(self._specs.values())
 
     def _most(self) -> int:
-        return infer_document.MOST + len(self._inputs)
+        return request_bodies.MOST + len(self._inputs)
 
     def _text_of(self, document: Any) -> Any:
         """Return a body without the inputs: the strings in those may be any bytes."""
@@ -128,16 +128,16 @@ class Form:
     def _take(self, key: str, item: Any) -> None:
         declared = self._inputs.get(key)
         if declared is None and key == BASE64_OUTPUT:
-            self._base64 = boolean(key, item)
+            self._base64 = boolean_value(key, item)
             return
         if declared is None:
-            self._parameters[key] = infer_document.read_parameter(key, item)
+            self._parameters[key] = request_bodies.read_parameter(key, item)
             return
         if key in self._specs:
             raise self._exists(key)
         elements = item if isinstance(item, list) else [item]
         spec = TensorSpec(key, declared.datatype, json_tensors.shape_of(declared, self._batched, len(elements)))
-        self.data.append(json_tensors.read(spec, elements, self._half))
+        self.data.append(json_tensors.read_tensor(spec, elements, self._half))
         self._specs[key] = spec
 
 
@@ -150,7 +150,7 @@ def _keys(body: bytes) -> list[str]:
     return [key for key, _ in pairs]
 
 
-def write(request: InferenceRequest, response: InferenceResponse, half: bool = False) -> bytes:
+def write_generate(request: InferenceRequest, response: InferenceResponse, half: bool = False) -> bytes:
     """Return a response as JSON: a single element is no list. Raises Triton's errors of formatting.
 
     ``half``: FP16 and BF16 are given.
@@ -166,11 +166,11 @@ def write(request: InferenceRequest, response: InferenceResponse, half: bool = F
     for key, value in header.parameters.items():
         entries[key] = orjson.dumps(value)
     for spec, data in zip(header.outputs, response.data, strict=True):
-        text = json_tensors.write(spec, data, half, request.header.base64_by_default)
+        text = json_tensors.write_tensor(spec, data, half, request.header.base64_by_default)
         entries[spec.name] = text[1:-1] if spec.elements == 1 else text
     return b"{" + b",".join(orjson.dumps(key) + b":" + entries[key] for key in sorted(entries)) + b"}"
 
 
-def write_error(error: NeriteError) -> bytes:
+def write_generate_error(error: NeriteError) -> bytes:
     """Return an error as JSON."""
     return orjson.dumps({"error": error.message})

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import httptools
 
 from nerite.core.byte_budget import HTTP_HEADS, Memo
+from nerite.core.trace_context import TraceContext, parse
 
 MAX_HEAD = 64 * 1024
 _HEAD = 3 * 1024
@@ -82,11 +83,11 @@ class _Parser:
         """All that ``Transfer-Encoding`` says, as often as it stands."""
 
     def on_url(self, url: bytes) -> None:
-        self.head.path += text_of(url)
+        self.head.path += header_text_of(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         key = name.decode("latin-1").lower()
-        text = text_of(value).rstrip(" \t")
+        text = header_text_of(value).rstrip(" \t")
         self.head.headers.setdefault(key, text)
         self.head.fields.append((name.decode("latin-1"), text))
         if key == "transfer-encoding":
@@ -98,17 +99,17 @@ class _Parser:
         self.head.keep_alive = self.parser.should_keep_alive()
 
 
-def text_of(raw: bytes) -> str:
+def header_text_of(raw: bytes) -> str:
     """Return bytes of a head as text, in which lone surrogates stand for bytes that are not UTF-8."""
     return raw.decode(errors="surrogateescape")
 
 
-def bytes_of(text: str) -> bytes:
+def header_bytes_of(text: str) -> bytes:
     """Return the bytes that ``text_of`` was given."""
     return text.encode(errors="surrogateescape")
 
 
-def parse(raw: bytes) -> RequestHead:
+def parse_head(raw: bytes) -> RequestHead:
     """Parse a head, given up to and including its empty line. Raises ``BadHead``."""
     try:
         return _parsed(raw)
@@ -175,10 +176,28 @@ class HeadCache:
         """Return the head that ``raw`` is. Raises ``BadHead``."""
         head = self._heads.get(raw)
         if head is None:
-            head = parse(raw)
+            head = parse_head(raw)
             HTTP_HEADS.put(self._heads, raw, head, head.footprint)
         return head
 
     def clear(self) -> None:
         """Forget all heads, and with them what follows from them."""
         self._heads.clear()
+
+
+# The lines of a head that name a span: cut out of it, since they are new with each request of a client that traces.
+#
+# What is left repeats, byte for byte, and is what heads and all that hangs on them are looked up by.
+
+_LINE: Final = re.compile(rb"\r\n(trace(?:parent|state))[ \t]*:([^\r\n]*)(?=\r\n)", re.IGNORECASE)
+
+
+def split_span(head: bytes, whole: bool) -> tuple[bytes, TraceContext | None]:
+    """Return a head without the lines, and the span; the head as it is if it names none, or is to stay ``whole``."""
+    if b"parent" not in head and b"PARENT" not in head and b"Parent" not in head:
+        return head, None
+    found: dict[bytes, str] = {}
+    for name, value in _LINE.findall(head):
+        found.setdefault(name.lower(), value.decode("latin-1"))
+    span = parse(found.get(b"traceparent"), found.get(b"tracestate"))
+    return (head if whole or span is None else _LINE.sub(b"", head)), span

@@ -3,25 +3,274 @@
 from __future__ import annotations
 
 import codecs
+import json
+import re
 from collections.abc import Callable
+from functools import cached_property
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Final
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from nerite.core.client_text import check_document
 from nerite.core.errors import Internal, InvalidArgument
-from nerite.transports.http import json_error
+
+# What is wrong with a JSON text, in the words and at the place that Triton's parser gives.
+#
+# Runs only after a fast parser has refused the text, perhaps because it has NaN or Infinity in it, which are numbers
+# here. Python's own parser finds the first place that is no JSON to either; what Triton refuses beyond that is
+# searched for in an ``Outline``. No step of Python is taken for each character or element, as texts may be long.
+
+_Letters = NDArray[np.uint8]
+
+MAX_DEPTH: Final = 100
+_BLOCK: Final = 1 << 20
+"""Bytes of which the depth is worked out at once."""
+_INFINITY: Final = np.frombuffer(b"Infinity", np.uint8)
+_FRACTION: Final = np.frombuffer(b".0", np.uint8)
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_HEX: Final = re.compile(rb"[0-9a-fA-F]{4}")
+_LARGE_EXPONENT: Final = re.compile(rb"[0-9][eE]\+?[0-9]{3}")
+_LARGE: Final = re.compile(
+    rb"(?<![0-9.eE+-])-?(?:[1-9][0-9]{199,}+(?:\.[0-9]++|(?!\.))(?:[eE][+-]?[0-9]++|(?![eE]))"
+    rb"|(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?[eE]\+?[0-9]{3,}+)"
+)
+"""Numbers that may be beyond a double, which ends at 309 digits: with that many, or with an exponent of three."""
+_LONG: Final = re.compile(rb"(?<![0-9.eE+-])-?[1-9][0-9]{18,}+(?!\.[0-9]|[eE][+-]?[0-9])")
+"""Integers that may be beyond 64 bits, which is so from 19 digits on."""
+_NUMERIC: Final = b"0123456789.eE+-"
+
+
+def _table(letters: bytes) -> NDArray[np.bool_]:
+    found = np.zeros(256, np.bool_)
+    found[list(letters)] = True
+    return found
+
+
+_OPENS: Final = _table(b"[{")
+_CLOSES: Final = _table(b"]}")
+_DIGITS: Final = _table(b"0123456789")
+_BEGINS: Final = ~_table(b"]},: \t\n\r")
+"""Characters that values and names begin with, right or wrong."""
+
+
+class JsonError(Exception):
+    """The first mistake in a text."""
+
+    def __init__(self, what: str, at: int) -> None:
+        super().__init__(f"{what} at {at}")
+
+
+class TooDeep(InvalidArgument):
+    """The text is nested deeper than ``MAX_DEPTH``."""
+
+    def __init__(
+        self, message: str = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})", retry_after: int = 0
+    ) -> None:
+        super().__init__(message, retry_after)
+
+
+class Outline:
+    """A text of which strings are recognized. It is right up to the first mistake, and places in it are the text's."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._escapes = text.replace(rb"\\", b"__").replace(rb"\"", b"__")
+        """The text, where now each quote is the end of a string, and each backslash begins an escape."""
+        letters: _Letters = np.frombuffer(self._escapes, np.uint8)
+        inside = np.cumsum(letters == ord('"'), dtype=np.uint8) & np.uint8(1)  # wraps around, and stays odd or even
+        self._letters: _Letters = np.where(inside, np.uint8(ord("_")), letters)
+        """The text without its strings."""
+
+    @cached_property
+    def _plain(self) -> bytes:
+        return self._letters.tobytes()
+
+    def infinities(self) -> NDArray[np.int64]:
+        """Return where ``Inf`` ends, which is Triton's alone."""
+        letters = np.append(self._letters, np.zeros(_INFINITY.size, np.uint8))
+        found = np.flatnonzero(letters == _INFINITY[0])
+        for place in (1, 2):
+            found = found[letters[found + place] == _INFINITY[place]]
+        whole = np.ones(found.size, np.bool_)
+        for place in range(3, _INFINITY.size):
+            whole &= letters[found + place] == _INFINITY[place]
+        return found[~whole] + 3
+
+    def long_integers(self) -> NDArray[np.int64]:
+        """Return where integers end that are beyond 64 bits."""
+        found = _LONG.finditer(self._plain) if self._has_digits(19) else ()
+        return np.fromiter((each.end() for each in found if not _fits(each[0])), np.int64)
+
+    def too_deep(self) -> int | None:
+        """Return where a value begins that is in more than ``MAX_DEPTH`` others."""
+        depth = 0
+        for start in range(0, self._letters.size, _BLOCK):
+            block = self._letters[start : start + _BLOCK]
+            opens = _OPENS[block]
+            depths = np.cumsum(opens.view(np.int8) - _CLOSES[block].view(np.int8), dtype=np.int32) + depth
+            deep = (depths - opens > MAX_DEPTH) & _BEGINS[block]
+            if deep.any():
+                return start + int(deep.argmax())
+            depth = int(depths[-1])
+        return None
+
+    def _has_digits(self, count: int) -> bool:
+        """Say whether there may be a number of so many digits in a row: if there is one, there is."""
+        half = (count + 1) // 2  # of so many in a row, as many are aligned
+        blocks = _DIGITS[self._letters[: self._letters.size // half * half]].reshape(-1, half)
+        return bool(blocks.all(axis=1).any())
+
+    def half_pair(self) -> int | None:
+        """Return where a code is the half of a surrogate pair without the other."""
+        if _SURROGATE.search(self._escapes) is None:
+            return None
+        found = _SURROGATE.search(_PAIR.sub(b"____________", self._escapes))
+        return None if found is None else found.start()
+
+    def too_large(self) -> int | None:
+        """Return where a number is beyond a double."""
+        if not self._has_digits(200) and _LARGE_EXPONENT.search(self._plain) is None:
+            return None
+        infinite = np.flatnonzero(np.isinf([*map(float, _LARGE.findall(self._plain))]))
+        if not infinite.size:
+            return None
+        return next(islice(_LARGE.finditer(self._plain), int(infinite[0]), None)).start()
+
+    def in_array(self, at: int) -> bool:
+        """Say whether a place is in an array, and not in an object."""
+        before = self._letters[:at]
+        brackets = before[_OPENS[before] | _CLOSES[before]]
+        opens = _OPENS[brackets]
+        depths = np.cumsum(opens.view(np.int8) * 2 - 1, dtype=np.int32)
+        innermost = np.flatnonzero(opens & (depths == depths[-1]))[-1]
+        return bool(brackets[innermost] == ord("["))
+
+    @property
+    def ends_in_escape(self) -> bool:
+        """The last character is a backslash that begins an escape."""
+        return self._escapes.endswith(b"\\")
+
+
+def loads_like_triton(text: bytes) -> Any:
+    """Parse a text as Triton does. Raises ``JsonError`` for the first mistake in it, ``TooDeep`` if that comes first.
+
+    Integers beyond 64 bits are floating-point numbers. Bytes that are not UTF-8 become lone surrogates.
+    """
+    outline = Outline(text)
+    infinities, integers = outline.infinities(), outline.long_integers()
+    plain, places = text, np.empty(0, np.int64)
+    if infinities.size or integers.size:
+        # What only Triton reads is written so that Python reads it, too, and as Triton does.
+        places = np.concatenate((np.repeat(infinities, _INFINITY.size - 3), np.repeat(integers, _FRACTION.size)))
+        added = np.concatenate((np.tile(_INFINITY[3:], infinities.size), np.tile(_FRACTION, integers.size)))
+        plain = np.insert(np.frombuffer(text, np.uint8), places, added).tobytes()
+    decoded = plain.decode("utf-8", "surrogateescape")
+    found: list[tuple[int, Exception]] = []
+    document: Any = None
+    failure: RecursionError | None = None
+    try:
+        document = json.loads(decoded)
+    except json.JSONDecodeError as error:
+        at = len(decoded[: error.pos].encode("utf-8", "surrogateescape"))
+        # Each that was added stands so many places further than the letter that it was put before.
+        places.sort(kind="stable")
+        at -= int(np.searchsorted(places + np.arange(places.size), at))
+        found.append(_mistake(text, outline, error.msg, at))
+    except RecursionError as error:  # it is too deep, which is found below
+        failure = error
+    # Of those at one place, depth is looked at first, and then whether anything may stand there.
+    if (deep := outline.too_deep()) is not None:
+        found.insert(0, (deep, TooDeep()))
+    if (half := outline.half_pair()) is not None:
+        found.append((half, JsonError("The surrogate pair in string is invalid.", half)))
+    if (large := outline.too_large()) is not None:
+        found.append((large, JsonError("Number too big to be stored in double.", large)))
+    try:
+        if found:
+            raise min(found, key=itemgetter(0))[1]
+        if failure is not None:
+            raise failure
+    finally:  # a mistake has this frame, which has them, and the text
+        found.clear()
+        failure = None
+    return document
+
+
+def _fits(digits: bytes) -> bool:
+    """Say whether an integer has 64 bits."""
+    return len(digits) <= 20 and -(1 << 63) <= int(digits) < 1 << 64
+
+
+def _mistake(text: bytes, outline: Outline, said: str, at: int) -> tuple[int, Exception]:
+    """Return the mistake of which Python's parser says this, and where Triton's finds it."""
+    what = "Invalid value."
+    if said.startswith("Expecting property name"):
+        what = "Missing a name for object member."
+    elif said.startswith("Expecting ':'"):
+        what = "Missing a colon after a name of object member."
+    elif said.startswith(("Expecting ',' delimiter", "Extra data")):
+        what, at = _behind_value(text, outline, at, last=said.startswith("Extra"))
+    elif said.startswith("Illegal trailing comma"):
+        if not outline.in_array(at):
+            what = "Missing a name for object member."
+        at = len(text) - len(text[at + 1 :].lstrip(b" \t\n\r"))
+    elif said.startswith("Unterminated string"):
+        what, at = _unterminated(text, outline)
+    elif said.startswith("Invalid control character"):
+        ends = text[at] == 0  # to Triton a text ends there
+        what = "Missing a closing quotation mark in string." if ends else "Invalid escape character in string."
+    elif said.startswith("Invalid \\uXXXX"):
+        if _HEX.match(text, at + 1):  # the text ends behind it
+            what, at = _unterminated(text, outline)
+        else:
+            what, at = "Incorrect hex digit after \\u escape in string.", at - 1
+    elif said.startswith("Invalid \\escape"):
+        what = "Invalid escape character in string."
+    elif at == len(text) and not text.strip(b" \t\n\r"):
+        what = "The document is empty."
+    elif text.startswith(b"-", at):
+        at += 1
+    return at, JsonError(what, at)
+
+
+def _behind_value(text: bytes, outline: Outline, at: int, *, last: bool) -> tuple[str, int]:
+    """Return what is wrong where a value has ended and nothing follows that may; it may be the value itself."""
+    next_letter = text[at : at + 1]
+    if next_letter in (b".", b"e", b"E") and text[at - 1 : at].isdigit():
+        number = text[len(text[:at].rstrip(_NUMERIC)) : at].lower()
+        if b"e" not in number:
+            if next_letter != b".":
+                return "Miss exponent in number.", at + 1 + text.startswith((b"+", b"-"), at + 1)
+            if b"." not in number:
+                return "Miss fraction part in number.", at + 1
+    if last:
+        return "The document root must not be followed by other values.", at
+    kind = "']' after an array element." if outline.in_array(at) else "'}' after an object member."
+    return f"Missing a comma or {kind}", at
+
+
+def _unterminated(text: bytes, outline: Outline) -> tuple[str, int]:
+    """Return what is wrong with a text that ends in a string."""
+    if outline.ends_in_escape:
+        return "Invalid escape character in string.", len(text) - 1
+    return "Missing a closing quotation mark in string.", len(text)
+
 
 LARGE: Final = 128 * 1024
 """Bytes of JSON that are read, or written, on the event loop: whatever is in them, that takes at most some 25 ms."""
 
 
-def whole(document: Any) -> Any:
+def whole_numbers(document: Any) -> Any:
     """Return a document, all of which is text."""
     return document
 
 
-def parse(text: bytes, text_of: Callable[[Any], Any] = whole) -> Any:
+def parse_json(text: bytes, text_of: Callable[[Any], Any] = whole_numbers) -> Any:
     """Parse JSON; NaN and Infinity are numbers here, and integers beyond 64 bits are floating-point numbers.
 
     Strings in what ``text_of`` returns of the document are valid UTF-8; all others may be any bytes, those that are not
@@ -33,8 +282,8 @@ def parse(text: bytes, text_of: Callable[[Any], Any] = whole) -> Any:
     except orjson.JSONDecodeError:
         pass
     try:
-        document = json_error.loads(text.removeprefix(codecs.BOM_UTF8))
-    except json_error.JsonError as error:
+        document = loads_like_triton(text.removeprefix(codecs.BOM_UTF8))
+    except JsonError as error:
         raise Internal(f"failed to parse the request JSON buffer: {error}") from None
     if not _is_utf8(text):
         check_document(text_of(document))
@@ -45,7 +294,7 @@ def parse_settings(body: memoryview) -> Any:
     """Parse the JSON of a request that needs little of it. Raises as ``parse``."""
     if len(body) > LARGE:
         raise InvalidArgument(f"the body has {len(body)} bytes, more than the {LARGE} that such a request may have")
-    return parse(bytes(body))
+    return parse_json(bytes(body))
 
 
 def _is_utf8(text: bytes) -> bool:

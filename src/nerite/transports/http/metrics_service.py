@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Final
 from nerite.config.options import METRICS_CATEGORY, MetricsOptions
 from nerite.core.byte_budget import BUDGETS
 from nerite.core.errors import Forbidden
-from nerite.core.internal_errors import internal_errors
+from nerite.core.failures import internal_errors
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.observability import custom_metrics, machine, metrics
-from nerite.observability.exposition import Family, Page, label
-from nerite.observability.gpu_gauges import GpuGauges
+from nerite.observability import custom_metrics, machine, model_metrics
+from nerite.observability.exposition import MetricFamily, Page, label
+from nerite.observability.gpus import GpuGauges
 from nerite.observability.machine import Machine
-from nerite.transports.http import access, compression, reply
-from nerite.transports.http.browser_guard import BrowserGuard
-from nerite.transports.http.errands import Errands
-from nerite.transports.http.handler import HttpExchange, Question
+from nerite.transports import access
+from nerite.transports.access import Lock
+from nerite.transports.http import content_coding, reply
+from nerite.transports.http.handler import BackgroundCalls, HttpExchange, HttpQuestion, LoopTurns
 from nerite.transports.http.head import RequestHead
+from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.http.reply import Reply
-from nerite.transports.http.turns import Turns
-from nerite.transports.keys import Lock
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -43,7 +42,7 @@ class MetricsService:
         locks: Mapping[str, Lock],
         gpus: GpuGauges | None,
         guard: BrowserGuard,
-        ports: Callable[[], Sequence[Family]],
+        ports: Callable[[], Sequence[MetricFamily]],
     ) -> None:
         """``locks`` are those of the HTTP port. Without ``gpus`` nothing is said of GPUs. ``ports`` tells of ports."""
         self._server = server
@@ -53,7 +52,7 @@ class MetricsService:
         self._gpus = gpus
         self._guard = guard
         self._ports = ports
-        self._errands = Errands()
+        self._errands = BackgroundCalls()
 
     def begin(self, head: RequestHead) -> Reply | None:
         """Refuse who lacks the key, if there is one, and what a page of another site has a browser send."""
@@ -61,13 +60,13 @@ class MetricsService:
             self._guard.check(head)
         except Forbidden as error:
             return reply.error_reply(error)
-        return access.refusal(self._locks, METRICS_CATEGORY, head)
+        return access.key_refusal(self._locks, METRICS_CATEGORY, head)
 
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
         """Offer nothing: no body matters here."""
         return None
 
-    def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> Question | None:
+    def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> HttpQuestion | None:
         """Answer, the page as soon as it is made."""
         if head.path in ("/metrics", "/metrics/") and head.method == "GET":
             self.send_page(connection, head, _TYPE, openly=_OPEN in head.headers.get("accept", ""))
@@ -88,25 +87,25 @@ class MetricsService:
         """Send the page. ``openly``: with exemplars, if there are some, which only OpenMetrics can have."""
         openly = openly and self._server.tracing.exports
         answer = Reply(200, b"", _OPEN_TYPE if openly else content_type, headers)
-        coding = compression.accepted(head.headers.get("accept-encoding", ""))
+        coding = content_coding.accepted(head.headers.get("accept-encoding", ""))
         self._errands.start(connection, self._filled(answer, coding, openly=openly))
 
     async def _filled(self, answer: Reply, coding: str, *, openly: bool) -> Reply:
         """Return an answer with the page as its body."""
         pieces = await self._pieces(openly=openly)
         if coding:
-            answer = answer._replace(headers=answer.headers + compression.coding_line(coding))
-            pieces = [await asyncio.to_thread(compression.compress, coding, pieces)]
+            answer = answer._replace(headers=answer.headers + content_coding.coding_line(coding))
+            pieces = [await asyncio.to_thread(content_coding.compress, coding, pieces)]
         return answer._replace(rest=pieces)
 
     async def _pieces(self, *, openly: bool) -> list[bytes]:
         """Make the page. Other work of the loop goes on meanwhile, but not between two lines of a model version."""
         page = Page(openly=openly)
         latencies = self._options.counter_latencies
-        page.add(metrics.families([], latencies=latencies))
-        turns = Turns()
+        page.add(model_metrics.core_families([], latencies=latencies))
+        turns = LoopTurns()
         for version in self._server.metrics():
-            page.add(metrics.families([version], latencies=latencies))
+            page.add(model_metrics.core_families([version], latencies=latencies))
             await turns.go_on()
         page.add([_internal_errors(), *_internal_caches()])
         page.add(self._ports())
@@ -133,8 +132,8 @@ class MetricsService:
         raise AssertionError("no inferences on this port")
 
 
-def _internal_errors() -> Family:
-    return Family(
+def _internal_errors() -> MetricFamily:
+    return MetricFamily(
         "nerite_internal_errors_total",
         "Exceptions that the server did not foresee, by the part of it that caught them",
         "counter",
@@ -142,22 +141,22 @@ def _internal_errors() -> Family:
     )
 
 
-def _internal_caches() -> list[Family]:
+def _internal_caches() -> list[MetricFamily]:
     of = [(label("cache", budget.name), budget) for budget in BUDGETS]
     return [
-        Family(
+        MetricFamily(
             "nerite_internal_cache_bytes",
             "Memory that the server's own caches of requests, headers and replies take at most",
             "gauge",
             [(labels, budget.used) for labels, budget in of],
         ),
-        Family(
+        MetricFamily(
             "nerite_internal_cache_limit_bytes",
             "Memory that they may take",
             "gauge",
             [(labels, budget.limit) for labels, budget in of],
         ),
-        Family(
+        MetricFamily(
             "nerite_internal_cache_evictions_total",
             "Entries that were evicted from them to make room",
             "counter",

@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING, Any
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound
 from nerite.core.request import InferenceRequest
-from nerite.transports.callers import Callers, Sender, forwarded, key_of, texts
-from nerite.transports.http import access, compression, json_calls, load_report, outside, reply, routes, uploads
-from nerite.transports.http.administration import Administration
-from nerite.transports.http.dialect import HTTP, Dialect
-from nerite.transports.http.documentation import Documentation
-from nerite.transports.http.generate_form import Form
-from nerite.transports.http.generation import Generation
-from nerite.transports.http.handler import HttpExchange
+from nerite.llm.openai.api import PREFIX, OpenAi
+from nerite.transports import access
+from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, texts
+from nerite.transports.http import content_coding, infer_response, large_json, reply, routes, uploads
+from nerite.transports.http.administration import HttpAdministration
+from nerite.transports.http.docs_page import Documentation
+from nerite.transports.http.generate import Generation
+from nerite.transports.http.generate_form import GenerateForm
+from nerite.transports.http.handler import HTTP, HttpDialect, HttpExchange
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.infer_document import MOST
-from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.infer_request import HttpInferReader, HttpTarget
 from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.request_bodies import MOST
 from nerite.transports.http.routes import Route
-from nerite.transports.http.target import Target
 from nerite.transports.http.uploads import Uploads
-from nerite.transports.keys import Lock
-from nerite.transports.openai.api import PREFIX, OpenAi
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -58,37 +56,37 @@ class Router:
         self._half = half_precision
         self._callers = callers
         self._uploads = Uploads(server, max_input_size, half_precision)
-        self._administration = Administration(server)
+        self._administration = HttpAdministration(server)
         self._documentation = Documentation(server, locks)
         self._openai = OpenAi(server, locks=locks, max_input_size=max_input_size, sender_of=self._sender)
 
-    def target(self, head: RequestHead) -> Target:
+    def target(self, head: RequestHead) -> HttpTarget:
         """Return what a head asks for on the HTTP port."""
         if head.path.startswith(PREFIX):
             self._tell_load(head, "")
             return self._openai.target(head)
         return self.at(head.path, head)
 
-    def at(self, path: str, head: RequestHead, dialect: Dialect = HTTP) -> Target:
+    def at(self, path: str, head: RequestHead, dialect: HttpDialect = HTTP) -> HttpTarget:
         """Return what a head would ask for on the HTTP port with this path."""
-        route = routes.find(path)
+        route = routes.find_route(path)
         if route is None:
-            return Target(reply.error_reply(NotFound(f"Not Found ({routes.remedy(path)})"), reply.PLAIN))
+            return HttpTarget(reply.error_reply(NotFound(f"Not Found ({routes.route_remedy(path)})"), reply.PLAIN))
         endpoint = route.endpoint
         if self.locked(endpoint.category, head) is None and head.method not in endpoint.methods:
             # Triton looks at the method early for these, and calls its error text.
             early = endpoint.name in ("infer", "live", "ready", "model_ready")
-            return Target(reply.NOT_ALLOWED if early else reply.NOT_ALLOWED_JSON)
+            return HttpTarget(reply.NOT_ALLOWED if early else reply.NOT_ALLOWED_JSON)
         return self.lead(route, head, dialect)
 
-    def lead(self, route: Route, head: RequestHead, dialect: Dialect = HTTP) -> Target:
+    def lead(self, route: Route, head: RequestHead, dialect: HttpDialect = HTTP) -> HttpTarget:
         """Return what an endpoint is, whatever the method."""
         endpoint = route.endpoint
         try:
             for name, value in route.arguments.items():
                 checked(value, f"the {name} in the path")
         except NeriteError as error:
-            return Target(refusal=self.locked(endpoint.category, head) or reply.error_reply(error))
+            return HttpTarget(refusal=self.locked(endpoint.category, head) or reply.error_reply(error))
         if endpoint.name == "infer" and dialect is HTTP and _is_upload(head):
             return self._upload(head, self.locked(endpoint.category, head), **route.arguments)
         if endpoint.name == "infer":
@@ -98,31 +96,31 @@ class Router:
             self._tell_load(head, route.arguments["model"])
             return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
         if endpoint.name in ("docs", "openapi"):
-            return Target(refusal=refusal, call=getattr(self._documentation, endpoint.name))
+            return HttpTarget(refusal=refusal, call=getattr(self._documentation, endpoint.name))
         change = head.method == "POST" and len(endpoint.methods) > 1
         call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
-        return Target(
+        return HttpTarget(
             refusal=refusal,
             call=lambda connection, _head, body: call(connection, body, **route.arguments),
         )
 
     def _tell_load(self, head: RequestHead, model: str) -> None:
         """Have replies tell the load of a model's engines, or of all, if the client asks for that."""
-        head.load = load_report.of(head, partial(self._server.engine_reports, model))
+        head.load = infer_response.load_report_of(head, partial(self._server.engine_reports, model))
         head.special = head.special or head.load is not None
 
     def locked(self, category: str, head: RequestHead) -> Reply | None:
         """Return the refusal of a request without the key that its category needs."""
-        return access.refusal(self._locks, category, head)
+        return access.key_refusal(self._locks, category, head)
 
-    def inference(self, head: RequestHead, model: str, version: str, dialect: Dialect) -> Target:
+    def inference(self, head: RequestHead, model: str, version: str, dialect: HttpDialect) -> HttpTarget:
         """Return the inference by a model."""
         refusal = self.locked("inference", head)
         encoding, accepts = "identity", ""
         if dialect.compresses:
             encoding = head.headers.get("content-encoding", "identity")
-            accepts = compression.accepted(head.headers.get("accept-encoding", ""))
-        sender = Sender({})
+            accepts = content_coding.accepted(head.headers.get("accept-encoding", ""))
+        sender = SenderHeaders({})
         json_size = -1
         try:
             sender = self._sender(head)
@@ -130,40 +128,42 @@ class Router:
             refusal = refusal or dialect.refusal(error, "application/json")
         try:
             json_size = dialect.json_size(head)
-            compression.check(encoding)
+            content_coding.check_coding(encoding)
         except NeriteError as error:
             # Clients that ask for too much are told what there is.
-            offered = b"" if compression.known(encoding) else b"Accept-Encoding: gzip, deflate\r\n"
+            offered = b"" if content_coding.known_coding(encoding) else b"Accept-Encoding: gzip, deflate\r\n"
             refusal = refusal or dialect.refusal(error, dialect.early_type)._replace(headers=offered)
         reader = self._reader(sender, model, version)
         if encoding == "identity":
             encoding = ""
-        return Target(None, refusal, reader, json_size, encoding, accepts, None, dialect, self._half)
+        return HttpTarget(None, refusal, reader, json_size, encoding, accepts, None, dialect, self._half)
 
-    def _upload(self, head: RequestHead, refusal: Reply | None, model: str, version: str) -> Target:
+    def _upload(self, head: RequestHead, refusal: Reply | None, model: str, version: str) -> HttpTarget:
         try:
             reader = self._reader(self._sender(head), model, version)
             _check_plain(head)
         except NeriteError as error:
-            return Target(refusal=refusal or reply.error_reply(error))
+            return HttpTarget(refusal=refusal or reply.error_reply(error))
         content_type = head.headers["content-type"]
-        accepts = compression.accepted(head.headers.get("accept-encoding", ""))
+        accepts = content_coding.accepted(head.headers.get("accept-encoding", ""))
 
         def infer(connection: HttpExchange, _head: RequestHead, body: memoryview) -> None:
             self._uploads.infer(connection, reader, content_type, body)
 
-        return Target(refusal=refusal, accepts=accepts, call=infer, half=self._half)
+        return HttpTarget(refusal=refusal, accepts=accepts, call=infer, half=self._half)
 
-    def _generation(self, head: RequestHead, events: bool, refusal: Reply | None, model: str, version: str) -> Target:
+    def _generation(
+        self, head: RequestHead, events: bool, refusal: Reply | None, model: str, version: str
+    ) -> HttpTarget:
         try:
             sender = self._sender(head)
             _check_plain(head)
         except NeriteError as error:
-            return Target(refusal=refusal or reply.error_reply(error))
+            return HttpTarget(refusal=refusal or reply.error_reply(error))
 
         def generate(connection: HttpExchange, _head: RequestHead, body: memoryview) -> None:
             signature = self._server.find(model, version, "").signature
-            form = Form(signature, sender, self._half)
+            form = GenerateForm(signature, sender, self._half)
 
             def submit() -> None:
                 sink = Generation(connection, self._server, events=events, half=self._half)
@@ -175,37 +175,37 @@ class Router:
                 running.submit(request)
 
             def done(values: list[Any]) -> None:
-                json_calls.fill(form, values)
+                large_json.fill(form, values)
                 submit()
 
             if len(body) <= LARGE:
                 form.read(bytes(body))
                 submit()
                 return
-            inputs = json_calls.inputs(signature.inputs.values())
-            outside.Reading(
+            inputs = large_json.tensors_json(signature.inputs.values())
+            large_json.InferReading(
                 self._server.helpers,
                 connection,
-                json_calls.read_form,
+                large_json.read_form,
                 [body, model, inputs, signature.max_batch_size > 0, self._half],
                 done,
                 lambda error: connection.send([reply.error_reply(error).encode()]),
             )
 
-        return Target(refusal=refusal, call=generate)
+        return HttpTarget(refusal=refusal, call=generate)
 
-    def _reader(self, sender: Sender, model: str, version: str) -> Reader:
+    def _reader(self, sender: SenderHeaders, model: str, version: str) -> HttpInferReader:
         def most() -> int:
             signature = self._server.signature(model, version)
             return max(MOST, len(signature.inputs), len(signature.outputs))
 
-        return Reader(model, version, sender, self._max_input_size, self._half, most)
+        return HttpInferReader(model, version, sender, self._max_input_size, self._half, most)
 
-    def _sender(self, head: RequestHead) -> Sender:
+    def _sender(self, head: RequestHead) -> SenderHeaders:
         """Return what a head says of who sent it. Raises ``InvalidArgument``."""
         get = texts(head.headers.get)
         caller = None if self._callers is None else self._callers.of(get)
-        return Sender(forwarded(head.fields, self._forward), caller, key_of(get))
+        return SenderHeaders(forwarded(head.fields, self._forward), caller, key_of(get))
 
 
 def _is_upload(head: RequestHead) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nerite.config.near import nearest
+from nerite.config.mistake import nearest
 
 
 class Endpoint(NamedTuple):
@@ -101,7 +101,7 @@ _USUAL: Final = {
 _FIRST: Final = {"/v2/models/stats": "all_statistics"}
 
 
-def find(path: str) -> Route | None:
+def find_route(path: str) -> Route | None:
     """Return the route of a path, None if there is none. The method is not looked at."""
     special = _FIRST.get(path)
     for endpoint in ENDPOINTS:
@@ -113,7 +113,7 @@ def find(path: str) -> Route | None:
     return None
 
 
-def remedy(path: str) -> str:
+def route_remedy(path: str) -> str:
     """Return what to say to a client that asks for a path that there is not."""
     parts = tuple(part for part in path.split("/") if part)
     if parts in _USUAL:
@@ -133,4 +133,86 @@ def _meant(given: Sequence[str], known: Sequence[str]) -> str:
     filled = [there if _ARGUMENT.fullmatch(part) else part for there, part in zip(given, known, strict=True)]
     like = all(there == part or nearest(there.lower(), [part]) for there, part in zip(given, filled, strict=True))
     meant = "/" + "/".join(filled)
-    return meant if like and find(meant) is not None else ""
+    return meant if like and find_route(meant) is not None else ""
+
+
+# What each endpoint is for, takes and gives, in words.
+
+_JSON: Final = "application/json"
+_BINARY: Final = "application/octet-stream"
+_EVENTS: Final = "text/event-stream"
+
+
+class EndpointDescription(NamedTuple):
+    """What is told of an endpoint. Schemas are named as in ``schemas.COMMON``."""
+
+    summary: str
+    takes: str = ""
+    """The schema of the body; empty for none."""
+    gives: str = ""
+    """The schema of the answer; empty if the status says it all."""
+    kinds: tuple[str, ...] = (_JSON,)
+    """The content types of the answer."""
+    tensors: bool = False
+    """Tensors may stand behind the JSON, in both directions."""
+
+
+ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
+    "infer": EndpointDescription("Infer", "InferRequest", "InferResponse", (_JSON, _BINARY), tensors=True),
+    "generate": EndpointDescription(
+        "Infer, with inputs as the keys of one object", "GenerateRequest", "GenerateResponse"
+    ),
+    "generate_stream": EndpointDescription(
+        "The same, with any number of responses as server-sent events",
+        "GenerateRequest",
+        "GenerateResponse",
+        (_EVENTS,),
+    ),
+    "live": EndpointDescription("Whether the server runs"),
+    "ready": EndpointDescription("Whether the server can serve requests"),
+    "model_ready": EndpointDescription("Whether a model can serve requests"),
+    "server_metadata": EndpointDescription("Describe the server", gives="ServerMetadata"),
+    "docs": EndpointDescription("Show the models and endpoints on a page", gives="Page", kinds=("text/html",)),
+    "openapi": EndpointDescription("Return this document", gives="OpenApi"),
+    "model_metadata": EndpointDescription("Describe a model", gives="ModelMetadata"),
+    "config": EndpointDescription("Return the configuration of a model", gives="ModelConfig"),
+    "statistics": EndpointDescription("Return the statistics of a model", gives="Statistics"),
+    "all_statistics": EndpointDescription("Return the statistics of all models", gives="Statistics"),
+    "quota": EndpointDescription(
+        "Return what tenants have used of which model, and what they have left", gives="Quota"
+    ),
+    "index": EndpointDescription("List the models of the repositories, and their states", "IndexRequest", "Index"),
+    "load": EndpointDescription("Load a model, or load it again", "LoadRequest"),
+    "unload": EndpointDescription("Unload a model", "UnloadRequest"),
+    "logging": EndpointDescription("Return what is logged, or change it", "LogSettings", "LogSettings"),
+    "trace": EndpointDescription(
+        "Return what is traced, or change it; null undoes a change", "TraceSettings", "TraceSettings"
+    ),
+    "regions": EndpointDescription("List the regions of shared memory", gives="Regions"),
+    "register": EndpointDescription("Register a region of shared memory", "RegisterRequest"),
+    "unregister": EndpointDescription("Forget a region of shared memory, or all"),
+    "cuda_regions": EndpointDescription("List the regions of CUDA memory", gives="Regions"),
+    "register_cuda": EndpointDescription("Register a region of CUDA memory", "RegisterCudaRequest"),
+    "unregister_cuda": EndpointDescription("Forget a region of CUDA memory, or all"),
+    "openai_models": EndpointDescription("List the models that OpenAI's API can ask", gives="OpenAiModels"),
+    "openai_model": EndpointDescription("Describe a model as OpenAI does", gives="OpenAiModel"),
+    "openai_load": EndpointDescription("Load a model, and describe it as OpenAI does", gives="OpenAiModel"),
+    "openai_unload": EndpointDescription("Unload a model", gives="OpenAiModel"),
+    "completions": EndpointDescription(
+        "Go on with a text, as in OpenAI's API", "CompletionRequest", "Completion", (_JSON, _EVENTS)
+    ),
+    "chat_completions": EndpointDescription(
+        "Go on with a conversation, as in OpenAI's API", "ChatRequest", "Completion", (_JSON, _EVENTS)
+    ),
+    "embeddings": EndpointDescription("Turn texts into vectors, as in OpenAI's API", "EmbeddingRequest", "Embeddings"),
+    "rerank": EndpointDescription("Say which of several texts answer a query best", "RerankRequest", "Ranking"),
+}
+"""By the names of ``routes.ENDPOINTS``."""
+
+ARGUMENTS: Final[Mapping[str, str]] = {
+    "model": "Name of the model",
+    "version": "Version of the model",
+    "repository": "Name of the repository",
+    "region": "Name of the region",
+}
+"""What stands in a path."""

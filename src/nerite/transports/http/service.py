@@ -8,20 +8,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.core.internal_errors import report
+from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.core.text import shown
-from nerite.transports import refusals, shared_output
-from nerite.transports.bounds import Bounds, Share
-from nerite.transports.http import compression, infer_response, json_calls, outside, reply
-from nerite.transports.http.handler import HttpExchange, Question
+from nerite.core.text import quoted_text
+from nerite.transports import access_log, output_parameters
+from nerite.transports.http import content_coding, infer_response, large_json, reply
+from nerite.transports.http.handler import HttpExchange, HttpQuestion
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.infer_request import HttpInferReader, HttpTarget
 from nerite.transports.http.json_text import LARGE
-from nerite.transports.http.plan import Plan
 from nerite.transports.http.reply import Reply
-from nerite.transports.http.target import Target
+from nerite.transports.http.request_bodies import HttpInferPlan
+from nerite.transports.limits import ByteReservation, TransportLimits
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -38,8 +37,8 @@ class HttpService:
     def __init__(
         self,
         server: InferenceServer,
-        target_of: Callable[[RequestHead], Target],
-        bounds: Bounds,
+        target_of: Callable[[RequestHead], HttpTarget],
+        bounds: TransportLimits,
         *,
         max_input_size: int,
     ) -> None:
@@ -53,27 +52,27 @@ class HttpService:
 
     def begin(self, head: RequestHead) -> Reply | None:
         """Route a head; return the answer that does not depend on the body, if there is one."""
-        target: Target | None = head.route
+        target: HttpTarget | None = head.route
         if target is None:
             target = head.route = self._target_of(head)
         return target.refusal
 
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
         """Return memory of the model's for a large uncompressed infer request."""
-        target: Target = head.route
+        target: HttpTarget = head.route
         if target.reader is None or target.encoding or head.content_length < _LARGE:
             return None
         reader = target.reader
         data_at = max(target.json_size, 0)
         return self._server.receive_buffer(reader.model_name, reader.model_version, head.content_length, data_at)
 
-    def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> Question | None:
+    def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> HttpQuestion | None:
         """Answer a request. Inferences whose tensors stand behind the JSON part may come again."""
-        target: Target = head.route
+        target: HttpTarget = head.route
         try:
             if target.encoding and target.reader is not None:
                 try:
-                    plain = compression.decompress_small(body, self._max_input_size)
+                    plain = content_coding.decompress_small(body, self._max_input_size)
                 except NeriteError as error:
                     self._refuse(connection, target, error, reply.PLAIN)
                     return None
@@ -94,14 +93,14 @@ class HttpService:
             self._failed(connection, head, error)
         return None
 
-    def _decompress_aside(self, connection: HttpExchange, target: Target, body: memoryview) -> None:
+    def _decompress_aside(self, connection: HttpExchange, target: HttpTarget, body: memoryview) -> None:
         """Answer an inference when its body has been decompressed, in a thread."""
-        share = Share(self._bounds.bytes)
-        work = partial(compression.decompress, body, self._max_input_size, share.take_or_raise)
+        share = ByteReservation(self._bounds.bytes)
+        work = partial(content_coding.decompress, body, self._max_input_size, share.take_or_raise)
         self._bounds.aside.run("http", work, partial(self._decompressed, connection, target, share))
 
     def _decompressed(
-        self, connection: HttpExchange, target: Target, share: Share, body: memoryview | NeriteError
+        self, connection: HttpExchange, target: HttpTarget, share: ByteReservation, body: memoryview | NeriteError
     ) -> None:
         if connection.gone:
             share.give_back()
@@ -116,7 +115,7 @@ class HttpService:
         except Exception as error:
             self._failed(connection, connection.head, error)
 
-    def handle_again(self, connection: HttpExchange, plan: Plan, data: bytearray) -> None:
+    def handle_again(self, connection: HttpExchange, plan: HttpInferPlan, data: bytearray) -> None:
         """Answer an inference whose JSON part was seen before on this connection."""
         given = [data] if plan.whole else plan.data(memoryview(data), 0)
         if plan.header.shared:
@@ -138,10 +137,12 @@ class HttpService:
 
     def _failed(self, connection: HttpExchange, head: RequestHead, error: Exception) -> None:
         """Report an exception that was not foreseen, and answer with its incident."""
-        failure = report("http", error, f"in a request to {shown(head.path)}")
+        failure = report("http", error, f"in a request to {quoted_text(head.path)}")
         connection.send([reply.error_reply(failure).encode()])
 
-    def _infer(self, connection: HttpExchange, target: Target, reader: Reader, body: memoryview) -> Question | None:
+    def _infer(
+        self, connection: HttpExchange, target: HttpTarget, reader: HttpInferReader, body: memoryview
+    ) -> HttpQuestion | None:
         now = _now()
         try:
             json_size = self._json_size(target, body)
@@ -156,10 +157,16 @@ class HttpService:
         except NeriteError as error:
             self._refuse(connection, target, error)
             return None
-        return Question(json_size, plan, plan.footprint) if plan.repeats and not target.encoding else None
+        return HttpQuestion(json_size, plan, plan.footprint) if plan.repeats and not target.encoding else None
 
     def _infer_outside(
-        self, connection: HttpExchange, target: Target, reader: Reader, body: memoryview, json_size: int, now: int
+        self,
+        connection: HttpExchange,
+        target: HttpTarget,
+        reader: HttpInferReader,
+        body: memoryview,
+        json_size: int,
+        now: int,
     ) -> None:
         """Answer an inference whose JSON part a helper reads. Raises ``NeriteError`` if there is no such model."""
         signature = self._server.find(reader.model_name, reader.model_version).signature
@@ -173,10 +180,16 @@ class HttpService:
 
         arguments = [body[:json_size], reader.model_name, reader.max_size, reader.half, reader.most()]
         refuse = partial(self._refuse, connection, target)
-        outside.Reading(self._server.helpers, connection, json_calls.read_infer, arguments, done, refuse)
+        large_json.InferReading(self._server.helpers, connection, large_json.read_infer, arguments, done, refuse)
 
     def _submit(
-        self, connection: HttpExchange, reader: Reader, plan: Plan, body: memoryview, start: int, now: int
+        self,
+        connection: HttpExchange,
+        reader: HttpInferReader,
+        plan: HttpInferPlan,
+        body: memoryview,
+        start: int,
+        now: int,
     ) -> None:
         """Have an inference answered that was read; what is behind its JSON part begins at ``start``."""
         if start + plan.size != len(body):
@@ -190,7 +203,7 @@ class HttpService:
             self._accepting = False
 
     def _refuse(
-        self, connection: HttpExchange, target: Target, error: NeriteError, content_type: str = "application/json"
+        self, connection: HttpExchange, target: HttpTarget, error: NeriteError, content_type: str = "application/json"
     ) -> None:
         """Answer a request that is wrong, unless there is nobody to ask: that comes first."""
         assert target.reader is not None
@@ -198,10 +211,10 @@ class HttpService:
             self._server.find(target.reader.model_name, target.reader.model_version)
         except NeriteError as unknown:
             error, content_type = unknown.without_frames(), target.dialect.early_type
-        refusals.note(connection.request.id if connection.request is not None else "", error)
+        access_log.log_refusal(connection.request.id if connection.request is not None else "", error)
         connection.send([target.dialect.refusal(error, content_type).encode()])
 
-    def _json_size(self, target: Target, body: memoryview) -> int:
+    def _json_size(self, target: HttpTarget, body: memoryview) -> int:
         """Return how long the JSON part of a body is; 0: there is none. Raises Triton's errors."""
         size = len(body)
         json_size = target.json_size
@@ -211,7 +224,7 @@ class HttpService:
             return json_size
         return size if json_size else 0
 
-    def _wrong_size(self, reader: Reader, plan: Plan, given: int) -> NeriteError:
+    def _wrong_size(self, reader: HttpInferReader, plan: HttpInferPlan, given: int) -> NeriteError:
         """Return what is wrong with the bytes behind the JSON part."""
         for spec, place in zip(plan.header.inputs, plan.places, strict=True):
             if isinstance(place, tuple) and place[1] > given:
@@ -223,18 +236,18 @@ class HttpService:
 
     def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send the answer of an inference."""
-        target: Target = connection.head.route
+        target: HttpTarget = connection.head.route
         if response.error is not None:
             if self._accepting and not response.error.begun:
                 self._refuse(connection, target, response.error)
             else:
-                refusals.note(request.id, response.error)
+                access_log.log_refusal(request.id, response.error)
                 connection.send([target.dialect.refusal(response.error, reply.PLAIN).encode()])
             return
         try:
             parts = []
             if not (target.accepts and sum(map(len, response.data)) > _MOST_COMPRESSED):
-                parts = infer_response.write(
+                parts = infer_response.write_infer_response(
                     request, response, self._server.signature_of, target.dialect, target.half, LARGE
                 )
             if not parts:
@@ -246,11 +259,11 @@ class HttpService:
             failure = report("http", error, f"in an answer of '{request.header.model_name}'", request.id)
             parts = [target.dialect.refusal(failure, reply.PLAIN).encode()]
         if target.accepts:
-            parts = compression.compress_reply(target.accepts, parts)
+            parts = content_coding.compress_reply(target.accepts, parts)
         connection.send(parts)
 
     def _write_outside(
-        self, connection: HttpExchange, target: Target, request: InferenceRequest, response: InferenceResponse
+        self, connection: HttpExchange, target: HttpTarget, request: InferenceRequest, response: InferenceResponse
     ) -> None:
         """Have a helper write the answer of an inference. Raises ``NeriteError``."""
         assert response.header is not None
@@ -258,7 +271,7 @@ class HttpService:
         data = list(response.data)
         for place, spec in enumerate(response.header.outputs):
             if spec.name in placed:
-                shared_output.write(request, spec, data[place])
+                output_parameters.write_to_region(request, spec, data[place])
                 data[place] = b""
 
         def done(parts: list[Any], error: NeriteError | None) -> None:
@@ -266,7 +279,7 @@ class HttpService:
                 return
             connection.send(parts if error is None else [target.dialect.refusal(error, reply.PLAIN).encode()])
 
-        arguments = json_calls.infer_arguments(
+        arguments = large_json.infer_arguments(
             request,
             InferenceResponse(response.header, data),
             self._server.signature_of(request),
@@ -274,4 +287,4 @@ class HttpService:
             target.half,
             target.accepts,
         )
-        outside.write(self._server.helpers, json_calls.write_infer, arguments, done)
+        large_json.write_in_helper(self._server.helpers, large_json.write_infer, arguments, done)

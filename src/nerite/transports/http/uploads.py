@@ -14,15 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.core.internal_errors import report
+from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
-from nerite.core.signature import Input, Signature
+from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.transports.http import file_tensors, json_calls, multipart, outside, reply
+from nerite.transports.http import files, large_json, reply
+from nerite.transports.http.files import FormPart
 from nerite.transports.http.handler import HttpExchange
-from nerite.transports.http.infer_request import Reader
+from nerite.transports.http.infer_request import HttpInferReader
 from nerite.transports.http.json_text import LARGE
-from nerite.transports.http.multipart import Part
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -32,8 +32,8 @@ _Tensors: TypeAlias = Sequence[tuple[TensorSpec, Buffer]]
 
 def is_upload(content_type: str) -> bool:
     """Say whether a body of a type is a file or a form."""
-    media_type = multipart.media_type(content_type)
-    return media_type == multipart.TYPE or file_tensors.is_file(media_type)
+    media_type = files.form_media_type(content_type)
+    return media_type == files.TYPE or files.is_file(media_type)
 
 
 class Uploads:
@@ -46,46 +46,48 @@ class Uploads:
         self._half = half
         self._pool = ThreadPoolExecutor(os.cpu_count(), "uploads")
 
-    def infer(self, connection: HttpExchange, reader: Reader, content_type: str, body: memoryview) -> None:
+    def infer(self, connection: HttpExchange, reader: HttpInferReader, content_type: str, body: memoryview) -> None:
         """Answer a request. Raises ``NeriteError`` for one that is wrong as far as can be told at once."""
         arrived_ns = time.monotonic_ns()
         signature = self._server.find(reader.model_name, reader.model_version).signature
         given = _parts(signature, content_type, body)
         batched = signature.max_batch_size > 0
         read = partial(self._read, batched, given)
-        if sum(len(part.data) for declared, part in given if file_tensors.is_json(declared, part)) > LARGE:
+        if sum(len(part.data) for declared, part in given if files.is_json(declared, part)) > LARGE:
             self._read_outside(connection, reader, arrived_ns, given, batched)
-        elif any(file_tensors.takes_long(declared, part) for declared, part in given):
+        elif any(files.takes_long(declared, part) for declared, part in given):
             made = asyncio.get_running_loop().run_in_executor(self._pool, read)
             made.add_done_callback(partial(self._made, connection, reader, arrived_ns))
         else:
             self._submit(connection, reader, arrived_ns, read())
 
-    def _read(self, batched: bool, given: Sequence[tuple[Input, Part]]) -> _Tensors:
-        return [file_tensors.read(declared, batched, part, self._max_size, self._half) for declared, part in given]
+    def _read(self, batched: bool, given: Sequence[tuple[SignatureInput, FormPart]]) -> _Tensors:
+        return [files.read_file(declared, batched, part, self._max_size, self._half) for declared, part in given]
 
     def _read_outside(
         self,
         connection: HttpExchange,
-        reader: Reader,
+        reader: HttpInferReader,
         arrived_ns: int,
-        given: Sequence[tuple[Input, Part]],
+        given: Sequence[tuple[SignatureInput, FormPart]],
         batched: bool,
     ) -> None:
         """Have a helper read parts of which some are much JSON."""
 
         def done(values: list[Any]) -> None:
-            self._submit(connection, reader, arrived_ns, json_calls.tensors_of(values))
+            self._submit(connection, reader, arrived_ns, large_json.tensors_of(values))
 
         def refuse(error: NeriteError) -> None:
             connection.send([reply.error_reply(error).encode()])
 
-        inputs = json_calls.inputs(declared for declared, _ in given)
+        inputs = large_json.tensors_json(declared for declared, _ in given)
         types = [part.media_type for _, part in given]
         arguments = [inputs, types, batched, self._max_size, self._half, *(part.data for _, part in given)]
-        outside.Reading(self._server.helpers, connection, json_calls.read_parts, arguments, done, refuse)
+        large_json.InferReading(self._server.helpers, connection, large_json.read_parts, arguments, done, refuse)
 
-    def _made(self, connection: HttpExchange, reader: Reader, arrived_ns: int, made: asyncio.Future[_Tensors]) -> None:
+    def _made(
+        self, connection: HttpExchange, reader: HttpInferReader, arrived_ns: int, made: asyncio.Future[_Tensors]
+    ) -> None:
         try:
             tensors = made.result()
             if not connection.gone:
@@ -96,20 +98,20 @@ class Uploads:
             failure = report("http", error, f"in a file for '{reader.model_name}'")
             connection.send([reply.error_reply(failure).encode()])
 
-    def _submit(self, connection: HttpExchange, reader: Reader, arrived_ns: int, tensors: _Tensors) -> None:
+    def _submit(self, connection: HttpExchange, reader: HttpInferReader, arrived_ns: int, tensors: _Tensors) -> None:
         header = reader.header([spec for spec, _ in tensors])
         request = InferenceRequest(header, [data for _, data in tensors], connection, arrived_ns)
         connection.request = request
         self._server.infer(request)
 
 
-def _parts(signature: Signature, content_type: str, body: memoryview) -> list[tuple[Input, Part]]:
+def _parts(signature: Signature, content_type: str, body: memoryview) -> list[tuple[SignatureInput, FormPart]]:
     """Return what there is for which input."""
-    media_type = multipart.media_type(content_type)
+    media_type = files.form_media_type(content_type)
     inputs = signature.inputs
     names = ", ".join(f"'{name}'" for name in inputs) or "none"
-    if media_type == multipart.TYPE:
-        parts = multipart.parse(content_type, body)
+    if media_type == files.TYPE:
+        parts = files.parse_multipart(content_type, body)
         for part in parts:
             if part.name not in inputs:
                 raise InvalidArgument(
@@ -124,4 +126,4 @@ def _parts(signature: Signature, content_type: str, body: memoryview) -> list[tu
             f"'{signature.model_name}' has {names}. Send a form with a part for each (curl -F 'NAME=@file'), or JSON "
             'with {"b64": "…"} in place of a string'
         )
-    return [(declared, Part(declared.name, media_type, body)) for declared in needed]
+    return [(declared, FormPart(declared.name, media_type, body)) for declared in needed]

@@ -1,0 +1,381 @@
+"""Who may use how much of which model, as plain data. ``policy_file`` reads it from a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from nerite.config.mistake import nearest
+from nerite.core.errors import InvalidArgument
+
+EVERYBODY: Final = "default"
+"""The name of the tenant that all are who are nobody else. They share one account."""
+ANY_MODEL: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionLimits:
+    """How much is kept, over all models, and how long."""
+
+    grace_ns: int = 30_000_000_000
+    """0: nothing is kept for somebody who is not there."""
+    max_answers: int = 1000
+    """Complete ones."""
+    max_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """Requests that matter alike."""
+
+    name: str = EVERYBODY
+    order: int = 0
+    """The smaller, the more it matters: the class of the largest is shed first."""
+    share: int = 1
+    """What part of a model it has while other classes wait as well, compared with theirs."""
+    ttft_seconds: float = 0.0
+    """The first token is promised within this time. Whom that cannot be promised is refused. 0: no promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """What a bucket gives."""
+
+    per_minute: int = 0
+    """0: no limit."""
+    burst: int = 0
+    """What may be used at once after a rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Somebody who has a share of his own."""
+
+    name: str = EVERYBODY
+    level: str = EVERYBODY
+    """The name of its class. A request may ask for one that matters less, never for one that matters more."""
+    weight: int = 1
+    """What part of its class it has while other tenants wait as well, compared with theirs."""
+    input_tokens: RateLimit = RateLimit()
+    output_tokens: RateLimit = RateLimit()
+    requests: RateLimit = RateLimit()
+    bytes: RateLimit = RateLimit()
+    concurrency: int = 0
+    """Requests under way, those that wait included. 0: any number."""
+    retry_fraction: float = 1.0
+    """Of its requests as many may be retries."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What one request may ask of a model, and how many there may be. 0: no limit."""
+
+    tokens: bool = True
+    """It is an LLM. The sizes of any other model are bytes, and it has no output."""
+    max_input: int = 0
+    max_output: int = 0
+    context_window: int = 0
+    max_running: int = 0
+    """Sequences that an engine runs at once, or requests that another model executes."""
+    queue_length: int = 1000
+    queue_size: int = 0
+    """Tokens (input, and what is expected of output) or bytes that may wait."""
+    overcommit: float = 0.0
+    """The part of the KV blocks that may be promised though it is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionPolicy:
+    """The whole file. The empty one limits nothing but the length of queues."""
+
+    classes: Mapping[str, PriorityClass] = field(default_factory=lambda: {EVERYBODY: PriorityClass()})
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    everybody: Tenant = Tenant()
+    header: str = ""
+    """The name of a header, in lower case, whose value says who somebody is. Empty: keys alone do."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """From a value of the header to the name of a tenant."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """From the SHA-256 of a key, in hexadecimal, to the name of a tenant."""
+    llms: Mapping[str, ModelLimits] = field(default_factory=dict)
+    models: Mapping[str, ModelLimits] = field(default_factory=dict)
+    keeping: RetentionLimits = field(default_factory=RetentionLimits)
+    """Of answers with an idempotency key."""
+
+    def tenant_of(self, key: str = "", value: str = "") -> Tenant:
+        """Return who sends ``key``, or else ``value`` in the header."""
+        name = self.digests.get(digest_of(key), "") if key else ""
+        return self.tenants.get(name or self.names.get(value, ""), self.everybody)
+
+    def tenant(self, name: str) -> Tenant:
+        """Return a tenant by its name."""
+        return self.tenants.get(name, self.everybody)
+
+    def class_of(self, tenant: Tenant, wanted: str = "") -> PriorityClass | None:
+        """Return the class of a request; None if ``wanted`` is none that this tenant may have."""
+        own = self.classes[tenant.level]
+        if not wanted:
+            return own
+        other = self.classes.get(wanted)
+        return other if other is not None and other.order >= own.order else None
+
+    def limits_of(self, model: str, tokens: bool = True) -> ModelLimits:
+        """Return the limits of an LLM, or of another model."""
+        table = self.llms if tokens else self.models
+        return table.get(model) or table.get(ANY_MODEL) or ModelLimits(tokens=tokens)
+
+
+def digest_of(key: str) -> str:
+    """Return what stands for a key wherever it is kept."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+# The policy file, as text, to typed data. Every mistake has its line, its key and what to write instead.
+
+Table: TypeAlias = dict[str, Any]
+Path: TypeAlias = tuple[str, ...]
+
+
+class _Kind(NamedTuple):
+    """What a value may be."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _whole(value: object) -> bool:
+    # As TOML has them: one of more digits would fail where it is multiplied with a fraction.
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def _number(value: object) -> bool:
+    return _whole(value) or (isinstance(value, float) and abs(value) <= _LARGEST)
+
+
+_LARGEST: Final = 2**63 - 1
+
+
+_COUNT: Final = _Kind("a whole number from 0 on", lambda value: _whole(value) and value >= 0)
+_WEIGHT: Final = _Kind("a whole number from 1 on", lambda value: _whole(value) and value >= 1)
+_ORDER: Final = _Kind("a whole number", _whole)
+_SECONDS: Final = _Kind("a number of seconds from 0 on", lambda value: _number(value) and value >= 0)
+_PART: Final = _Kind("a number from 0 to 1", lambda value: _number(value) and 0 <= value <= 1)
+_TEXT: Final = _Kind("a text", lambda value: isinstance(value, str) and value != "")
+_TEXTS: Final = _Kind(
+    "a list of texts",
+    lambda value: isinstance(value, list) and all(isinstance(each, str) and each for each in value),
+)
+
+_CLASS: Final = {"order": _ORDER, "share": _WEIGHT, "ttft_seconds": _SECONDS}
+_RATES: Final = ("input_tokens", "output_tokens", "requests", "bytes")
+_TENANT: Final = {
+    "class": _TEXT,
+    "weight": _WEIGHT,
+    **{f"{rate}_{what}": _COUNT for rate in _RATES for what in ("per_minute", "burst")},
+    "concurrency": _COUNT,
+    "retry_fraction": _PART,
+}
+_NAMED_TENANT: Final = {"keys": _TEXTS, "header_values": _TEXTS, **_TENANT}
+_LLM: Final = {
+    "max_input_tokens": ("max_input", _COUNT),
+    "max_output_tokens": ("max_output", _COUNT),
+    "context_window": ("context_window", _COUNT),
+    "max_sequences": ("max_running", _COUNT),
+    "queue_length": ("queue_length", _COUNT),
+    "queue_tokens": ("queue_size", _COUNT),
+    "overcommit": ("overcommit", _PART),
+}
+_OTHER: Final = {
+    "max_bytes": ("max_input", _COUNT),
+    "max_requests": ("max_running", _COUNT),
+    "queue_length": ("queue_length", _COUNT),
+    "queue_bytes": ("queue_size", _COUNT),
+}
+_KEYED: Final = "idempotency"
+_KEEPING: Final = {"grace_seconds": _SECONDS, "max_answers": _COUNT, "max_bytes": _COUNT}
+_TOP: Final = ("header", "classes", "tenants", EVERYBODY, "llms", "models", _KEYED)
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
+_HEADER: Final = re.compile("[A-Za-z0-9-]+")
+
+
+def parse_policy(text: str, file: str = "policy") -> AdmissionPolicy:
+    """Return the policy that a file says. Raises ``InvalidArgument`` with all mistakes, one a line."""
+    try:
+        whole = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOML that is wrong, digits without end, brackets without end
+        raise InvalidArgument(f"{file}: {error}") from None
+    reader = _Reader(text, file)
+    policy = reader.policy(whole)
+    if reader.mistakes:
+        raise InvalidArgument("\n".join(reader.mistakes))
+    return policy
+
+
+class _Reader:
+    """Goes through the tables and gathers the mistakes; what is wrong has its default meanwhile."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self._lines = text.splitlines()
+        self._file = file
+        self.mistakes: list[str] = []
+
+    def policy(self, whole: Table) -> AdmissionPolicy:
+        for key in whole:
+            if key not in _TOP:
+                self._unknown((key,), _TOP)
+        header = whole.get("header", "")
+        if not isinstance(header, str) or (header and not _HEADER.fullmatch(header)):
+            self._wrong(("header",), "must be the name of a header, as in: x-tenant")
+            header = ""
+        classes = self._classes(whole)
+        tenants, names, digests = {}, dict[str, str](), dict[str, str]()
+        for name, table in self._tables(whole, "tenants"):
+            path = ("tenants", name)
+            if name == EVERYBODY:
+                self._wrong(path, f"means everybody who is nobody else: write [{EVERYBODY}]")
+            tenants[name] = self._tenant(name, path, self._checked(path, table, _NAMED_TENANT), classes)
+            self._known_by((*path, "header_values"), table, str, names)
+            self._known_by((*path, "keys"), table, _digest, digests)
+        if names and not header:
+            self._wrong(
+                ("tenants",), 'header_values need the name of their header: write header = "x-tenant" at the top'
+            )
+        everybody = self._tenant(
+            EVERYBODY, (EVERYBODY,), self._checked((EVERYBODY,), whole.get(EVERYBODY, {}), _TENANT), classes
+        )
+        return AdmissionPolicy(
+            classes=classes,
+            tenants=tenants,
+            everybody=everybody,
+            header=header.lower(),
+            names=names,
+            digests=digests,
+            llms=self._models(whole, "llms", _LLM, ModelLimits()),
+            models=self._models(whole, "models", _OTHER, ModelLimits(tokens=False)),
+            keeping=self._keeping(self._checked((_KEYED,), whole.get(_KEYED, {}), _KEEPING)),
+        )
+
+    @staticmethod
+    def _keeping(table: Table) -> RetentionLimits:
+        given = dict(table)
+        if "grace_seconds" in given:
+            given["grace_ns"] = int(given.pop("grace_seconds") * 1e9)
+        return RetentionLimits(**given)
+
+    def _classes(self, whole: Table) -> dict[str, PriorityClass]:
+        classes: dict[str, PriorityClass] = {}
+        orders: dict[int, str] = {}
+        for name, table in self._tables(whole, "classes"):
+            path = ("classes", name)
+            classes[name] = PriorityClass(name, **self._checked(path, table, _CLASS))
+            other = orders.setdefault(classes[name].order, name)
+            if other != name:
+                self._wrong((*path, "order"), f"is that of class '{other}', too; each class has an order of its own")
+        return classes or {EVERYBODY: PriorityClass()}
+
+    def _tenant(self, name: str, path: Path, table: Table, classes: Mapping[str, PriorityClass]) -> Tenant:
+        least = max(classes.values(), key=lambda level: level.order).name
+        level = table.get("class", least)
+        if level not in classes:
+            self._wrong((*path, "class"), f"'{level}' is no class.{_meant(level, classes)}")
+            level = least
+        rates: dict[str, Any] = {}
+        for rate in _RATES:
+            per_minute: int = table.get(f"{rate}_per_minute", 0)
+            if f"{rate}_burst" in table and not per_minute:
+                self._wrong((*path, f"{rate}_burst"), f"means nothing without {rate}_per_minute")
+            rates[rate] = RateLimit(per_minute, table.get(f"{rate}_burst", per_minute))
+        plain = {key: table[key] for key in ("weight", "concurrency", "retry_fraction") if key in table}
+        return Tenant(name, level, **rates, **plain)
+
+    def _models(
+        self, whole: Table, kind: str, keys: Mapping[str, tuple[str, _Kind]], default: ModelLimits
+    ) -> dict[str, ModelLimits]:
+        kinds = {key: allowed for key, (_, allowed) in keys.items()}
+        found = {
+            name: {keys[key][0]: value for key, value in self._checked((kind, name), table, kinds).items()}
+            for name, table in self._tables(whole, kind)
+        }
+        general = dataclasses.replace(default, **found.pop(ANY_MODEL, {}))
+        return {ANY_MODEL: general, **{name: dataclasses.replace(general, **own) for name, own in found.items()}}
+
+    def _tables(self, whole: Table, key: str) -> Iterator[tuple[str, Table]]:
+        tables = whole.get(key, {})
+        if not isinstance(tables, dict):
+            self._wrong((key,), f"must be tables, as in: [{key}.name]")
+            return
+        yield from ((name, table) for name, table in tables.items() if self._is_table((key, name), table))
+
+    def _is_table(self, path: Path, table: object) -> bool:
+        if not isinstance(table, dict):
+            self._wrong(path, f"must be a table: write [{'.'.join(path)}] and its keys below")
+        return isinstance(table, dict)
+
+    def _checked(self, path: Path, table: object, keys: Mapping[str, _Kind]) -> Table:
+        """Return what of a table is right."""
+        right: Table = {}
+        if not isinstance(table, dict):
+            self._is_table(path, table)
+            return right
+        for key, value in table.items():
+            if key not in keys:
+                self._unknown((*path, key), tuple(keys))
+            elif keys[key].fits(value):
+                right[key] = value
+            else:
+                self._wrong((*path, key), f"must be {keys[key].words}")
+        return right
+
+    def _known_by(self, path: Path, table: object, stored: Callable[[str], str], owners: dict[str, str]) -> None:
+        """Note what a tenant is known by. Keys are secrets: no mistake tells one."""
+        values = table.get(path[-1], []) if isinstance(table, dict) else []
+        for place, value in enumerate(values if _TEXTS.fits(values) else (), 1):
+            own = stored(value)
+            if not own:
+                self._wrong(path, f"number {place} must have 64 hexadecimal digits after sha256:")
+            elif (other := owners.setdefault(own, path[1])) != path[1]:
+                self._wrong(path, f"number {place} is one of tenant '{other}', too")
+
+    def _unknown(self, path: Path, known: tuple[str, ...]) -> None:
+        self._wrong(path, f"is not known.{_meant(path[-1], known)}")
+
+    def _wrong(self, path: Path, what: str) -> None:
+        line = self._line(path)
+        place = f"{self._file}:{line}" if line else self._file
+        self.mistakes.append(f"{place}: {'.'.join(path)}: {what}")
+
+    def _line(self, path: Path) -> int:
+        """Return the line of a key, or of the nearest table around it; 0 if it is written in some unusual way."""
+        for length in range(len(path), 0, -1):
+            table: Path = ()
+            for number, line in enumerate(self._lines, 1):
+                if match := re.match(r"\s*\[([^\[\]]+)\]", line):
+                    table = _split(match[1])
+                    if table == path[:length]:
+                        return number
+                elif (match := re.match(r"\s*([^=#]+?)\s*=", line)) and (*table, *_split(match[1])) == path[:length]:
+                    return number
+        return 0
+
+
+def _digest(key: str) -> str:
+    """Return the digest of a key, or the one that it is; nothing where that is none."""
+    kind, colon, digest = key.partition(":")
+    if kind != "sha256" or not colon:
+        return digest_of(key)
+    return digest.lower() if _DIGEST.fullmatch(digest.lower()) else ""
+
+
+def _split(dotted: str) -> Path:
+    """Split a dotted key; quotes around its parts do not count."""
+    return tuple(part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.]+', dotted))
+
+
+def _meant(wrong: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    meant = nearest(wrong, known)
+    return f" Did you mean {meant}?" if meant else f" There are: {', '.join(known)}."

@@ -1,0 +1,337 @@
+"""Directories as Hugging Face's transformers save them: a configuration, weights, a tokenizer.
+
+Those that generate text are served by an engine for language models, where there is one. Others are served by a
+program in Python, which is copied into the repository beside them and may be changed there.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import tarfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from nerite.artifacts.artifact import Artifact, Candidate, Unusable, cut_off
+from nerite.config.loading import CONFIG_FILE, find_versions
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelParameter
+
+_PROGRAMS: Final = Path(__file__).resolve().with_name("programs")
+_WEIGHTS: Final = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_TOKENIZERS: Final = (
+    "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+_OF_OTHERS: Final = (".h5", ".msgpack", ".ot", ".gguf", ".onnx", ".tflite", ".md", ".gitattributes")
+"""Files that the program does not read: weights for other frameworks, and pages for people."""
+_EXPORT: Final = "Export it to ONNX: optimum-cli export onnx --model {path} exported, and add exported/model.onnx"
+_MAX_BATCH: Final = 8
+
+
+def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
+    """Return a directory of transformers. Refuses what it lacks parts of, and tasks that there is no program for."""
+    path = candidate.path
+    if not candidate.is_directory:
+        return None
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        remedy = "Merge it into its model: model.merge_and_unload().save_pretrained('merged'), and add that directory."
+        raise Unusable(path, "this is an adapter, not a model", remedy)
+    described = _json(path / "config.json")
+    if "model_type" not in described:
+        return None
+    _check_weights(path)
+    if "auto_map" in described and not candidate.trusted:
+        remedy = "If you know who wrote it, say --trust."
+        raise Unusable(path, "the model has code of its own, which would be run when it is loaded", remedy)
+    architecture = next(iter(described.get("architectures") or ()), "")
+    program, config = _task(path, architecture, described)
+    if not any((path / name).is_file() for name in _TOKENIZERS):
+        remedy = f"Save it into the directory: AutoTokenizer.from_pretrained(...).save_pretrained('{path}')"
+        raise Unusable(path, "the tokenizer is missing", remedy)
+    if _runs_on_an_engine(path, architecture, described):
+        return Artifact(
+            f"Hugging Face model ({architecture})",
+            path,
+            candidate.name,
+            ModelConfig(backend="llm"),
+            {name: path / name for name in _needed(path)},
+            remarks=("An engine for language models serves many requests at once; it may have to convert it first.",),
+        )
+    if candidate.trusted and "auto_map" in described:
+        trust = {"TRUST_REMOTE_CODE": ModelParameter(string_value="true")}
+        config = ModelConfig(**{**_fields(config), "parameters": trust})
+    files = {"model.py": _PROGRAMS / program, "pretrained.py": _PROGRAMS / "pretrained.py"}
+    files |= {f"weights/{name}": path / name for name in _needed(path)}
+    labels = [str(label) for _, label in sorted(described.get("id2label", {}).items(), key=lambda item: int(item[0]))]
+    remarks = ["It runs in model.py, which needs the packages torch and transformers, and may be changed."]
+    if program == "generate_text.py":
+        remarks.append(
+            "It generates for one request at a time. An engine for language models serves many: "
+            "pip install 'nerite[llm]', and add it again."
+        )
+    return Artifact(
+        f"Hugging Face model ({architecture})",
+        path,
+        candidate.name,
+        config,
+        files,
+        make=partial(_write_labels, labels) if program == "classify_text.py" and labels else None,
+        remarks=tuple(remarks),
+    )
+
+
+def _task(path: Path, architecture: str, described: Mapping[str, Any]) -> tuple[str, ModelConfig]:
+    """Return the program for a model, and its configuration. Raises ``Unusable`` where there is no program."""
+    if architecture.endswith("ForSequenceClassification"):
+        labels = len(described.get("id2label", ())) or 2
+        output = ModelOutput(
+            name="scores", data_type="TYPE_FP32", dims=(labels,),
+            label_filename="labels.txt" if described.get("id2label") else "",
+        )  # fmt: skip
+        return "classify_text.py", _config(output, _MAX_BATCH)
+    if architecture.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")) and not _sees(described):
+        output = ModelOutput(name="generated", data_type="TYPE_STRING", dims=(1,))
+        return "generate_text.py", _config(output, 0)
+    if architecture.endswith("Model") and "hidden_size" in described and not _sees(described):
+        output = ModelOutput(name="embedding", data_type="TYPE_FP32", dims=(int(described["hidden_size"]),))
+        return "embed_text.py", _config(output, _MAX_BATCH)
+    what = f"for {architecture}" if architecture else "for it, as it does not say what its architecture is"
+    raise Unusable(path, f"there is no program {what}", _EXPORT.format(path=path))
+
+
+def _runs_on_an_engine(path: Path, architecture: str, described: Mapping[str, Any]) -> bool:
+    """Return whether an engine is installed here that generates text with the model."""
+    return (
+        architecture.endswith(("ForCausalLM", "LMHeadModel"))
+        and "auto_map" not in described
+        and any((path / name).is_file() for name in _WEIGHTS[:2])
+        and importlib.util.find_spec("openvino_genai") is not None
+    )
+
+
+def _config(output: ModelOutput, max_batch_size: int) -> ModelConfig:
+    return ModelConfig(
+        backend="python",
+        max_batch_size=max_batch_size,
+        input=(ModelInput(name="text", data_type="TYPE_STRING", dims=(1,)),),
+        output=(output,),
+        dynamic_batching=ModelDynamicBatching() if max_batch_size else None,
+    )
+
+
+def _fields(config: ModelConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.__slots__}
+
+
+def _sees(described: Mapping[str, Any]) -> bool:
+    return any(key in described for key in ("vision_config", "image_size", "num_mel_bins", "conv_dim"))
+
+
+def _check_weights(path: Path) -> None:
+    """Raise ``Unusable`` if weights are missing."""
+    found = next((path / name for name in _WEIGHTS if (path / name).is_file()), None)
+    if found is None:
+        other = sorted(child.name for child in path.glob("*") if child.suffix in (".h5", ".msgpack", ".gguf"))
+        what = f": there is {other[0]}, which is for another framework" if other else ""
+        remedy = (
+            "Save them: model.save_pretrained('directory'); or fetch them, if they are kept with Git LFS: git lfs pull"
+        )
+        raise Unusable(path, f"the weights are missing{what}", remedy)
+    if found.suffix == ".json":
+        for shard in sorted(set(_json(found).get("weight_map", {}).values())):
+            if not (path / shard).is_file():
+                raise Unusable(path, f"a part of the weights is missing: {shard}", "Download or copy it again.")
+            Candidate(path / shard).check()
+    else:
+        whole = Candidate(found)
+        whole.check()
+        if found.suffix == ".safetensors":
+            length = int.from_bytes(whole.head[:8], "little")
+            if whole.size < 8 + length:
+                raise cut_off(found, "its header is longer than the file")
+
+
+def _needed(path: Path) -> Iterator[str]:
+    """Yield the names of the files that the program reads."""
+    safe = any((path / name).is_file() for name in _WEIGHTS[:2])
+    for child in sorted(path.iterdir()):
+        if child.is_dir():
+            if child.name == "1_Pooling":
+                yield child.name
+        elif not (child.name.startswith(".") or child.suffix in _OF_OTHERS or (safe and child.suffix == ".bin")):
+            yield child.name
+
+
+def _write_labels(labels: list[str], directory: Path) -> None:
+    (directory.parent / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+# A model in Python: a ``model.py`` with Triton's class, or a directory with one and what it needs.
+
+_CLASS = "TritonPythonModel"
+
+
+def recognise_python_model(candidate: Candidate) -> Artifact | None:
+    """Return a model in Python."""
+    path = candidate.path
+    if candidate.is_directory:
+        code = path / "model.py"
+        if not code.is_file():
+            return None
+        files = {child.name: child for child in sorted(path.iterdir()) if _belongs(child.name)}
+    elif candidate.suffix == ".py":
+        code = path
+        files = {"model.py": path}
+    else:
+        return None
+    _check(code)
+    return Artifact("Python model", path, candidate.name, ModelConfig(backend="python"), files)
+
+
+def _check(code: Path) -> None:
+    """Raise ``Unusable`` for what cannot be a model, as far as that is seen without running it."""
+    try:
+        tree = ast.parse(code.read_bytes(), str(code))
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise Unusable(code, f"this is no Python{line}: {error}", "Mend it, and see that it can be imported.") from None
+    nodes = list(ast.walk(tree))
+    imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name)}
+    found = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == _CLASS]
+    if not found and not {_CLASS, "*"} & (imported | assigned):
+        remedy = f"Write a class {_CLASS} with a method execute(self, requests): docs/python-models.md"
+        raise Unusable(code, f"there is no class {_CLASS} in it", remedy)
+    if any(not each.bases and not _has_execute(each) for each in found):
+        remedy = "Write it: def execute(self, requests), which returns a response to each: docs/python-models.md"
+        raise Unusable(code, f"the class {_CLASS} has no method execute", remedy)
+
+
+def _has_execute(definition: ast.ClassDef) -> bool:
+    methods = (ast.FunctionDef, ast.AsyncFunctionDef)
+    named = {node.name for node in definition.body if isinstance(node, methods)}
+    assigned = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+    return "execute" in named | assigned
+
+
+def _belongs(name: str) -> bool:
+    return name != "__pycache__" and not name.startswith(".")
+
+
+# A directory of a Triton model repository: it has versions, and perhaps a configuration, already.
+
+
+def recognise_triton_model(candidate: Candidate) -> Artifact | None:
+    """Return a model with all its versions."""
+    path = candidate.path
+    if not candidate.is_directory:
+        return None
+    directories = [child.name for child in path.iterdir() if child.is_dir()]
+    numbers = find_versions(directories).numbers
+    configured = (path / CONFIG_FILE).is_file()
+    if not numbers:
+        if configured:
+            remedy = f"Put the model's files into {path / '1'}."
+            raise Unusable(path, f"there is a {CONFIG_FILE}, and no version", remedy)
+        _refuse_a_repository(path)
+        return None
+    versions = {number: path / str(number) for number in numbers}
+    beside = {
+        child.name: child
+        for child in sorted(path.iterdir())
+        if not child.name.startswith(".") and child not in versions.values()
+    }
+    return Artifact("model directory", path, candidate.name, beside=beside, versions=versions, finished=configured)
+
+
+def _refuse_a_repository(path: Path) -> None:
+    models = sorted(child.parent.name for child in path.glob(f"*/{CONFIG_FILE}"))
+    if models:
+        remedy = f"Serve it as it is: nerite serve {path}. Or add one of them: nerite add {path / models[0]}"
+        raise Unusable(path, f"this is a repository of {len(models)} models, not a model", remedy)
+
+
+# NeMo's archives: training's own format, which wants to be exported.
+
+_PACKED = b"\x1f\x8b"
+_NEMO_EXPORT = (
+    "Export it with NeMo: model = ModelPT.restore_from('{name}'); model.export('model.onnx'). "
+    "A language model becomes a Hugging Face directory, or an engine of TensorRT-LLM."
+)
+
+
+def recognise_nemo(candidate: Candidate) -> Artifact | None:
+    """Refuse an archive of NeMo, with how to export it."""
+    if candidate.is_directory or not (candidate.suffix == ".nemo" or _is_tar(candidate)):
+        return None
+    try:
+        with tarfile.open(candidate.path) as archive:
+            members = archive.getmembers()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        if candidate.suffix == ".nemo":
+            raise cut_off(candidate.path, str(error)) from None
+        return None
+    names = [member.name.removeprefix("./") for member in members]
+    end = max((member.offset_data + member.size for member in members), default=0)
+    if end > candidate.size and not candidate.head.startswith(_PACKED):
+        raise cut_off(candidate.path, f"{end - candidate.size:,} bytes are missing")
+    if candidate.suffix != ".nemo" and "model_config.yaml" not in names:
+        remedy = "Unpack it, and name the file or directory in it that is the model."
+        raise Unusable(candidate.path, "this is an archive", remedy)
+    raise Unusable(
+        candidate.path,
+        "this is a NeMo archive, which holds weights and settings",
+        _NEMO_EXPORT.format(name=candidate.path.name),
+    )
+
+
+def _is_tar(candidate: Candidate) -> bool:
+    return candidate.head[257:262] == b"ustar" or (
+        candidate.head.startswith(_PACKED) and candidate.path.name.endswith((".tar.gz", ".tgz"))
+    )
+
+
+# What is known, and neither served nor converted here: each with what to make of it.
+
+
+class _Format(NamedTuple):
+    """A format, the bytes that it begins with, and its remedy."""
+
+    magic: bytes
+    what: str
+    remedy: str
+
+
+_KERAS: Final = "Export it: keras.models.load_model('{name}').export('directory'), and add the directory."
+_FORMATS: Final = (
+    _Format(b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras wrote its models", _KERAS),
+    _Format(b"CBM1", "a CatBoost model", "Save it as ONNX: model.save_model('model.onnx', format='onnx')"),
+    _Format(b"GGUF", "a GGUF file, for llama.cpp", "Add the Hugging Face directory that it was made from."),
+    _Format(b"\x93NUMPY", "an array of numpy, not a model", "Name the file that training has saved."),
+)
+
+
+def recognise_foreign(candidate: Candidate) -> Artifact | None:
+    """Refuse the formats of others."""
+    path = candidate.path
+    if "model.weights.h5" in candidate.members:
+        raise Unusable(path, "this is a Keras model", _KERAS.format(name=path.name))
+    for known in _FORMATS:
+        if candidate.head.startswith(known.magic):
+            raise Unusable(path, f"this is {known.what}", known.remedy.format(name=path.name))
+    return None

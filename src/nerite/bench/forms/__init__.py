@@ -1,1 +1,0 @@
-"""Requests in bytes, as each protocol has them."""

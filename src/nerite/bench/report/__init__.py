@@ -1,1 +1,0 @@
-"""Outcomes as documents: for programs, for spreadsheets, for people."""

@@ -1,5 +1,0 @@
-"""``nerite analyze``: the configuration with which a model answers most."""
-
-from nerite.cli.analyze.command import run
-
-__all__ = ["run"]

@@ -1,5 +1,0 @@
-"""``nerite chat``: talks with a text model of a running server."""
-
-from nerite.cli.chat.command import run
-
-__all__ = ["run"]

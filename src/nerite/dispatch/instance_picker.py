@@ -1,0 +1,253 @@
+"""The roster of a model whose requests may run on any of its instances: whichever is free takes the next batch.
+
+An idle instance gets whatever the decider gives. One that takes batches ahead (``ModelInstance.ahead``) gets a second
+one while the first runs, and starts it the moment that ends: going to the loop and back for it costs a thread about 0.1
+ms, in which it computes nothing. But nobody can overtake, expire or withdraw what was handed over. So only a full batch
+goes ahead, which gains nothing by waiting, and only to a model whose batches are so brief that the pause counts and
+that waiting behind one more does not.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from nerite.core.errors import Unavailable
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import NOBODY, InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.dispatch.interface import Ended, May, Refusal
+from nerite.instances.instance import Batch, ModelInstance
+from nerite.scheduling.decider import BatchReason, Decider
+
+BRIEF_NS: Final = 10_000_000
+"""An execution that took less is brief. The pause, and what it leaves cold, costs one of 5 ms a tenth of its pace."""
+
+_NONE: Final[Batch] = []
+
+
+class AnyInstancePicker:
+    """A decider, and the instances that have room for a batch. Each batch passes through here: written for speed."""
+
+    settles = False
+    __slots__ = ("_barred", "_behind", "_brief", "_decider", "_full", "_present", "idle", "offer", "timed")
+
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+        self.timed = decider.timed
+        self.offer = decider.offer
+        self.idle: deque[ModelInstance] = deque()
+        self._behind: deque[ModelInstance] = deque()
+        """Those that run one batch and take another."""
+        self._full: set[ModelInstance] = set()
+        """Those that run one batch and have another."""
+        self._present: set[ModelInstance] = set()
+        self._brief = False
+        self._barred = False
+        """None of those that are idle may begin."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a full batch may go to an instance that is not idle."""
+        return self._brief and bool(self._behind)
+
+    @property
+    def size(self) -> int:
+        """Requests that wait."""
+        return self._decider.size
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait, by priority."""
+        return self._decider.waiting
+
+    @property
+    def releases(self) -> Mapping[BatchReason, int]:
+        """How many batches began for which reason."""
+        return self._decider.releases
+
+    def renewed(self) -> AnyInstancePicker:
+        """Return an empty one with the same rules, which knows no instances."""
+        return AnyInstancePicker(self._decider.renewed())
+
+    def alone(self, batch: Batch, index: int) -> Batch:
+        """Return the request as a batch: none needs the others."""
+        return [batch[index]]
+
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Return a request of lower priority than ``request``, dropped here; ``request`` itself if there is none."""
+        return self._decider.give_way(request) or request
+
+    def choose(self, now: int, may: May | None = None) -> tuple[ModelInstance, Batch] | None:
+        """Return an instance and the batch that it is given now; None if nothing should start."""
+        decider = self._decider
+        if not decider.size or (may is not None and not self._bring_forward(may, now)):
+            return None
+        if self.idle:
+            batch = decider.take(now)
+            if batch is None:
+                return None
+            runner = self.idle.popleft()
+            if runner.ahead:
+                self._behind.append(runner)
+            return runner, batch
+        if self._brief and self._behind and (batch := decider.take_full(now)) is not None:
+            runner = self._behind.popleft()
+            self._full.add(runner)
+            return runner, batch
+        return None
+
+    def ended(
+        self, runner: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
+    ) -> Ended:
+        """Note that ``runner`` has finished a batch, whose requests all come to their end with it."""
+        if runner in self._present:
+            self._brief = took_ns < BRIEF_NS
+            if not runner.ahead:
+                self.idle.append(runner)
+            elif runner in self._full:
+                self._full.remove(runner)
+                self._behind.append(runner)
+            else:
+                self._behind.remove(runner)
+                self.idle.append(runner)
+        return batch, responses, _NONE
+
+    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+        """Return ``response``: all of it is the caller's."""
+        return response
+
+    def resume(self, request: InferenceRequest) -> None:
+        """Do nothing: what runs, runs."""
+
+    def server_stops(self) -> None:
+        """Do nothing: no request waits for another one."""
+
+    def finish(self) -> None:
+        """Do nothing: no request waits for another one."""
+
+    def came(self, runner: ModelInstance) -> None:
+        """Note that ``runner`` is there, up and idle."""
+        self._present.add(runner)
+        self.idle.append(runner)
+
+    def gone(self, runner: ModelInstance) -> Sequence[Refusal]:
+        """Note that ``runner`` went down or left. Others can do what it would have done."""
+        self.retire(runner)
+        return ()
+
+    def retire(self, runner: ModelInstance) -> None:
+        """Give no more batches to ``runner``, whatever it runs."""
+        self._present.discard(runner)
+        self._full.discard(runner)
+        for among in (self.idle, self._behind):
+            if runner in among:
+                among.remove(runner)
+
+    def holds(self, runner: ModelInstance) -> bool:
+        """Return False: whoever leaves need only finish what it runs."""
+        return False
+
+    def wake_at(self) -> int | None:
+        """Return when the gathered batch has waited enough, or the next request expires."""
+        return self._decider.wake_at(bool(self.idle) and not self._barred)
+
+    def expire(self, now: int) -> Sequence[Refusal]:
+        """Drop and return the requests that waited too long."""
+        return [(request, Unavailable("Request timeout expired")) for request in self._decider.expire(now)]
+
+    def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Drop ``request``, if it waits."""
+        return (request,) if self._decider.withdraw(request) else ()
+
+    def drain(self) -> list[InferenceRequest]:
+        """Drop and return everything that waits."""
+        return self._decider.drain()
+
+    def _bring_forward(self, may: May, now: int) -> bool:
+        """Have the batch that is due, if one is, go to an idle instance that may begin; return whether there is one."""
+        due = self._decider.due(now)
+        runner = next(filter(may, self.idle), None) if due else None
+        self._barred = due and runner is None
+        if runner is not None:
+            self.idle.remove(runner)
+            self.idle.appendleft(runner)
+        return runner is not None
+
+
+# Which instance has which batch. Each batch that was handed to an instance comes back exactly once.
+#
+# A batch that an instance cannot take as a whole, because one of its requests cannot be sent, is handed over again
+# request by request: then the request at fault fails alone, and the others run.
+
+
+class BatchSplit:
+    """A batch that runs request by request: what is left to run, and the answers so far."""
+
+    __slots__ = ("_left", "awaited", "batch", "looping", "marks", "responses")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.marks: ExecutionTimes | None = None
+        """The times of the request that ran last."""
+        self.responses: list[InferenceResponse | None] = [None] * len(batch)
+        # A request that only fills a slot has no caller, and no answer.
+        self._left = [index for index, request in enumerate(batch) if request.sink is not NOBODY]
+        self._left.reverse()
+        self.awaited: int | None = None
+        """The place in the batch of the request that runs now."""
+        self.looping = False
+        """The next request is handed over by a loop that is under way."""
+
+    def next(self) -> int | None:
+        """Return the place of the request that is to run now; None after the last."""
+        self.awaited = self._left.pop() if self._left else None
+        return self.awaited
+
+    def answered(
+        self, alone: Batch, responses: Sequence[InferenceResponse | None], marks: ExecutionTimes | None
+    ) -> None:
+        """Take the answer to the request that ran in ``alone``."""
+        assert self.awaited is not None
+        self.responses[self.awaited] = responses[alone.index(self.batch[self.awaited])]
+        self.marks = marks or self.marks
+        self.awaited = None
+
+
+class Leases(dict[int, tuple[ModelInstance, Batch]]):
+    """The batches of one model version that instances have, each with its instance. For the loop's thread only.
+
+    By the identity of the batch, which is the same list when it comes back.
+    """
+
+    __slots__ = ()
+
+    def holds(self, runner: ModelInstance) -> bool:
+        """Return whether ``runner`` has a batch."""
+        return any(holder is runner for holder, _ in self.values())
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield each batch that is out."""
+        return (batch for _, batch in self.values())
+
+    def lost(self) -> Sequence[tuple[ModelInstance, Batch]]:
+        """Return the batches whose instance says that it has nothing under way."""
+        return [(runner, batch) for runner, batch in self.values() if not runner.busy]
+
+
+def unanswered(holder: Callable[[InferenceRequest], None], since: int) -> list[InferenceRequest]:
+    """Return the requests that ``holder`` is to be told of when they are cancelled, and that wait in no queue.
+
+    What has waited since before ``since`` waits in a queue that is no more. They are searched among all objects of the
+    process, so that nothing has to be kept for each request as long as none is lost.
+    """
+    return [
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), InferenceRequest)  # ``isinstance`` may run code of the object's class
+        and not each.finished
+        and each.on_cancel is holder
+        and (each.queue is None or each.queued_ns < since)
+    ]

@@ -1,0 +1,407 @@
+"""What a request of a sequence carries on its way to a model, and what is taken out of the answer on its way back.
+
+Control inputs and states are inputs like any other by the time a backend sees them, and states are outputs: nothing
+between here and the model knows what a sequence is.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from nerite.config.model_config import ModelConfig, ModelSequenceBatching, SequenceControl
+from nerite.config.signature import initial_dims, read_initial_state
+from nerite.core import headers
+from nerite.core import tensor as dtypes
+from nerite.core.byte_budget import SEQUENCES, Memo
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.request import NOBODY, InferenceRequest, RequestedOutput, RequestHeader, with_request_id
+from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
+from nerite.core.tensor import Buffer, DataType, TensorSpec, join_bytes
+from nerite.scheduling.sequence import RequestSequence
+
+# The signals that tell a model which sequence it works on: inputs that the server makes, one element each.
+
+_FORMS: Final = {dtypes.INT32: "<i", dtypes.FP32: "<f", dtypes.BOOL: "<?"}
+
+
+class SequenceControls:
+    """The control inputs of one model, from a configuration that has been validated."""
+
+    def __init__(self, batching: ModelSequenceBatching, batching_dims: tuple[int, ...]) -> None:
+        """``batching_dims``: what stands before the shape of each tensor, 1 where there is a batch dimension."""
+        shape = (*batching_dims, 1)
+        self.specs: list[TensorSpec] = []
+        """In the order of the configuration."""
+        self._makers: list[Callable[[bool, bool, bool, int | str], Buffer]] = []
+        for tensor in batching.control_input:
+            for control in tensor.control:
+                datatype = _datatype(control)
+                self.specs.append(TensorSpec(tensor.name, datatype, shape))
+                self._makers.append(_maker(control, datatype))
+        self.names = [spec.name for spec in self.specs]
+
+    def data(self, start: bool, end: bool, ready: bool, sequence_id: int | str) -> list[Buffer]:
+        """Return the bytes of each control input."""
+        return [make(start, end, ready, sequence_id) for make in self._makers]
+
+
+def _datatype(control: SequenceControl) -> DataType:
+    if control.kind == "CONTROL_SEQUENCE_CORRID":
+        return dtypes.BY_CONFIG_NAME[control.data_type]
+    if control.int32_false_true:
+        return dtypes.INT32
+    return dtypes.FP32 if control.fp32_false_true else dtypes.BOOL
+
+
+def _maker(control: SequenceControl, datatype: DataType) -> Callable[[bool, bool, bool, int | str], Buffer]:
+    if control.kind == "CONTROL_SEQUENCE_CORRID":
+        if datatype is dtypes.BYTES:
+            return lambda _start, _end, _ready, id: join_bytes([id or ""])
+        size = datatype.size
+        return lambda _start, _end, _ready, id: _number(id, size)
+    values = control.int32_false_true or control.fp32_false_true or control.bool_false_true
+    false, true = (struct.pack(_FORMS[datatype], value) for value in values)
+    if control.kind == "CONTROL_SEQUENCE_START":
+        return lambda start, _end, _ready, _id: true if start else false
+    if control.kind == "CONTROL_SEQUENCE_END":
+        return lambda _start, end, _ready, _id: true if end else false
+    return lambda _start, _end, ready, _id: true if ready else false
+
+
+def _number(sequence_id: int | str, size: int) -> bytes:
+    """Return the lowest bytes of an id; text never comes here, it is refused on its way in."""
+    assert isinstance(sequence_id, int)
+    return (sequence_id & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+
+# What requests to a model with sequences have to say.
+
+
+class SequenceRequirements:
+    """The terms of one model, whose configuration is complete, valid, and chooses sequence batching."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._model = config.name
+        self._control = _id_control(config)
+
+    def refusal(self, header: RequestHeader, sequence_id: int | str, request_id: str) -> NeriteError | None:
+        """Return what is wrong with a request that is to be part of a sequence.
+
+        ``sequence_id`` is the one of ``header``, or one that the server has given it.
+        """
+        if self._control is not None and (header.sequence_id or not sequence_id):
+            name, expected = self._control
+            given = dtypes.BYTES if isinstance(header.sequence_id, str) else dtypes.UINT64
+            if (given is dtypes.BYTES) is not (expected is dtypes.BYTES):
+                send = "a string" if expected is dtypes.BYTES else "a number"
+                refusal = InvalidArgument(
+                    f"sequence batching control '{name}' data-type is '{given.name}', but model '{self._model}' "
+                    f"expects '{expected.name}' (send {send} as sequence_id, or change data_type of the control)"
+                )
+                return with_request_id(refusal, request_id)
+        if header.batch_size > 1:
+            return InvalidArgument(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
+                "batcher"
+            )
+        if not sequence_id:
+            return InvalidArgument(
+                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
+            )
+        return None
+
+
+def _id_control(config: ModelConfig) -> tuple[str, DataType] | None:
+    """Return name and type of the control that tells the model the correlation id, if there is one."""
+    assert config.sequence_batching is not None
+    for tensor in config.sequence_batching.control_input:
+        for control in tensor.control:
+            if control.kind == "CONTROL_SEQUENCE_CORRID":
+                return tensor.name, dtypes.BY_CONFIG_NAME[control.data_type]
+    return None
+
+
+# Implicit state: tensors that one request of a sequence leaves, in the server, for the next.
+#
+# A state is a tensor that the model gives as an output and takes as an input. The buffer that came is the buffer that
+# goes: nothing is copied, but for what is so small that a view would hold more memory than it is worth.
+
+SMALL: Final = 4096
+"""Bytes up to which a state is copied, instead of holding what it lies in: a whole message, or a whole batch."""
+
+
+class StateForm:
+    """Types and shapes of a model's states between two requests. Equal ones are mostly the same object."""
+
+    __slots__ = ("specs", "varies")
+
+    def __init__(self, specs: tuple[TensorSpec, ...], *, varies: bool) -> None:
+        self.specs = specs
+        """Of the inputs, in the order of the configuration."""
+        self.varies = varies
+        """Another request may come with another form: the two cannot share a batch."""
+
+
+class KeptState(NamedTuple):
+    """What a sequence keeps between two requests."""
+
+    form: StateForm
+    data: list[Buffer]
+
+
+class _Split(NamedTuple):
+    """How the outputs of responses with one header are dealt out."""
+
+    header: ResponseHeader | None
+    """What the caller gets; None if that is nothing, and he gets it only if it is the last he gets."""
+    returned: tuple[int, ...]
+    """The positions of its outputs."""
+    states: tuple[int | None, ...]
+    """The position of each state; None for one that the model left out, which stays as it is."""
+    specs: tuple[TensorSpec | None, ...]
+
+
+class SequenceStates:
+    """The states of one model, from a configuration that has been validated."""
+
+    def __init__(
+        self, batching: ModelSequenceBatching, batching_dims: tuple[int, ...], directory: Path, *, decoupled: bool
+    ) -> None:
+        """``batching_dims``: what stands before the shape of each tensor, 1 where there is a batch dimension.
+
+        Reads files in the model's ``directory``; blocks. Raises ``NeriteError`` where they are not as they were.
+        """
+        self._decoupled = decoupled
+        self.outputs = tuple(state.output_name for state in batching.state)
+        """Their names as outputs."""
+        self._inputs = {state.output_name: state.input_name for state in batching.state}
+        self._varies = any(-1 in state.dims for state in batching.state)
+        self._forms: Memo[tuple[TensorSpec, ...], StateForm] = Memo()
+        self._splits: Memo[tuple[ResponseHeader, frozenset[str]], _Split] = Memo()
+        specs, data = [], []
+        for state in batching.state:
+            shape = (*batching_dims, *initial_dims(state))
+            specs.append(TensorSpec(state.input_name, dtypes.BY_CONFIG_NAME[state.data_type], shape))
+            data.append(read_initial_state(state, directory))
+        self._first = self._form(tuple(specs)), data
+
+    def first(self) -> KeptState:
+        """Return what the first request of a sequence finds, in memory of its own: models may work in place."""
+        form, data = self._first
+        return KeptState(form, [bytearray(each) for each in data])
+
+    def settled(
+        self, response: InferenceResponse, before: KeptState, returned: frozenset[str]
+    ) -> tuple[KeptState, InferenceResponse]:
+        """Return the states after a response, and the response without those that are not among ``returned``."""
+        header = response.header
+        if header is None:
+            return before, response
+        split = self._splits.get((header, returned))
+        if split is None:
+            split = self._worked_out(header, returned)
+            # The header, what the caller gets of it with what transports leave there, and the states.
+            SEQUENCES.put(self._splits, (header, returned), split, 4 * headers.response_header_bytes(header))
+        data = response.data
+        kept = [old if at is None else _held(data[at]) for at, old in zip(split.states, before.data, strict=True)]
+        specs = tuple([new or old for new, old in zip(split.specs, before.form.specs, strict=True)])
+        if split.header is None:
+            return KeptState(self._form(specs), kept), EMPTY
+        return KeptState(self._form(specs), kept), InferenceResponse(split.header, [data[at] for at in split.returned])
+
+    def _form(self, specs: tuple[TensorSpec, ...]) -> StateForm:
+        form = self._forms.get(specs)
+        if form is None:
+            form = StateForm(specs, varies=self._varies)
+            SEQUENCES.put(self._forms, specs, form, headers.tensor_specs_bytes(specs))
+        return form
+
+    def _worked_out(self, header: ResponseHeader, returned: frozenset[str]) -> _Split:
+        positions = {spec.name: at for at, spec in enumerate(header.outputs)}
+        theirs = tuple(at for name, at in positions.items() if name not in self._inputs or name in returned)
+        states = tuple(positions.get(name) for name in self.outputs)
+        # What a decoupled model sends to leave a state, and nothing else, is no response.
+        nothing = self._decoupled and not theirs and not header.parameters and bool(positions)
+        rest = ResponseHeader(
+            header.model_name, header.model_version, [header.outputs[at] for at in theirs], header.parameters
+        )
+        return _Split(
+            None if nothing else rest,
+            theirs,
+            states,
+            tuple(
+                None if at is None else _renamed(header.outputs[at], self._inputs[name])
+                for name, at in zip(self.outputs, states, strict=True)
+            ),
+        )
+
+
+def zeros(spec: TensorSpec) -> bytes:
+    """Return the data of a tensor of zeros, or of strings without length."""
+    return bytes(4 * spec.elements if spec.datatype is dtypes.BYTES else spec.byte_size)
+
+
+def _renamed(spec: TensorSpec, name: str) -> TensorSpec:
+    return TensorSpec(name, spec.datatype, spec.shape)
+
+
+def _held(data: Buffer) -> Buffer:
+    return bytearray(data) if len(data) <= SMALL else data
+
+
+Said: TypeAlias = Mapping[str, tuple[TensorSpec, Buffer]]
+"""SequenceControls and states that a sample for warming up says itself, by name."""
+
+
+class SequenceHeader(RequestHeader):
+    """The header of a request with controls and states."""
+
+    __slots__ = ("null", "returned")
+
+    def __init__(self, *arguments: Any, returned: frozenset[str] = frozenset(), **keywords: Any) -> None:
+        """``returned``: the states that the caller gets, too, as he may ask for them, and did."""
+        super().__init__(*arguments, **keywords)
+        self.returned = returned
+        self.null: RequestHeader | None = None
+        """The header of a request that stands for none, in a batch with those that have this one."""
+
+    def with_inputs(self, inputs: Iterable[TensorSpec]) -> SequenceHeader:
+        """Return a header that says this of other inputs."""
+        other = SequenceHeader(
+            self.model_name,
+            self.model_version,
+            [*inputs],
+            self.outputs,
+            parameters=self.parameters,
+            priority=self.priority,
+            timeout_us=self.timeout_us,
+            sequence_id=self.sequence_id,
+            sequence_start=self.sequence_start,
+            sequence_end=self.sequence_end,
+            caller=self.caller,
+            returned=self.returned,
+        )
+        other.batch_size, other.batch_key = self.batch_size, self.batch_key
+        return other
+
+
+class SequenceInputs:
+    """The controls and states of one model version. For the loop's thread only, once it is made."""
+
+    def __init__(self, config: ModelConfig, directory: Path) -> None:
+        """``config`` is complete, valid, and chooses sequence batching. Blocks: reads what states begin with.
+
+        Raises ``NeriteError`` if a file in the model's ``directory`` is not what it was when it was checked.
+        """
+        batching = config.sequence_batching
+        assert batching is not None
+        self._iterative = batching.iterative_sequence
+        dims = (1,) if config.max_batch_size > 0 else ()
+        self._controls = SequenceControls(batching, dims)
+        policy = config.model_transaction_policy
+        self._states = (
+            SequenceStates(batching, dims, directory, decoupled=policy is not None and policy.decoupled)
+            if batching.state
+            else None
+        )
+        self._returnable = frozenset(output.name for output in config.output).intersection(
+            state.output_name for state in batching.state
+        )
+        self._headers: Memo[tuple[RequestHeader, int | str, bool, bool, StateForm | None], SequenceHeader] = Memo()
+
+    def dress(
+        self, request: InferenceRequest, sequence: RequestSequence, *, start: bool, end: bool, ready: bool = True
+    ) -> None:
+        """Give a request, whose header and data are the caller's, what the model is to know of its sequence.
+
+        A request that is to run again gets the caller's header and data back first.
+        """
+        # A model that works in place must not find what it left there when it gets a request once more.
+        own = (memoryview(each).toreadonly() for each in request.data) if self._iterative else request.data
+        data = [*own, *self._controls.data(start, end, ready, sequence.id)]
+        form = None
+        if self._states is not None:
+            if start or sequence.state is None:
+                sequence.state = self._states.first()
+            form = sequence.state.form
+            data += sequence.state.data
+        request.header = self._header(request.header, sequence.id, start, end, form)
+        request.data = data
+
+    def overrule(self, request: InferenceRequest, said: Said) -> None:
+        """Give a dressed ``request`` the controls and states that somebody chose, in place of the server's."""
+        header = request.header
+        assert isinstance(header, SequenceHeader)
+        made = zip(header.inputs, request.data, strict=True)
+        inputs = [said.get(spec.name, (spec, data)) for spec, data in made]
+        request.header = header.with_inputs([spec for spec, _ in inputs])
+        request.data = [bytearray(data) for _, data in inputs]
+
+    def null(self, like: InferenceRequest) -> InferenceRequest:
+        """Return a request that stands in a batch for a slot without one; ``like``, which is dressed, is another."""
+        header = like.header
+        assert isinstance(header, SequenceHeader)
+        false = dict(zip(self._controls.names, self._controls.data(False, False, False, 0), strict=True))
+        data = [bytearray(false.get(spec.name) or zeros(spec)) for spec in header.inputs]
+        if header.null is None:
+            header.null = RequestHeader(header.model_name, header.model_version, header.inputs, header.outputs)
+            header.null.batch_size, header.null.batch_key = header.batch_size, header.batch_key
+        return InferenceRequest(header.null, data, NOBODY, time.monotonic_ns())
+
+    def settle(
+        self, request: InferenceRequest, response: InferenceResponse, sequence: RequestSequence
+    ) -> InferenceResponse:
+        """Keep the states that a response to a dressed ``request`` has; return what the caller gets of it.
+
+        What says nothing of a state (an error, say) leaves it as it was. Of several responses one may be for the state
+        alone: then the caller gets nothing of it, and what is returned is ``empty``.
+        """
+        if self._states is None:
+            return response
+        assert isinstance(request.header, SequenceHeader)
+        # A decoupled model may answer when its sequence is over, and nothing of that is left.
+        before = sequence.state or self._states.first()
+        sequence.state, rest = self._states.settled(response, before, request.header.returned)
+        return rest
+
+    def _header(
+        self, header: RequestHeader, sequence_id: int | str, start: bool, end: bool, form: StateForm | None
+    ) -> SequenceHeader:
+        """Return what becomes of a caller's header."""
+        key = (header, sequence_id, start, end, form)
+        dressed = self._headers.get(key)
+        if dressed is None:
+            dressed = self._made(*key)
+            size = headers.request_header_bytes(header) + headers.request_header_bytes(dressed)
+            SEQUENCES.put(self._headers, key, dressed, size)
+        return dressed
+
+    def _made(
+        self, header: RequestHeader, sequence_id: int | str, start: bool, end: bool, form: StateForm | None
+    ) -> SequenceHeader:
+        states = () if self._states is None else self._states.outputs
+        dressed = SequenceHeader(
+            header.model_name,
+            header.model_version,
+            [*header.inputs, *self._controls.specs, *(() if form is None else form.specs)],
+            [
+                *header.outputs,
+                # Without any, all outputs are meant, states among them.
+                *(RequestedOutput(name) for name in states if header.outputs and name not in header.wanted),
+            ],
+            parameters=header.parameters,
+            priority=header.priority,
+            timeout_us=header.timeout_us,
+            sequence_id=sequence_id,
+            sequence_start=start,
+            sequence_end=end,
+            caller=header.caller,
+            returned=self._returnable & header.wanted if header.outputs else self._returnable,
+        )
+        dressed.batch_size = header.batch_size
+        dressed.batch_key = header.batch_key if form is None or not form.varies else (header.batch_key, form)
+        return dressed

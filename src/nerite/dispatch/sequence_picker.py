@@ -1,0 +1,208 @@
+"""The roster of a model with sequences: each has an instance of its own, and knows what its last request left."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from nerite.config.model_config import ModelConfig
+from nerite.core.errors import NeriteError
+from nerite.core.failures import report
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.dispatch.interface import Ended, May, Refusal
+from nerite.dispatch.sequence_inputs import SequenceInputs, SequenceRequirements
+from nerite.instances.instance import Batch, ModelInstance
+from nerite.scheduling.decider import BatchReason
+from nerite.scheduling.sequence import SequenceRequest, SequenceRules
+from nerite.scheduling.sequence_batcher import SequenceBatcher
+
+_now = time.monotonic_ns
+_log = logging.getLogger("nerite.execution")
+
+
+class SequencePicker:
+    """A sequence batcher, and what its requests carry to the model and back. They all are ``SequenceRequest``."""
+
+    timed = True
+    ahead = False
+    settles = True
+
+    def __init__(self, config: ModelConfig, dress: SequenceInputs, rules: SequenceRules) -> None:
+        """``dress`` adds controls and states to requests, and takes states out of answers."""
+        self._config = config
+        self._rules = rules
+        self._model = rules.model
+        self._batcher: SequenceBatcher[ModelInstance] = SequenceBatcher(rules, self._prepare)
+        self._dress = dress
+        batching = config.sequence_batching
+        self._iterative = batching is not None and batching.iterative_sequence
+        self._by_slot = rules.batching is None
+        self._ids = itertools.count(1)
+        self._terms = SequenceRequirements(config)
+
+    @property
+    def idle(self) -> Collection[ModelInstance]:
+        """The instances that are up and run nothing."""
+        return self._batcher.idle
+
+    @property
+    def size(self) -> int:
+        """Requests that wait."""
+        return self._batcher.size
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """How many requests wait: sequences have no priorities."""
+        return {0: self._batcher.size}
+
+    @property
+    def releases(self) -> Mapping[BatchReason, int]:
+        """Why batches began."""
+        return self._batcher.releases
+
+    def renewed(self) -> SequencePicker:
+        """Return an empty one with the same rules, which knows no instances and no sequences."""
+        return SequencePicker(self._config, self._dress, self._rules)
+
+    def alone(self, batch: Batch, index: int) -> Batch:
+        """Return a batch in which one request of ``batch`` has its slot, and the slots before it are empty."""
+        request = batch[index]
+        return [*(self._dress.null(request) for _ in range(index)), request] if self._by_slot else [request]
+
+    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
+        """Let ``request`` wait for its turn in its sequence, or return why it is refused."""
+        assert isinstance(request, SequenceRequest)
+        if self._iterative:
+            self._make_iterative(request)
+        refusal = self._terms.refusal(request.header, request.sequence_id, request.id)
+        if refusal is not None:
+            return refusal
+        sequence_id = request.sequence_id
+        if request.starts and self._batcher.begun(sequence_id):
+            _log.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
+                "start. Previous sequence will be terminated early.",
+                sequence_id,
+                self._model,
+                extra={"request_id": request.id},
+            )
+        return self._batcher.offer(request, now)
+
+    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+        """Return ``request`` if it would begin a sequence; one that is under way goes on."""
+        return request if self._iterative or request.header.sequence_start else None
+
+    def choose(self, now: int, may: May | None = None) -> tuple[ModelInstance, Batch] | None:
+        """Return an instance and the batch that it is given now; None if nothing should start."""
+        chosen = self._batcher.choose(now, may)
+        if chosen is None:
+            return None
+        runner, slots = chosen
+        some = next(request for request in slots if request is not None)
+        return runner, [self._dress.null(some) if request is None else request for request in slots]
+
+    def ended(
+        self, runner: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
+    ) -> Ended:
+        """Note that ``runner`` has finished a batch, and keep what its requests left for the next."""
+        real: list[SequenceRequest] = []
+        settled: list[InferenceResponse | None] = []
+        again: list[SequenceRequest] = []
+        nulls: Batch = []
+        for request, response in zip(batch, responses, strict=True):
+            if not isinstance(request, SequenceRequest):
+                nulls.append(request)
+                continue
+            kept = None if response is None else self._settled(request, response)
+            if response is not None and response.again:
+                again.append(request)
+                continue
+            real.append(request)
+            settled.append(kept)
+        self._batcher.ended(runner, real, _now(), again)
+        return [*real], settled, [*nulls, *again]
+
+    def _settled(self, request: SequenceRequest, response: InferenceResponse) -> InferenceResponse | None:
+        """Return what ``settle`` does; an error where it fails, so that the others of the batch come to their end."""
+        try:
+            return self.settle(request, response)
+        except Exception as error:
+            return InferenceResponse.failed(report("dispatcher", error, f"of model '{self._model}'", request.id))
+
+    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
+        """Keep what a response leaves for the next request of the sequence; return what the caller gets of it.
+
+        A slot without a request has no caller.
+        """
+        if not isinstance(request, SequenceRequest):
+            return None
+        return self._dress.settle(request, response, request.sequence)
+
+    def resume(self, request: InferenceRequest) -> None:
+        """Let ``request`` run once more, if that waited for the caller."""
+        assert isinstance(request, SequenceRequest)
+        self._batcher.resume(request)
+
+    def server_stops(self) -> None:
+        """Let nothing wait any more for sequences of which the end is not in sight."""
+        self._batcher.server_stops()
+
+    def finish(self) -> None:
+        """Let sequences be over of which nothing waits or runs: no more requests come."""
+        self._batcher.finish()
+
+    def came(self, runner: ModelInstance) -> None:
+        """Note that ``runner`` is there, up and idle."""
+        self._batcher.came(runner)
+
+    def gone(self, runner: ModelInstance) -> Sequence[Refusal]:
+        """Note that ``runner`` is no more, and with it the sequences that it had."""
+        return self._batcher.gone(runner, f"the instance that had it, '{runner.name}', died")
+
+    def retire(self, runner: ModelInstance) -> None:
+        """Begin no sequence on ``runner`` any more."""
+        self._batcher.retire(runner)
+
+    def holds(self, runner: ModelInstance) -> bool:
+        """Return whether ``runner`` has sequences that are not over."""
+        return self._batcher.holds(runner)
+
+    def wake_at(self) -> int | None:
+        """Return when a sequence was idle for too long, a request in the backlog, or a batch has waited enough."""
+        return self._batcher.wake_at()
+
+    def expire(self, now: int) -> Sequence[Refusal]:
+        """End what was idle for too long; drop and return what was in the backlog for too long."""
+        return self._batcher.expire(now)
+
+    def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Drop ``request``, and all others of its sequence, if it waits."""
+        assert isinstance(request, SequenceRequest)
+        return self._batcher.withdraw(request)
+
+    def drain(self) -> list[InferenceRequest]:
+        """Drop and return everything that waits."""
+        return [*self._batcher.drain()]
+
+    def _prepare(self, request: SequenceRequest) -> NeriteError | None:
+        """Have a request carry what the model is to know of its sequence, and what the last one left.
+
+        Return why that failed, if it did.
+        """
+        try:
+            request.undress()
+            end = request.header.sequence_end and bool(request.header.sequence_id)
+            self._dress.dress(request, request.sequence, start=request.starts, end=end)
+        except Exception as error:
+            return report("dispatcher", error, f"of model '{self._model}'", request.id)
+        return None
+
+    def _make_iterative(self, request: SequenceRequest) -> None:
+        """Have a request be a sequence of its own, with an id if it has none: the model says when it is over."""
+        request.ends = True
+        if not request.sequence_id:
+            request.starts = True
+            request.sequence_id = next(number for number in self._ids if not self._batcher.lives(number))

@@ -1,0 +1,1 @@
+"""Ensembles at run time: one request becomes requests to several models."""

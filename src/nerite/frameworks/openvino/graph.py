@@ -1,0 +1,176 @@
+"""What an OpenVINO model says about itself: its inputs and outputs, under the names that the configuration uses."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any, Final, NamedTuple, cast
+
+from nerite.backends.arrays.graph import GraphTensor, ModelGraph
+from nerite.backends.configuration import all_inputs, all_outputs, batching, model_dims
+from nerite.core import tensor as dtypes
+from nerite.core.errors import Internal, NeriteError, NotHere, Unsupported
+from nerite.core.tensor import DataType
+
+DATATYPES: Final[dict[str, DataType]] = {
+    "boolean": dtypes.BOOL,
+    "u8": dtypes.UINT8,
+    "u16": dtypes.UINT16,
+    "u32": dtypes.UINT32,
+    "u64": dtypes.UINT64,
+    "i8": dtypes.INT8,
+    "i16": dtypes.INT16,
+    "i32": dtypes.INT32,
+    "i64": dtypes.INT64,
+    "f16": dtypes.FP16,
+    "f32": dtypes.FP32,
+    "f64": dtypes.FP64,
+    "bf16": dtypes.BF16,
+    "string": dtypes.BYTES,
+}
+"""The protocol's types, by OpenVINO's names."""
+
+Entry = Mapping[str, Any]
+
+
+class ModelSocket(NamedTuple):
+    """One input or output of a model, and what the configuration says of it."""
+
+    name: str
+    position: int
+    port: Any
+    """An ``openvino.Output``."""
+    entry: Entry | None
+    """Of ``input`` or ``output``, a control or a state; None if the configuration does not know of it."""
+
+    @property
+    def element(self) -> str:
+        """OpenVINO's name of the element type."""
+        return str(self.port.element_type.type_name)
+
+    @property
+    def dims(self) -> tuple[int, ...] | None:
+        """All of the shape, -1 for any size; None where not even the number of dimensions is known."""
+        shape = self.port.partial_shape
+        return None if shape.rank.is_dynamic else tuple(d.get_length() if d.is_static else -1 for d in shape)
+
+
+def inputs(model: Any, config: Mapping[str, Any]) -> list[ModelSocket]:
+    """Return the inputs of a model, in its order."""
+    return _sockets(model.inputs, all_inputs(config))
+
+
+def outputs(model: Any, config: Mapping[str, Any]) -> list[ModelSocket]:
+    """Return the outputs of a model, in its order."""
+    return _sockets(model.outputs, all_outputs(config))
+
+
+def declared_dims(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape that the model is to have according to an entry: ``reshape``, and with the batch before it."""
+    return (*((-1,) if batching(config) else ()), *model_dims(entry))
+
+
+def graph_of_model(model: Any, config: Mapping[str, Any]) -> ModelGraph:
+    """Read the graph of a model. Raises ``Unsupported`` for a tensor that the protocol cannot carry.
+
+    What the model leaves open about its outputs, the configuration may say.
+    """
+    return ModelGraph(
+        {socket.name: _tensor(socket, socket.dims) for socket in inputs(model, config)},
+        {socket.name: _tensor(socket, _narrowed(socket, config)) for socket in outputs(model, config)},
+        {},
+    )
+
+
+def _sockets(ports: Iterable[Any], entries: Iterable[Entry]) -> list[ModelSocket]:
+    declared = {entry["name"]: entry for entry in entries}
+    sockets: dict[str, ModelSocket] = {}
+    for position, port in enumerate(ports):
+        # A tensor may have several names, and be several outputs; before OpenVINO named them all, it could have none.
+        names = [name for name in sorted(port.names) if name not in sockets] or [str(port.node.friendly_name)]
+        name = next((name for name in names if name in declared), names[0])
+        sockets[name] = ModelSocket(name, position, port, declared.get(name))
+    return list(sockets.values())
+
+
+def _narrowed(socket: ModelSocket, config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    dims = socket.dims
+    if socket.entry is None:
+        return dims
+    said = declared_dims(socket.entry, config)
+    if dims is None:
+        return said
+    if len(dims) != len(said):
+        return dims
+    return tuple(wanted if dim == -1 else dim for dim, wanted in zip(dims, said, strict=True))
+
+
+def _tensor(socket: ModelSocket, dims: Sequence[int] | None) -> GraphTensor:
+    datatype = DATATYPES.get(socket.element)
+    if datatype is None:
+        raise Unsupported(
+            f"tensor '{socket.name}' is of type {socket.element}, and the protocol has no data type for its elements. "
+            "Declare it with the data_type that it is to be converted to"
+        )
+    if dims is None:
+        raise Unsupported(f"the model does not say how many dimensions '{socket.name}' has: declare it, with its dims")
+    return GraphTensor(socket.name, datatype, tuple(dims))
+
+
+# OpenVINO itself: the import, the one core of the process, the meaning of its errors.
+
+_TELEMETRY: Final = "openvino_telemetry"
+_importing = threading.Lock()
+
+_PLACES: Final = re.compile(r"Exception from \S+:\d+:|Check '.*' failed at \S+:\d+:|FrontEnd API failed with \w+:")
+"""What stands before the words that matter."""
+
+
+@cache
+def openvino() -> ModuleType:
+    """Return the package. Raises ``Unsupported`` where it cannot be imported.
+
+    Importing it sends its makers a note over the network, unless its telemetry is not installed. So it is not.
+    """
+    with _importing:
+        installed = sys.modules.get(_TELEMETRY)
+        sys.modules[_TELEMETRY] = cast(ModuleType, None)  # Makes the import of it fail, for which OpenVINO is prepared.
+        try:
+            import openvino
+        except ImportError as error:
+            raise NotHere(f"unable to import openvino ({error}): pip install 'nerite[openvino]'") from error
+        finally:
+            del sys.modules[_TELEMETRY]
+            if installed is not None:
+                sys.modules[_TELEMETRY] = installed
+    return openvino  # type: ignore[no-any-return]  # The package has no types.
+
+
+@cache
+def core(extension: str = "") -> Any:
+    """Return the ``Core`` of all models, or that of those with a library of custom operators.
+
+    It is kept for ever: what it has loaded (devices, libraries) cannot be unloaded. Raises ``NeriteError``.
+    """
+    made = openvino().Core()
+    if extension:
+        try:
+            made.add_extension(extension)
+        except Exception as error:  # Whatever the framework raises says why it cannot be loaded.
+            raise translated(error, "loading custom CPU extensions", f"Is '{extension}' built for it?") from error
+    return made
+
+
+def translated(error: Exception, doing: str, remedy: str = "") -> NeriteError:
+    """Return what a client and the log are told of an exception from OpenVINO, less the places in its source."""
+    if isinstance(error, NeriteError):
+        return error
+    lines = [_PLACES.sub("", line).strip() for line in str(error).splitlines()]
+    text = " ".join(line for line in lines if line)
+    if remedy:
+        text = f"{text.rstrip('.!')}. {remedy}"
+    return Internal(f"openvino error in {doing} : {text}")

@@ -1,0 +1,1 @@
+"""Instances of models: where a batch is executed, in this process or behind an interface."""

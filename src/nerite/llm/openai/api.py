@@ -1,0 +1,438 @@
+"""The endpoints under ``/v1``: bodies to requests of models, and what goes wrong to replies in OpenAI's shape."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from nerite.config.mistake import nearest
+from nerite.core.client_text import checked
+from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Restricted
+from nerite.core.failures import report
+from nerite.core.request import InferenceRequest, RepeatedRequest
+from nerite.core.signature import Signature
+from nerite.core.text import quoted_text
+from nerite.llm.openai import embeddings, large_bodies, sampling, text_model
+from nerite.llm.openai.chat_templates import ChatModel, ChatModels
+from nerite.llm.openai.embeddings import Embedding, EmbeddingRequest, Reranking, RerankRequest, rerank_requests
+from nerite.llm.openai.exchange import CompletionExchange, CompletionStream, JointWork
+from nerite.llm.openai.fields import ApiError, reply_of
+from nerite.llm.openai.large_bodies import BodyReader
+from nerite.llm.openai.requests import DEFAULT_TOKENS, ChatRequest, CompletionFields, CompletionRequest, not_taken
+from nerite.llm.openai.shapes import ChatShape, CompletionShape
+from nerite.llm.openai.text_model import SPECIAL, ModelRequest, Strings, TextModel
+from nerite.llm.openai.tool_calls import ToolParser
+from nerite.transports import access
+from nerite.transports.access import Lock, SenderHeaders
+from nerite.transports.http import reply, routes
+from nerite.transports.http.handler import BackgroundCalls
+from nerite.transports.http.infer_request import Call, HttpTarget
+from nerite.transports.http.reply import json_reply
+
+if TYPE_CHECKING:
+    from nerite.models.running_version import RunningVersion
+    from nerite.server import InferenceServer
+    from nerite.transports.http.handler import HttpExchange
+    from nerite.transports.http.head import RequestHead
+    from nerite.transports.http.reply import Reply
+
+# The text models of the server, under the names that clients have for them.
+
+_OWNER: Final = "nerite"
+
+TEXT: Final = "text"
+EMBEDDING: Final = "embedding"
+RERANKING: Final = "reranking"
+_PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
+    TEXT: (text_model.is_text, f"is no text model: {text_model.NEEDS}"),
+    EMBEDDING: (
+        text_model.is_embedding,
+        f"has no embeddings: it needs an output '{text_model.EMBEDDING}' (FP32)",
+    ),
+    RERANKING: (embeddings.is_reranker, f"rates no texts: {embeddings.NEEDS}"),
+}
+"""What a model can be asked for: what tells whether it can, and what is said of one that cannot."""
+
+
+class TextModels:
+    """Looks models up, and lists them."""
+
+    def __init__(self, server: InferenceServer) -> None:
+        self._server = server
+        self.began = int(time.time())
+        """What is said of when models were made: nobody knows, and clients expect a time."""
+
+    def find(self, name: str, purpose: str = TEXT) -> RunningVersion:
+        """Return where requests for a model go. Raises ``ApiError`` if it is not there, or for something else.
+
+        Raises also what the server says of a model that cannot be asked now.
+        """
+        try:
+            running = self._server.find(name, "", "")
+        except NotFound:
+            raise self._unknown(name) from None
+        signature = running.signature
+        serves, lack = _PURPOSES[purpose]
+        if not serves(signature):
+            raise ApiError(f"Model '{name}' {lack}.", "model", "model_not_supported")
+        return running
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return what is told of each model that this API can ask."""
+        found = []
+        for name in sorted({record.name for record in self._server.manager.records if record.running}):
+            try:
+                found.append(self.told(name))
+            except NeriteError:  # another kind of model, or two of one name
+                continue
+        return found
+
+    def told(self, name: str) -> dict[str, Any]:
+        """Return what is told of a model. Raises ``ApiError`` if this API cannot ask it."""
+        try:
+            signature = self._server.signature(name, "")
+        except NotFound:
+            raise self._unknown(name) from None
+        if not _answers(signature):
+            raise self._unknown(name)
+        return describe_model(name, self.began)
+
+    def _unknown(self, name: str) -> ApiError:
+        names = [
+            record.name
+            for record in self._server.manager.records
+            if any(_answers(running.signature) for running in record.running.values())
+        ]
+        return unknown_model(name, names)
+
+
+def unknown_model(name: str, names: Collection[str], status: int = 404) -> ApiError:
+    """Return the refusal of a model that is none of ``names``."""
+    meant = nearest(name, names)
+    hint = f". Did you mean '{meant}'?" if meant and meant != name else ""
+    return ApiError(f"Unknown model: {name}{hint}", "model", "model_not_found", status)
+
+
+def describe_model(name: str, made: int) -> dict[str, Any]:
+    """Return what is told of a model. ``made``: when, in seconds."""
+    return {"id": name, "object": "model", "created": made, "owned_by": _OWNER}
+
+
+def _answers(signature: Signature) -> bool:
+    return any(serves(signature) for serves, _ in _PURPOSES.values())
+
+
+# Models that come and go under ``/v1``, as in Triton's frontend for OpenAI's API.
+
+
+class ModelControl:
+    """Loads and unloads models for who asks."""
+
+    def __init__(self, server: InferenceServer, models: TextModels) -> None:
+        self._server = server
+        self._models = models
+        self._errands = BackgroundCalls(reply_of)
+
+    def load(self, connection: HttpExchange, model: str) -> None:
+        """Load a model that is not, and answer once it is."""
+        self._errands.start(connection, self._load(model))
+
+    def unload(self, connection: HttpExchange, model: str) -> None:
+        """Unload a model that is loaded."""
+        self._errands.start(connection, self._unload(model))
+
+    async def _load(self, model: str) -> Reply:
+        self._check()
+        if self._runs(model):
+            raise ApiError(f"Model '{model}' is already loaded", "model", "model_already_loaded")
+        there = await self._server.repository_index(ready_only=False)
+        if all(each["name"] != model for each in there):
+            raise unknown_model(model, {each["name"] for each in there}, status=400)
+        try:
+            await self._server.load(model, {})
+        except NeriteError as error:
+            raise ApiError(f"Failed to load model '{model}': {error.message}", "model", "model_not_loaded") from None
+        return json_reply(self._described(model))
+
+    async def _unload(self, model: str) -> Reply:
+        self._check()
+        if not self._runs(model):
+            names = {record.name for record in self._server.manager.records if record.running}
+            raise unknown_model(model, names, status=400)
+        await self._server.unload(model, {})
+        return json_reply(self._described(model))
+
+    def _check(self) -> None:
+        if not self._server.is_controlled_by_hand:
+            raise ApiError("Model load/unload requires --model-control-mode=explicit", None, "model_control_mode")
+
+    def _runs(self, model: str) -> bool:
+        return any(record.name == model and record.running for record in self._server.manager.records)
+
+    def _described(self, model: str) -> Mapping[str, Any]:
+        return describe_model(model, self._models.began)
+
+
+PREFIX: Final = "/v1/"
+
+
+class OpenAi:
+    """Each method but ``target`` is named for its endpoint (``http/routes.py``), and sees to one reply."""
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        *,
+        locks: Mapping[str, Lock],
+        max_input_size: int,
+        sender_of: Callable[[RequestHead], SenderHeaders],
+    ) -> None:
+        """``sender_of`` has what a head says beside what is asked."""
+        self._server = server
+        self._locks = locks
+        self._max_input_size = max_input_size
+        self._sender_of = sender_of
+        self._models = TextModels(server)
+        self._control = ModelControl(server, self._models)
+        self._chats = ChatModels(server)
+
+    def target(self, head: RequestHead) -> HttpTarget:
+        """Return what a head under ``/v1`` asks for."""
+        try:
+            return HttpTarget(call=self._call(head))
+        except NeriteError as error:
+            return HttpTarget(refusal=reply_of(error))
+
+    def _call(self, head: RequestHead) -> Call:
+        """Return what answers. Raises ``NeriteError`` for what can be refused without looking at the body."""
+        route = routes.find_route(head.path.partition("?")[0])
+        if route is None:
+            asked = f"{head.method} {head.path}"
+            raise ApiError(f"Unknown request URL: {asked}", None, "unknown_url", 404)
+        endpoint = route.endpoint
+        if head.method not in endpoint.methods:
+            allowed = ", ".join(endpoint.methods)
+            raise ApiError(f"Not allowed method for {head.path}: it takes {allowed}", None, "method_not_allowed", 405)
+        if access.key_refusal(self._locks, endpoint.category, head) is not None:
+            header = self._locks[endpoint.category].header
+            raise Restricted(f"This API is restricted, expecting header '{header}' with valid value")
+        if head.content_length > self._max_input_size:
+            limit = f"the maximum allowed input size of {self._max_input_size} bytes (--http-max-input-size)"
+            size = head.content_length
+            raise ApiError(f"The body of {size} bytes exceeds {limit}.", None, "content_too_large", 413)
+        if head.headers.get("content-encoding", "identity") != "identity":
+            raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        sender = self._sender_of(head)
+        answer = getattr(self, endpoint.name)
+        arguments = {
+            name: checked(unquote(value, errors="surrogateescape"), f"the {name} in the path")
+            for name, value in route.arguments.items()
+        }
+
+        def call(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+            try:
+                answer(connection, body, sender, **arguments)
+            except NeriteError as error:
+                connection.send([reply_of(error).encode()])
+            except Exception as error:
+                failure = report("openai", error, f"in a request to {quoted_text(head.path)}")
+                connection.send([reply_of(failure).encode()])
+
+        return call
+
+    def openai_models(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """List the models."""
+        connection.send([reply.json_reply({"object": "list", "data": self._models.listed()}).encode()])
+
+    def openai_model(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, model: str) -> None:
+        """Tell of a model."""
+        connection.send([reply.json_reply(self._models.told(model)).encode()])
+
+    def openai_load(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, model: str) -> None:
+        """Load a model."""
+        self._control.load(connection, model)
+
+    def openai_unload(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, model: str) -> None:
+        """Unload a model."""
+        self._control.unload(connection, model)
+
+    def completions(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Go on with a text."""
+        self._read(connection, body, large_bodies.COMPLETION, partial(self._complete, connection, sender))
+
+    def _complete(self, connection: HttpExchange, sender: SenderHeaders, asked: CompletionRequest) -> None:
+        wanted = asked.wanted
+        running = self._models.find(wanted.model)
+        model = TextModel(wanted.model, running.signature)
+        _check(model, wanted)
+        if not running.generates:  # engines have as many by themselves, and a policy may allow fewer
+            wanted.sampling.setdefault("max_tokens", DEFAULT_TOKENS)
+        requests = self._asked(model, wanted, asked.prompts, sender, special=wanted.special is not False)
+        made = f"cmpl-{secrets.token_hex(16)}"
+        shape = CompletionShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
+        echoes = [bytes(prompt).decode() if asked.echo else "" for prompt in asked.prompts]
+        streams = []
+        for number in range(len(requests)):
+            stream = _stream(number, number // wanted.n, wanted)
+            stream.finished.echo = echoes[stream.prompt]
+            streams.append(stream)
+        exchange = CompletionExchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
+        exchange.fields = sampling.fields_of(wanted.sampling, "prompt")
+        self._begin(exchange, made, requests, sender, wanted.n)
+
+    def chat_completions(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Go on with a conversation."""
+        self._read(connection, body, large_bodies.CHAT, partial(self._chat, connection, sender))
+
+    def _chat(self, connection: HttpExchange, sender: SenderHeaders, asked: ChatRequest) -> None:
+        running = self._models.find(asked.wanted.model)
+        model = TextModel(asked.wanted.model, running.signature)
+        _check(model, asked.wanted)
+        if asked.images and not model.takes_images:
+            raise not_taken(asked.first_image)
+        chat = self._chats.of(running)
+        template = chat.template(asked)
+        prompt = template.render_briefly(asked.given) if isinstance(asked.given, dict) else None
+        then = partial(self._converse, connection, sender, asked, model, chat)
+        if prompt is not None:
+            then(prompt.encode("utf-8", "surrogatepass"))
+            return
+        arguments = [template.source, template.origin, dict(template.words), large_bodies.as_json(asked.given)]
+        large_bodies.PromptHelper(
+            self._server.helpers, connection, large_bodies.render, arguments, then, "rendering the chat template"
+        )
+
+    def _converse(
+        self,
+        connection: HttpExchange,
+        sender: SenderHeaders,
+        asked: ChatRequest,
+        model: TextModel,
+        chat: ChatModel,
+        prompt: bytes | memoryview,
+    ) -> None:
+        """Go on with the prompt that a conversation is."""
+        wanted = asked.wanted
+        if model.takes_sampling:
+            chat.prepare(asked, wanted.sampling)
+        made = f"chatcmpl-{secrets.token_hex(16)}"
+        shape = ChatShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
+        streams = [_stream(number, 0, wanted, chat.parser(asked)) for number in range(wanted.n)]
+        exchange = CompletionExchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
+        exchange.fields = sampling.fields_of(wanted.sampling, "messages")
+        special = chat.adds_special if wanted.special is None else wanted.special
+        requests = self._asked(model, wanted, [prompt], sender, asked.images, special=special)
+        self._begin(exchange, made, requests, sender, wanted.n)
+
+    def embeddings(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Turn texts into vectors."""
+        self._read(connection, body, large_bodies.EMBEDDING, partial(self._embed, connection, sender))
+
+    def _embed(self, connection: HttpExchange, sender: SenderHeaders, asked: EmbeddingRequest) -> None:
+        model = TextModel(asked.model, self._models.find(asked.model, EMBEDDING).signature)
+        header, (_, *rest) = model.ask(Strings(asked.texts[:1]), {}, sender)
+        # One header for all, which is checked, and crosses to the worker, once.
+        requests = [ModelRequest(header, [Strings([text]).data, *rest]) for text in asked.texts]
+        self._begin(Embedding(connection, asked), f"embd-{secrets.token_hex(16)}", requests, sender)
+
+    def rerank(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Say which texts answer a query best."""
+        self._read(connection, body, large_bodies.RERANKING, partial(self._rerank, connection, sender))
+
+    def _rerank(self, connection: HttpExchange, sender: SenderHeaders, asked: RerankRequest) -> None:
+        signature = self._models.find(asked.model, RERANKING).signature
+        made = f"rerank-{secrets.token_hex(16)}"
+        work = Reranking(connection, made, asked)
+        self._begin(work, made, [rerank_requests(asked, signature, sender)], sender)
+
+    def _read(
+        self, connection: HttpExchange, body: memoryview, reader: BodyReader, then: Callable[[Any], None]
+    ) -> None:
+        """Read a body, or have it read elsewhere if it is large, and go on with what it says."""
+        if len(body) < large_bodies.LARGE:
+            then(reader.here(body))
+            return
+        read = partial(reader.told, then)
+        large_bodies.PromptHelper(self._server.helpers, connection, reader.there, [body], read, "reading the body")
+
+    def _asked(
+        self,
+        model: TextModel,
+        wanted: CompletionFields,
+        prompts: Sequence[bytes | memoryview],
+        sender: SenderHeaders,
+        images: Sequence[bytes | memoryview] = (),
+        *,
+        special: bool,
+    ) -> list[ModelRequest]:
+        """Return what a model is asked: ``n`` times the same for each prompt."""
+        if wanted.n > 1:
+            size = wanted.n * sum(map(len, (*prompts, *images, sampling.written(wanted.sampling))))
+            if size > self._max_input_size:
+                limit = f"the maximum allowed input size of {self._max_input_size} bytes (--http-max-input-size)"
+                raise ApiError(f"All choices together have {size} bytes, which exceeds {limit}.", "n", "invalid_value")
+        seen = Strings(images) if images else None
+        asked: list[ModelRequest] = []
+        for prompt in map(Strings, ([each] for each in prompts)):
+            for index in range(wanted.n):
+                settings = sampling.for_choice(wanted.sampling, index)
+                if index and settings is wanted.sampling:
+                    asked.append(asked[-1])
+                    continue
+                asked.append(
+                    model.ask(
+                        prompt,
+                        settings,
+                        sender,
+                        stream=wanted.stream,
+                        logprobs=wanted.logprobs >= 0,
+                        special=special,
+                        images=seen,
+                        priority=wanted.priority,
+                    )
+                )
+        return asked
+
+    def _begin(
+        self, work: JointWork, name: str, asked: Sequence[ModelRequest], sender: SenderHeaders, answers: int = 1
+    ) -> None:
+        """Ask the model all of it: so many ``answers`` to each prompt, one after the other."""
+        key = sender.idempotency_key
+        if key is not None:
+            parts = [key._replace(part=part, parts=len(asked)) for part in range(len(asked))]
+            asked = [
+                ModelRequest(header.changed(idempotency_key=part), data)
+                for (header, data), part in zip(asked, parts, strict=True)
+            ]
+        now = time.monotonic_ns()
+        names = [name] if len(asked) == 1 else [f"{name}-{number}" for number in range(len(asked))]
+        requests = [
+            (RepeatedRequest if number % answers else InferenceRequest)(header, data, work, now, each)
+            for number, ((header, data), each) in enumerate(zip(asked, names, strict=True))
+        ]
+        # All headers are checked before the first is asked.
+        for request in requests:
+            self._server.version_of(request)
+        work.begin(requests, self._submit)
+
+    def _submit(self, request: InferenceRequest) -> None:
+        self._server.version_of(request).submit(request)
+
+
+def _stream(index: int, prompt: int, wanted: CompletionFields, parser: ToolParser | None = None) -> CompletionStream:
+    stream = CompletionStream(index, prompt, parser)
+    if wanted.logprobs >= 0:
+        stream.finished.tokens = []
+    return stream
+
+
+def _check(model: TextModel, wanted: CompletionFields) -> None:
+    """Refuse what the model has no output for."""
+    if wanted.logprobs >= 0 and not model.gives_logprobs:
+        raise sampling.not_offered("logprobs", f"model '{model.name}' does not say how likely its tokens are.")
+    if wanted.special is not None and not model.takes_special:
+        raise sampling.not_offered(SPECIAL, f"model '{model.name}' has no input '{SPECIAL}', by which it could be told")

@@ -1,0 +1,236 @@
+"""Embeddings: texts to vectors, as numbers or in base64."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from nerite.core import tensor as dtypes
+from nerite.core.request import RequestHeader
+from nerite.core.response import InferenceResponse
+from nerite.core.signature import Signature
+from nerite.core.tensor import Buffer, TensorSpec, join_bytes, to_array
+from nerite.llm.embedding import MOST_DOCUMENTS
+from nerite.llm.openai import text_model
+from nerite.llm.openai.exchange import JointWork
+from nerite.llm.openai.fields import ApiError, Fields, check_count, missing, wrong_type, wrong_value
+from nerite.llm.openai.sampling import not_offered
+from nerite.llm.openai.text_model import ModelRequest
+from nerite.transports.access import SenderHeaders
+from nerite.transports.http.reply import Reply
+
+if TYPE_CHECKING:
+    from nerite.transports.http.handler import HttpExchange
+
+_MOST: Final = 2048
+"""Texts at once, as with OpenAI."""
+_KNOWN: Final = ("model", "input", "encoding_format", "dimensions", "user")
+
+Vector = NDArray[np.float32]
+
+
+class EmbeddingRequest(NamedTuple):
+    """A body, understood."""
+
+    model: str
+    texts: Sequence[bytes | memoryview]
+    """As UTF-8."""
+    base64: bool
+    dimensions: int
+    """0: as many as there are."""
+
+
+def read_embedding(body: Buffer) -> EmbeddingRequest:
+    """Read a body. Raises ``ApiError``."""
+    fields = Fields.of_body(body)
+    fields.refuse_unknown(_KNOWN)
+    model = fields.name("model")
+    fields.name("user", "")
+    if "input" not in fields:
+        raise missing("input")
+    given: Any = fields["input"]
+    texts = given if isinstance(given, list) else [given]
+    check_count("input", texts, _MOST)
+    if any(isinstance(text, (int, list)) for text in texts):
+        raise not_offered("input", "what is embedded is a string, or an array of strings; tokens are the model's.")
+    if not all(isinstance(text, str) for text in texts):
+        raise wrong_type("input", "a string or an array of strings", given)
+    if not texts:
+        raise wrong_value("input", "at least one text", texts)
+    encoded = fields.choice("encoding_format", "float", ("float", "base64")) == "base64"
+    dimensions = fields.integer("dimensions", 1, 1, 2**31) if "dimensions" in fields else 0
+    return EmbeddingRequest(model, [text.encode() for text in texts], encoded, dimensions)
+
+
+def cut_vectors(vector: Vector, dimensions: int) -> Vector:
+    """Return the first of the numbers, at length 1 again. Raises ``ApiError`` if there are not as many."""
+    if dimensions > vector.size:
+        raise wrong_value("dimensions", f"no more than the {vector.size} that the model has", dimensions)
+    vector = vector[:dimensions]
+    length = np.linalg.norm(vector)
+    return (vector / length).astype(np.float32) if length else vector
+
+
+def encode_vectors(vector: Vector) -> str:
+    """Return a vector in base64."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+class Embedding(JointWork):
+    """The vectors of some texts on their way, each text a request."""
+
+    fields = MappingProxyType({"text_input": "input", "dimensions": "dimensions"})
+
+    def __init__(self, connection: HttpExchange, asked: EmbeddingRequest) -> None:
+        super().__init__(connection)
+        self._asked = asked
+        self._entries: list[bytes] = [b""] * len(asked.texts)
+        """What is told of each text. Written as its vector comes: all at once would hold others up."""
+        self._tokens: list[int] = []
+        self._left = len(asked.texts)
+
+    def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
+        if response.header is not None:
+            outputs = zip(response.header.outputs, response.data, strict=True)
+            found = {spec.name: to_array(spec, data) for spec, data in outputs}
+            vector = found[text_model.EMBEDDING].reshape(-1)
+            if self._asked.dimensions:
+                vector = cut_vectors(vector, self._asked.dimensions)
+            embedding = encode_vectors(vector) if self._asked.base64 else np.ascontiguousarray(vector)
+            entry = {"object": "embedding", "index": place, "embedding": embedding}
+            self._entries[place] = orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)
+            if "num_input_tokens" in found:
+                self._tokens.append(int(found["num_input_tokens"].sum()))
+        if not final:
+            return
+        if not self._entries[place]:
+            raise ApiError("The model gave no embedding.", None, None, 500)
+        self._left -= 1
+        if not self._left:
+            self._closed = True
+            self._connection.send([Reply(200, self._written()).encode()])
+
+    def _written(self) -> bytes:
+        told: dict[str, Any] = {"object": "list", "model": self._asked.model}
+        if len(self._tokens) == len(self._entries):
+            tokens = sum(self._tokens)
+            told["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return b'%b,"data":[%b]}' % (orjson.dumps(told)[:-1], b",".join(self._entries))
+
+
+# Reranking: which of several texts answer a query best, asked and told as Cohere, Jina and vLLM have it.
+
+QUERY: Final = "query"
+DOCUMENTS: Final = "documents"
+SCORES: Final = "scores"
+NEEDS: Final = f"it needs inputs '{QUERY}' and '{DOCUMENTS}' (BYTES) and an output '{SCORES}' (FP32)"
+_RERANKING_KNOWN: Final = ("model", "query", "documents", "top_n", "return_documents", "user")
+
+
+def is_reranker(signature: Signature) -> bool:
+    """Say whether a model rates texts by a query."""
+    inputs, scores = signature.inputs, signature.outputs.get(SCORES)
+    return (
+        all(name in inputs and inputs[name].datatype is dtypes.BYTES for name in (QUERY, DOCUMENTS))
+        and signature.required <= {QUERY, DOCUMENTS}
+        and scores is not None
+        and scores.datatype is dtypes.FP32
+    )
+
+
+class RerankRequest(NamedTuple):
+    """A body, understood."""
+
+    model: str
+    query: bytes | memoryview
+    """As UTF-8, as are the documents."""
+    documents: Sequence[bytes | memoryview]
+    top_n: int
+    return_documents: bool
+
+
+def read_reranking(body: Buffer) -> RerankRequest:
+    """Read a body. Raises ``ApiError``."""
+    fields = Fields.of_body(body)
+    fields.refuse_unknown(_RERANKING_KNOWN)
+    model, query = fields.name("model"), fields.text("query").encode()
+    fields.name("user", "")
+    if "documents" not in fields:
+        raise missing("documents")
+    given = fields.array("documents", MOST_DOCUMENTS)
+    if not given:
+        raise wrong_value("documents", "at least one text", given)
+    documents = [_document(place, each).encode() for place, each in enumerate(given)]
+    top_n = fields.integer("top_n", len(documents), 1, 2**31)
+    return RerankRequest(model, query, documents, top_n, fields.flag("return_documents", default=True))
+
+
+def _document(place: int, given: Any) -> str:
+    """Return the text of a document, which may be an object with it."""
+    where = f"documents[{place}]"
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, dict):
+        raise wrong_type(where, "a string or an object with 'text'", given)
+    fields = Fields(given, where)
+    fields.refuse_unknown(("text",))
+    return fields.text("text")
+
+
+def rerank_requests(asked: RerankRequest, signature: Signature, sender: SenderHeaders) -> ModelRequest:
+    """Return the request that it is for its model."""
+    rows = (1,) if signature.max_batch_size else ()
+    inputs = {QUERY: [asked.query], DOCUMENTS: asked.documents}
+    specs = [TensorSpec(name, dtypes.BYTES, (*rows, len(texts))) for name, texts in inputs.items()]
+    data: list[Buffer] = [join_bytes(texts) for texts in inputs.values()]
+    parameters = dict(sender.forwarded)
+    return ModelRequest(RequestHeader(asked.model, "", specs, parameters=parameters, caller=sender.caller), data)
+
+
+class Reranking(JointWork):
+    """The ratings on their way."""
+
+    fields = MappingProxyType({"query": "query", "documents": "documents"})
+
+    def __init__(self, connection: HttpExchange, name: str, asked: RerankRequest) -> None:
+        super().__init__(connection)
+        self._name = name
+        self._asked = asked
+        self._scores: NDArray[np.float32] | None = None
+        self._tokens: int | None = None
+
+    def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
+        if response.header is not None:
+            outputs = zip(response.header.outputs, response.data, strict=True)
+            found = {spec.name: to_array(spec, data) for spec, data in outputs}
+            # What is received is given back.
+            self._scores = found[SCORES].reshape(-1).copy()
+            if "num_input_tokens" in found:
+                self._tokens = int(found["num_input_tokens"].sum())
+        if not final:
+            return
+        documents = len(self._asked.documents)
+        if self._scores is None or len(self._scores) != documents:
+            told = 0 if self._scores is None else len(self._scores)
+            raise ApiError(f"The model gave {told} scores for {documents} documents.", None, None, 500)
+        self._closed = True
+        self._connection.send([Reply(200, self._written(self._scores)).encode()])
+
+    def _written(self, scores: NDArray[np.float32]) -> bytes:
+        best = np.argsort(-scores, kind="stable")[: self._asked.top_n].tolist()
+        results: list[dict[str, Any]] = []
+        for index in best:
+            told: dict[str, Any] = {"index": index, "relevance_score": float(scores[index])}
+            if self._asked.return_documents:
+                told["document"] = {"text": bytes(self._asked.documents[index]).decode()}
+            results.append(told)
+        answer: dict[str, Any] = {"id": self._name, "model": self._asked.model, "results": results}
+        if self._tokens is not None:
+            answer["usage"] = {"prompt_tokens": self._tokens, "total_tokens": self._tokens}
+        return orjson.dumps(answer)

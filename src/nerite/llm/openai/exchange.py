@@ -1,0 +1,353 @@
+"""One exchange: the requests of a model that a completion is made of, and its reply, whole or as events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from nerite.core.errors import NeriteError
+from nerite.core.failures import report
+from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse
+from nerite.core.trace_context import TraceContext
+from nerite.llm.openai import shapes, text_model
+from nerite.llm.openai.fields import ApiError, body_of, reply_of
+from nerite.llm.openai.sampling import in_words_of_client
+from nerite.llm.openai.shapes import Finished, Shape, Usage
+from nerite.llm.openai.tool_calls import BrokenCall, Event, ToolParser, joined_calls
+from nerite.transports import access_log
+from nerite.transports.http import reply
+from nerite.transports.http.reply import Reply
+
+if TYPE_CHECKING:
+    from nerite.transports.http.handler import HttpExchange
+
+# Several requests of a model that have one reply.
+
+_AT_ONCE: Final = 64
+"""Requests that are submitted in one turn of the loop."""
+
+
+class JointWork:
+    """The sink of the requests. To its connection it is what runs: paused and cancelled as one.
+
+    What it becomes is said in ``_take``; the first error of any of them is the answer.
+    """
+
+    protocol = "HTTP"
+    fields: Mapping[str, str] = MappingProxyType({})
+    """The fields that the client wrote, by the names that the model has for them."""
+
+    def __init__(self, connection: HttpExchange) -> None:
+        self.header = RequestHeader("", "", ())
+        """What the first request asks for."""
+        self.id = ""
+        """Its id."""
+        self._connection = connection
+        self._requests: Sequence[InferenceRequest] = ()
+        self._places: dict[int, int] = {}
+        """Where each request stands, by its identity."""
+        self._closed = False
+        """Nobody waits for anything any more."""
+
+    @property
+    def outer_span(self) -> TraceContext | None:
+        """The span that the requests were sent under."""
+        return self._connection.outer_span
+
+    def begin(self, requests: Sequence[InferenceRequest], submit: Callable[[InferenceRequest], None]) -> None:
+        """Ask the model: all of it, but so that other requests have their turn meanwhile."""
+        self._requests = requests
+        self.header, self.id = requests[0].header, requests[0].id
+        self._places = {id(request): place for place, request in enumerate(requests)}
+        self._connection.request = self
+        self._submit_from(0, submit)
+
+    def _submit_from(self, place: int, submit: Callable[[InferenceRequest], None]) -> None:
+        for request in self._requests[place : place + _AT_ONCE]:
+            if self._closed:  # one was refused at once
+                return
+            submit(request)
+        if place + _AT_ONCE < len(self._requests):
+            self._soon(self._submit_from, place + _AT_ONCE, submit)
+
+    def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Go on in the next turn of the loop, if somebody waits for it then."""
+
+        def go_on() -> None:
+            if self._closed or self._connection.request is not self:
+                return
+            first = self._requests[0]
+            try:
+                call(*arguments)
+            except NeriteError as error:
+                self._fail(first, error)
+            except Exception as error:
+                self._fail(first, report("openai", error, f"for '{self.header.model_name}'", self.id))
+            if self._closed:
+                self._requests = ()
+
+        asyncio.get_running_loop().call_soon(go_on)
+
+    def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
+        """Stop all that runs: nobody waits for it."""
+        self._closed = True
+        for request in self._requests:
+            request.cancel(why)
+
+    def pause(self, paused: bool) -> None:
+        """Have the model wait, or go on."""
+        for request in self._requests:
+            request.pause(paused)
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take a response; drop it if nobody waits for it any more."""
+        if not self._closed and self._connection.request is self:
+            self._respond(request, response, final)
+        if self._closed:
+            self._requests = ()  # they know this, and what knows each other waits for the collector
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        if response.error is not None:  # not raised: what knows its own traceback waits for the collector, too
+            self._fail(request, response.error)
+            return
+        try:
+            self._take(self._places[id(request)], response, final)
+        except NeriteError as error:
+            self._fail(request, error)
+        except Exception as error:
+            failure = report("openai", error, f"in an answer of '{request.header.model_name}'", request.id)
+            self._fail(request, failure)
+        else:
+            if not final and not self._connection.writable:
+                request.pause(True)
+
+    def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
+        """Take what a request is answered. Raises ``NeriteError`` for what is no answer."""
+        raise NotImplementedError
+
+    def _fail(self, request: InferenceRequest, error: NeriteError) -> None:
+        """Stop the rest, and answer with an error."""
+        access_log.log_refusal(request.id, error)
+        self.cancel()
+        self._answer_error(in_words_of_client(error, self.fields))
+
+    def _answer_error(self, error: NeriteError) -> None:
+        self._connection.send([reply_of(error).encode()])
+
+
+_EVENTS: Final = "text/event-stream; charset=utf-8"
+_PIECE: Final = 4096
+"""Characters that are looked at for tool calls at a time."""
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+class CompletionStream:
+    """One choice on its way: what its model has said so far."""
+
+    __slots__ = (
+        "begun",
+        "decoder",
+        "done",
+        "finished",
+        "input_tokens",
+        "output_tokens",
+        "parser",
+        "prompt",
+        "whole",
+    )
+
+    def __init__(self, index: int, prompt: int, parser: ToolParser | None) -> None:
+        """``prompt`` says which of several it answers."""
+        self.finished = Finished(index)
+        self.prompt = prompt
+        self.parser = parser
+        self.decoder = text_model.decoder()
+        self.begun = self.done = False
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.whole: list[str] = []
+        """Text that waits for the end, to be looked at as one."""
+
+
+class CompletionExchange(JointWork):
+    """A completion on its way, each of its choices a request.
+
+    The status is decided by the first that any of the requests answers; after that an error is an event.
+    """
+
+    def __init__(
+        self,
+        connection: HttpExchange,
+        shape: Shape,
+        streams: Sequence[CompletionStream],
+        *,
+        events: bool,
+        usage: bool = False,
+    ) -> None:
+        """``events``: send what comes as it comes. ``usage``: end with how many tokens it took."""
+        super().__init__(connection)
+        self._shape = shape
+        self._streams = streams
+        self._events = events
+        self._usage = usage
+        self._opened = False
+        for stream in streams:
+            stream.finished.keeps = not events
+
+    def span_attributes(self, request: InferenceRequest) -> dict[str, str | int]:
+        """Return what OpenTelemetry's conventions for language models have for one of the requests."""
+        stream = self._streams[self._places[id(request)]]
+        told: dict[str, str | int] = {
+            "gen_ai.operation.name": self._shape.operation,
+            "gen_ai.request.model": request.header.model_name,
+        }
+        counts = {"input": stream.input_tokens, "output": stream.output_tokens}
+        return told | {f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count is not None}
+
+    def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
+        stream = self._streams[place]
+        sent = [] if stream.begun or not self._events else self._first(stream)
+        if not response.empty:
+            sent += self._said(stream, response)
+        if final and self._events:
+            sent += self._rest(stream, self._parsed(stream, stream.decoder.decode(b"", True), last=True))
+        if sent:
+            self._send(b"".join(sent))
+        if not final:
+            return
+        if self._events:
+            self._done(stream)
+        else:
+            stream.whole.append(stream.decoder.decode(b"", True))
+            self._look_at_whole(stream, "".join(stream.whole), 0, [])
+
+    def _first(self, stream: CompletionStream) -> list[bytes]:
+        stream.begun = True
+        first = self._shape.first(stream.finished)
+        return [] if first is None else [self._event(self._shape.chunk([first]))]
+
+    def _said(self, stream: CompletionStream, response: InferenceResponse) -> list[bytes]:
+        """Return the events of a response."""
+        delta = text_model.read(response)
+        finished = stream.finished
+        finished.reason = delta.finish_reason or finished.reason
+        if delta.input_tokens is not None:
+            stream.input_tokens = delta.input_tokens
+        if delta.output_tokens is not None:
+            stream.output_tokens = (stream.output_tokens or 0) + delta.output_tokens
+        tokens = None
+        if finished.tokens is not None and delta.logprobs:
+            tokens = shapes.read_logprobs(delta.logprobs)
+            if finished.keeps:
+                finished.tokens += tokens
+        text = stream.decoder.decode(delta.text)
+        if not self._events:
+            stream.whole.append(text)
+            text = ""
+        return self._steps(stream, self._parsed(stream, text), tokens)
+
+    def _parsed(self, stream: CompletionStream, text: str, *, last: bool = False) -> list[Event]:
+        """Return what there is to text that is sent as it comes."""
+        parser = stream.parser
+        if parser is None:
+            return [text] if text else []
+        try:
+            found: list[Event] = []
+            for at in range(0, len(text), _PIECE):  # what follows a call is copied
+                found += parser.feed(text[at : at + _PIECE])
+            return joined_calls(found + (parser.finish() if last else []))
+        except BrokenCall as error:
+            raise ApiError(
+                f"The model began a tool call that is not valid JSON: {error}", None, "invalid_tool_call", 500
+            ) from None
+
+    def _look_at_whole(self, stream: CompletionStream, text: str, at: int, found: list[Event]) -> None:
+        """Look for calls in a text that is all here, a piece of it in each turn of the loop."""
+        parser = stream.parser
+        if parser is None:
+            found = [text] if text else []
+        else:
+            try:
+                found += parser.feed(text[at : at + _PIECE])
+                if at + _PIECE < len(text):
+                    self._soon(self._look_at_whole, stream, text, at + _PIECE, found)
+                    return
+                found = joined_calls(found + parser.finish())
+            except BrokenCall:
+                found = [text]
+        self._rest(stream, found)
+        self._done(stream)
+
+    def _done(self, stream: CompletionStream) -> None:
+        stream.done = True
+        if all(each.done for each in self._streams):
+            self._close()
+
+    def _rest(self, stream: CompletionStream, rest: list[Event]) -> list[bytes]:
+        """Return the events of what was held back, and of the end."""
+        sent = self._steps(stream, rest, None)
+        finished = stream.finished
+        if finished.calls and finished.reason == "stop":
+            finished.reason = "tool_calls"
+        if self._events:
+            sent.append(self._event(self._shape.chunk([self._shape.last(finished)])))
+        return sent
+
+    def _steps(
+        self, stream: CompletionStream, events: list[Event], tokens: list[shapes.LogprobToken] | None
+    ) -> list[bytes]:
+        if not events and tokens:
+            events = [""]  # tokens whose text is held back, or is none
+        sent = []
+        for event in events:
+            stream.finished.take(event)
+            if self._events:
+                step = self._shape.step(stream.finished, event, tokens)
+                sent.append(self._event(self._shape.chunk([step])))
+            tokens = None
+        return sent
+
+    def _event(self, data: bytes) -> bytes:
+        return b"data: " + data + b"\n\n"
+
+    def _send(self, events: bytes) -> None:
+        if self._opened:
+            self._connection.send_chunk(events)
+        else:
+            self._opened = True
+            self._connection.open(reply.chunked_head(200, _EVENTS), events)
+
+    def _close(self) -> None:
+        self._closed = True
+        usage = self._counted()
+        if not self._events:
+            whole = self._shape.whole([stream.finished for stream in self._streams], usage)
+            self._connection.send([Reply(200, whole).encode()])
+            return
+        # Without numbers there is no chunk for them: one without choices is a surprise to many clients.
+        last = self._event(self._shape.chunk([], usage)) if self._usage and usage else b""
+        self._connection.send_chunk(last + _DONE)
+        self._connection.close_reply()
+
+    def _counted(self) -> Usage | None:
+        """Return how many tokens came and went, None if the model does not say. A prompt counts once."""
+        prompts = {stream.prompt: stream.input_tokens for stream in self._streams}
+        given = [count for count in prompts.values() if count is not None]
+        made = [stream.output_tokens for stream in self._streams if stream.output_tokens is not None]
+        if len(given) < len(prompts) or len(made) < len(self._streams):
+            return None
+        return {
+            "prompt_tokens": sum(given),
+            "completion_tokens": sum(made),
+            "total_tokens": sum(given) + sum(made),
+        }
+
+    def _answer_error(self, error: NeriteError) -> None:
+        if not self._opened:
+            super()._answer_error(error)
+            return
+        self._connection.send_chunk(self._event(body_of(error)) + _DONE)
+        self._connection.close_reply()

@@ -1,0 +1,220 @@
+"""The fields of a JSON body, read one by one: a wrong one is refused by its name, as OpenAI does."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Collection
+from typing import Any, Final
+
+import orjson
+
+from nerite.config.mistake import nearest
+from nerite.core.errors import NeriteError, QuotaExceeded, Restricted, TooLate, Unsupported
+from nerite.core.tensor import Buffer
+from nerite.core.text import quoted_text, text_error
+from nerite.transports.http.reply import Reply, retry_line
+
+# Refusals in OpenAI's shape: a message, a type, the parameter that is wrong, and a code that programs can match on.
+
+_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES: Final = {401: "invalid_auth", 422: "idempotency_key_reused", 429: "rate_limit_exceeded"}
+
+
+class ApiError(NeriteError):
+    """A refusal that only this API knows."""
+
+    code = "INVALID_ARG"
+
+    def __init__(self, message: str, param: str | None = None, api_code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = None if param is None else quoted_text(param)
+        self.api_code = api_code
+        self.status = status
+
+
+def status_of(error: NeriteError) -> int:
+    """Return the status of a refusal.
+
+    It differs from that of the other APIs where OpenAI's clients would do the wrong thing with it: they ask again after
+    any of 500 and above, and know 401 for a key that is missing.
+    """
+    if isinstance(error, ApiError):
+        return error.status
+    if isinstance(error, Restricted):
+        return 401
+    return 400 if isinstance(error, Unsupported) else error.http_status
+
+
+def body_of(error: NeriteError) -> bytes:
+    """Return a refusal as JSON."""
+    status = status_of(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    param = api_code = None
+    if isinstance(error, ApiError):
+        param, api_code = error.param, error.api_code
+    else:
+        api_code = _CODES.get(status)
+    return orjson.dumps({"error": {"message": error.message, "type": kind, "param": param, "code": api_code}})
+
+
+def reply_of(error: NeriteError) -> Reply:
+    """Return the reply that a refusal is."""
+    headers = retry_line(error.retry_after)
+    if isinstance(error, QuotaExceeded | TooLate) and not headers:  # by their status alone clients would come again
+        headers = b"x-should-retry: false\r\n"
+    return Reply(status_of(error), body_of(error), "application/json", headers)
+
+
+_KINDS: Final = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def wrong_type(param: str, expected: str, value: Any) -> ApiError:
+    """Return the refusal of a value of another type."""
+    got = _KINDS.get(type(value), type(value).__name__)
+    return ApiError(f"Invalid type for '{param}': expected {expected}, but got {got} instead.", param, "invalid_type")
+
+
+def wrong_value(param: str, expected: str, value: Any) -> ApiError:
+    """Return the refusal of a value that is not possible."""
+    return ApiError(f"Invalid value for '{param}': {reprlib.repr(value)}. Expected {expected}.", param, "invalid_value")
+
+
+def check_count(param: str, values: Collection[Any], most: int) -> None:
+    """Refuse an array or an object that has too many members, in OpenAI's words."""
+    count = len(values)
+    if count <= most:
+        return
+    if isinstance(values, dict):
+        says = f"too many properties. Expected an object with at most {most} properties, but got an object with {count}"
+        raise ApiError(f"Invalid '{param}': {says} properties instead.", param, "object_above_max_properties")
+    says = f"array too long. Expected an array with maximum length {most}, but got an array with length {count}"
+    raise ApiError(f"Invalid '{param}': {says} instead.", param, "array_above_max_length")
+
+
+def encoded(param: str, value: Any) -> bytes:
+    """Return a part of a body as JSON. Raises ``ApiError`` for one that is nested too deeply."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        raise wrong_value(param, "JSON that is nested less deeply", value) from None
+
+
+def missing(param: str) -> ApiError:
+    """Return the refusal of a body that lacks a field."""
+    return ApiError(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+
+
+def check_length(param: str, text: str) -> None:
+    """Refuse a name that is too long. That it is UTF-8 was seen to when the JSON was parsed."""
+    if mistake := text_error(text):
+        raise ApiError(f"Invalid value for '{param}': it {mistake}.", param, "string_above_max_length")
+
+
+class Fields:
+    """A JSON object, at the top of a body or in it. A field that is null is a field that is not there."""
+
+    def __init__(self, value: Any, where: str = "") -> None:
+        """``where`` is its path, empty for the body."""
+        if not isinstance(value, dict):
+            raise wrong_type(where, "an object", value) if where else ApiError("The body is not a JSON object.")
+        self._where = f"{where}." if where else ""
+        self._values = {name: item for name, item in value.items() if item is not None}
+
+    @classmethod
+    def of_body(cls, body: Buffer) -> Fields:
+        """Return the fields of a body. Raises ``ApiError`` if it is no JSON object."""
+        try:
+            return cls(orjson.loads(body))
+        except orjson.JSONDecodeError as error:
+            raise ApiError(f"The body could not be parsed as JSON: {error}", None, "invalid_json") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def path(self, name: str) -> str:
+        """Return how a field is named to the client."""
+        return self._where + name
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """Refuse the first field that is not ``known``: what is ignored is not noticed until the bill comes."""
+        for name in self._values:
+            if name not in known:
+                meant = nearest(name, known)
+                hint = f" Did you mean '{meant}'?" if meant else ""
+                param = self.path(name)
+                raise ApiError(f"Unknown parameter: '{param}'.{hint}", param, "unknown_parameter")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a string; raise if it is missing and there is no default."""
+        value = self._values.get(name, default)
+        if value is None:
+            raise missing(self.path(name))
+        if not isinstance(value, str):
+            raise wrong_type(self.path(name), "a string", value)
+        return value
+
+    def name(self, name: str, default: str | None = None) -> str:
+        """Return a string that is a name or an id, and no longer than those may be."""
+        value = self.text(name, default)
+        check_length(self.path(name), value)
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return a boolean."""
+        value = self._values.get(name, default)
+        if not isinstance(value, bool):
+            raise wrong_type(self.path(name), "a boolean", value)
+        return value
+
+    def integer(self, name: str, default: int, low: int, high: int) -> int:
+        """Return an integer from ``low`` to ``high``."""
+        value = self._values.get(name, default)
+        if type(value) is not int:
+            raise wrong_type(self.path(name), "an integer", value)
+        if not low <= value <= high:
+            raise wrong_value(self.path(name), f"an integer from {low} to {high}", value)
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float:
+        """Return a number from ``low`` to ``high``, which has to be there."""
+        value = self._values[name]
+        if type(value) not in (int, float):
+            raise wrong_type(self.path(name), "a number", value)
+        if not low <= value <= high:
+            raise wrong_value(self.path(name), f"a number from {low:g} to {high:g}", value)
+        return float(value)
+
+    def choice(self, name: str, default: str, among: Collection[str]) -> str:
+        """Return one of some strings."""
+        value = self.text(name, default)
+        if value not in among:
+            raise wrong_value(self.path(name), "one of " + ", ".join(f"'{each}'" for each in among), value)
+        return value
+
+    def array(self, name: str, most: int) -> list[Any]:
+        """Return an array of ``most`` elements at the most; an empty one if it is missing."""
+        value = self._values.get(name, [])
+        if not isinstance(value, list):
+            raise wrong_type(self.path(name), "an array", value)
+        check_count(self.path(name), value, most)
+        return value
+
+    def object(self, name: str) -> Fields:
+        """Return an object; an empty one if it is missing."""
+        return Fields(self._values.get(name, {}), self.path(name))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All that is there, as it came."""
+        return self._values

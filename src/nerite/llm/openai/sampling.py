@@ -1,0 +1,234 @@
+"""How text is sampled: OpenAI's fields to the names that engines have for them, and back in refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from nerite.core.errors import InvalidArgument, NeriteError, TooLarge, Unsupported
+from nerite.llm.openai.fields import (
+    ApiError,
+    Fields,
+    check_count,
+    check_length,
+    encoded,
+    missing,
+    status_of,
+    wrong_type,
+    wrong_value,
+)
+from nerite.llm.request import LONGEST, MOST_ALLOWED, MOST_BAD_WORDS, MOST_STOP_CHARACTERS, MOST_STOPS, MOST_TOKENS
+from nerite.llm.streaming import WRONG
+
+_LARGEST_LIMIT: Final = 2**31 - 1
+_LONGEST_TOKEN_ID: Final = 10
+_RANGES: Final = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+}
+EXTENSIONS: Final = (
+    "allowed_token_ids",
+    "bad_words",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "length_penalty",
+    "lora_name",
+    "min_p",
+    "min_tokens",
+    "repetition_penalty",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop_token_ids",
+    "structured_outputs",
+    "top_k",
+    "truncate_prompt_tokens",
+)
+"""What OpenAI does not have and engines do: given to the model as it is, which knows what is right."""
+_MOST: Final = {
+    "allowed_token_ids": MOST_ALLOWED,
+    "bad_words": MOST_BAD_WORDS,
+    "stop_token_ids": MOST_TOKENS,
+}
+"""Elements of those that are arrays."""
+COMMON: Final = (*_RANGES, "seed", "stop", "logit_bias", "response_format", *EXTENSIONS)
+"""The fields that ``read`` looks at, besides the numbers of tokens."""
+_GUIDE: Final = "guided_decoding"
+_SCHEMA: Final = "response_format.json_schema.schema"
+_NAMED: Final = re.compile(r"'(\w+)((?:\.[^']*)?)'")
+"""What stands in quotes: a name, and a path in its value."""
+_SAID: Final = (
+    (re.compile(r"^the (?:prompt|text) "), "text_input"),
+    (re.compile(r"^a document, "), "documents"),
+    (re.compile(r"\((?:max_input_tokens|context_window|kv_blocks) of "), "text_input"),
+    (re.compile(r"\(max_output_tokens of "), "max_tokens"),
+    (re.compile(r"^structured output "), _GUIDE),
+    (re.compile(r"^structured output "), "structured_outputs"),
+    (re.compile(r"\bLoRA "), "lora_name"),
+)
+"""What is at fault in refusals that do not name it in quotes."""
+_CODES: Final[Mapping[type[NeriteError], str]] = {
+    InvalidArgument: "invalid_value",
+    Unsupported: "unsupported_parameter",
+    TooLarge: "context_length_exceeded",
+}
+"""Of refusals whose reason is in the request."""
+
+
+class SamplingSetting(NamedTuple):
+    """A value for the engine."""
+
+    value: Any
+    param: str
+    """The field that it comes from."""
+
+
+Sampling = dict[str, SamplingSetting]
+"""Settings by the engine's names."""
+
+
+def read(fields: Fields, limits: tuple[str, ...]) -> Sampling:
+    """Return the settings of a body. ``limits`` are the names of the most tokens, the first that is there counts."""
+    sampling: Sampling = {}
+    for name in limits:
+        if name in fields:
+            sampling["max_tokens"] = SamplingSetting(fields.integer(name, 0, 1, _LARGEST_LIMIT), name)
+            break
+    for name, (low, high) in _RANGES.items():
+        if name in fields:
+            sampling[name] = SamplingSetting(fields.number(name, low, high), name)
+    if "seed" in fields:
+        sampling["seed"] = SamplingSetting(fields.integer("seed", 0, -(2**63), 2**63 - 1), "seed")
+    if stop := _stop(fields):
+        sampling["stop"] = SamplingSetting(stop, "stop")
+    if bias := _bias(fields):
+        sampling["logit_bias"] = SamplingSetting(bias, "logit_bias")
+    if guide := _guide(fields):
+        sampling[_GUIDE] = guided(guide, "response_format")
+    for name in EXTENSIONS:
+        if name in fields:
+            value = fields[name]
+            if isinstance(value, list) and name in _MOST:
+                check_count(name, value, _MOST[name])
+            sampling[name] = SamplingSetting(value, name)
+    return sampling
+
+
+def guided(guide: dict[str, Any], param: str) -> SamplingSetting:
+    """Return what makes an engine's output fit, as Triton's vLLM backend takes it: JSON in a string."""
+    return SamplingSetting(encoded(param, guide).decode(), param)
+
+
+def written(sampling: Sampling) -> bytes:
+    """Return settings as JSON. Raises ``ApiError`` for more than an engine reads."""
+    try:
+        text = orjson.dumps({name: setting.value for name, setting in sampling.items()})
+    except orjson.JSONEncodeError:
+        deep = next(setting for setting in sampling.values() if isinstance(setting.value, dict | list))
+        raise wrong_value(deep.param, "JSON that is nested less deeply", deep.value) from None
+    if len(text) > LONGEST:
+        largest = max(sampling.values(), key=lambda setting: len(repr(setting.value)))
+        raise ApiError(
+            f"Invalid '{largest.param}': what the body says of sampling has {len(text)} bytes as JSON, and may have "
+            f"{LONGEST}.",
+            largest.param,
+            "string_above_max_length",
+        )
+    return text
+
+
+def for_choice(sampling: Sampling, index: int) -> Sampling:
+    """Return the settings of one of several choices: with one seed for all of them they would be the same text."""
+    seed = sampling.get("seed")
+    if seed is None or index == 0:
+        return sampling
+    return {**sampling, "seed": seed._replace(value=seed.value + index)}
+
+
+def _stop(fields: Fields) -> list[str]:
+    if "stop" not in fields:
+        return []
+    value = fields["stop"]
+    texts = value if isinstance(value, list) else [value]
+    for text in texts:
+        if not isinstance(text, str):
+            raise wrong_type("stop", "a string or an array of strings", value)
+    if "" in texts:
+        raise wrong_value("stop", "no empty string", value)
+    check_count("stop", texts, MOST_STOPS)
+    for text in texts:
+        check_length("stop", text)
+    if (size := sum(map(len, texts))) > MOST_STOP_CHARACTERS:
+        raise wrong_value("stop", f"no more than {MOST_STOP_CHARACTERS} characters in all of them", size)
+    return texts
+
+
+def _bias(fields: Fields) -> dict[str, float]:
+    given = fields.object("logit_bias")
+    check_count("logit_bias", given.values, MOST_TOKENS)
+    for token in given.values:
+        if not token.isdecimal() or len(token) > _LONGEST_TOKEN_ID:
+            raise wrong_value("logit_bias", "an object whose keys are the ids of tokens", token)
+    return {token: given.number(token, -100, 100) for token in given.values}
+
+
+def _guide(fields: Fields) -> dict[str, Any]:
+    """Return what a response format demands of the text; nothing of any text."""
+    form = fields.object("response_format")
+    if not form.values:
+        return {}
+    kind = form.text("type")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind != "json_schema":
+        raise wrong_value("response_format.type", "one of 'text', 'json_object', 'json_schema'", kind)
+    schema = form.object("json_schema").object("schema").values
+    if not schema:
+        raise missing("response_format.json_schema.schema")
+    return {"json": schema}
+
+
+def not_offered(param: str, why: str) -> ApiError:
+    """Return the refusal of what is OpenAI's, and not to be had here."""
+    return ApiError(f"Unsupported parameter: '{param}': {why}", param, "unsupported_parameter")
+
+
+def fields_of(sampling: Sampling, prompt: str) -> dict[str, str]:
+    """Return the fields that a client wrote, by the names that the engine has for them. ``prompt`` has the text."""
+    return {name: setting.param for name, setting in sampling.items()} | {"text_input": prompt, "image": prompt}
+
+
+def in_words_of_client(error: NeriteError, fields: Mapping[str, str]) -> NeriteError:
+    """Return what an engine refused, with the client's ``fields`` in the place of the engine's names for them."""
+    if isinstance(error, ApiError):
+        return error
+    message = error.message.removeprefix(WRONG)
+    code = _CODES.get(type(error))
+    if code is None:
+        return type(error)(message, error.retry_after)
+    named = next((name for name, _ in _NAMED.findall(message) if name in fields), "")
+    named = named or next((name for pattern, name in _SAID if name in fields and pattern.search(message)), "")
+
+    def renamed(match: re.Match[str]) -> str:
+        name, path = match.groups()
+        return f"'{_place(name, path, fields[name])}'" if name in fields else match[0]
+
+    return ApiError(_NAMED.sub(renamed, message), fields.get(named), code if named else None, status_of(error))
+
+
+def _place(name: str, path: str, field: str) -> str:
+    """Return where a client wrote what the engine has at ``path`` of ``name``."""
+    if name == "image":
+        return "image_url"
+    if name != _GUIDE:
+        return field + path
+    if path != ".json" and not path.startswith(".json."):
+        return field
+    within = {"response_format": _SCHEMA, "tools": ""}.get(field, field)
+    return within + path.removeprefix(".json") if within else field

@@ -1,0 +1,250 @@
+"""The JSON of completions, whole and in chunks. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from nerite.llm.openai.tool_calls import Event, ToolArguments, ToolCall
+
+# How likely tokens were: from what engines say, as Triton's vLLM backend writes it, to OpenAI's two forms.
+
+
+class LogprobToken(NamedTuple):
+    """A token that was chosen, and those that were likely in its place, the likeliest first."""
+
+    text: str
+    logprob: float
+    top: list[tuple[str, float]]
+
+
+def read_logprobs(text: str) -> list[LogprobToken]:
+    """Return the tokens that the output ``logprobs`` lists. Raises ``ValueError`` for anything else.
+
+    It is a list with an object for each token: by the ids of tokens, first the one that was chosen.
+    """
+    tokens = []
+    try:
+        for each in orjson.loads(text) or ():
+            entries = [(str(entry["decoded_token"] or ""), float(entry["logprob"])) for entry in each.values()]
+            tokens.append(LogprobToken(*entries[0], sorted(entries, key=lambda entry: -entry[1])))
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"the output 'logprobs' is not what it should be: {error}") from error
+    return tokens
+
+
+def chat_logprobs(tokens: list[LogprobToken], count: int) -> dict[str, Any]:
+    """Return tokens as chat completions have them, with the ``count`` likeliest at each place."""
+
+    def entry(text: str, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}
+
+    content = [
+        {**entry(token.text, token.logprob), "top_logprobs": [entry(*each) for each in token.top[:count]]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokens: list[LogprobToken], count: int, start: int) -> dict[str, Any]:
+    """Return tokens as completions have them; ``start`` is where the first begins in the text."""
+    offsets = []
+    for token in tokens:
+        offsets.append(start)
+        start += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [dict(token.top[:count]) for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+Choice = dict[str, Any]
+"""An entry of ``choices``."""
+Usage = dict[str, int]
+
+
+class Finished:
+    """All that became of one choice."""
+
+    __slots__ = ("_arguments", "_texts", "calls", "echo", "index", "keeps", "length", "reason", "tokens")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.keeps = True
+        """Texts and arguments are kept, to be written as a whole."""
+        self.length = 0
+        """Characters of text that have come."""
+        self.echo = ""
+        """Text that stands before it, and is not the model's."""
+        self.calls: list[ToolCall] = []
+        self.tokens: list[LogprobToken] | None = None
+        """None if nobody asked how likely they were."""
+        self.reason = "stop"
+        # In the parts that came: to join them each time would take time in the square of their number.
+        self._texts: list[str] = []
+        self._arguments: list[list[str]] = []
+
+    @property
+    def text(self) -> str:
+        """The text, without that of calls."""
+        return "".join(self._texts)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of each call."""
+        return ["".join(parts) for parts in self._arguments]
+
+    def take(self, event: Event) -> None:
+        """Add what has come."""
+        if isinstance(event, ToolCall):
+            self.calls.append(event)
+            self._arguments.append([])
+        elif isinstance(event, ToolArguments):
+            if self.keeps:
+                self._arguments[-1].append(event.text)
+        else:
+            self.length += len(event)
+            if self.keeps:
+                self._texts.append(event)
+
+
+class Shape(Protocol):
+    """How one kind of completion is written."""
+
+    operation: str
+    """What OpenTelemetry's conventions call it."""
+
+    def first(self, choice: Finished) -> Choice | None:
+        """Return what a stream begins with, if with anything."""
+
+    def step(self, choice: Finished, event: Event, tokens: list[LogprobToken] | None) -> Choice:
+        """Return what has come; ``choice`` has it already."""
+
+    def last(self, choice: Finished) -> Choice:
+        """Return the end of a choice."""
+
+    def chunk(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
+        """Return a part of a stream."""
+
+    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
+        """Return everything at once."""
+
+
+class _Envelope:
+    """What stands around choices."""
+
+    def __init__(self, kind: str, chunk_kind: str, id: str, created: int, model: str, *, usage: bool) -> None:
+        self._head = {"id": id, "object": kind, "created": created, "model": model}
+        self._chunk_head = {**self._head, "object": chunk_kind}
+        # With ``include_usage`` every chunk has the key, and all but the last have nothing there.
+        self._usage = usage
+
+    def chunk(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
+        """Return a part of a stream."""
+        more = {"usage": usage} if self._usage else {}
+        return orjson.dumps({**self._chunk_head, "choices": choices, **more})
+
+    def _whole(self, choices: list[Choice], usage: Usage | None) -> bytes:
+        return orjson.dumps({**self._head, "choices": choices, **({"usage": usage} if usage else {})})
+
+
+class ChatShape(_Envelope):
+    """Chat completions."""
+
+    operation = "chat"
+
+    def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
+        """``top``: so many likely tokens at each place."""
+        super().__init__("chat.completion", "chat.completion.chunk", id, created, model, usage=usage)
+        self._top = top
+
+    def first(self, choice: Finished) -> Choice | None:
+        """Return the role."""
+        return self._choice(choice, {"role": "assistant", "content": ""})
+
+    def step(self, choice: Finished, event: Event, tokens: list[LogprobToken] | None) -> Choice:
+        """Return what has come."""
+        if isinstance(event, str):
+            return self._choice(choice, {"content": event}, tokens)
+        call: dict[str, Any] = {"index": len(choice.calls) - 1}
+        if isinstance(event, ToolCall):
+            call |= {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
+        else:
+            call["function"] = {"arguments": event.text}
+        return self._choice(choice, {"tool_calls": [call]}, tokens)
+
+    def last(self, choice: Finished) -> Choice:
+        """Return the end of a choice."""
+        return self._choice(choice, {}, reason=choice.reason)
+
+    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
+        """Return everything at once."""
+        return self._whole([self._message(choice) for choice in choices], usage)
+
+    def _message(self, choice: Finished) -> Choice:
+        text = choice.text
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if choice.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments or "{}"}}
+                for call, arguments in zip(choice.calls, choice.arguments, strict=True)
+            ]
+        likely = None if choice.tokens is None else chat_logprobs(choice.tokens, self._top)
+        return {"index": choice.index, "message": message, "logprobs": likely, "finish_reason": choice.reason}
+
+    def _choice(
+        self,
+        choice: Finished,
+        delta: dict[str, Any],
+        tokens: list[LogprobToken] | None = None,
+        reason: str | None = None,
+    ) -> Choice:
+        likely = chat_logprobs(tokens, self._top) if tokens else None
+        return {"index": choice.index, "delta": delta, "logprobs": likely, "finish_reason": reason}
+
+
+class CompletionShape(_Envelope):
+    """Completions of text."""
+
+    operation = "text_completion"
+
+    def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
+        """``top``: so many likely tokens at each place."""
+        super().__init__("text_completion", "text_completion", id, created, model, usage=usage)
+        self._top = top
+
+    def first(self, choice: Finished) -> Choice | None:
+        """Return the prompt, if it is to be repeated."""
+        return self._choice(choice, choice.echo) if choice.echo else None
+
+    def step(self, choice: Finished, event: Event, tokens: list[LogprobToken] | None) -> Choice:
+        """Return what has come."""
+        assert isinstance(event, str)  # there are no tools
+        return self._choice(choice, event, tokens, start=len(choice.echo) + choice.length - len(event))
+
+    def last(self, choice: Finished) -> Choice:
+        """Return the end of a choice."""
+        return self._choice(choice, "", reason=choice.reason)
+
+    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
+        """Return everything at once."""
+        written = [
+            self._choice(choice, choice.echo + choice.text, choice.tokens, len(choice.echo), choice.reason)
+            for choice in choices
+        ]
+        return self._whole(written, usage)
+
+    def _choice(
+        self,
+        choice: Finished,
+        text: str,
+        tokens: list[LogprobToken] | None = None,
+        start: int = 0,
+        reason: str | None = None,
+    ) -> Choice:
+        likely = None if tokens is None else completion_logprobs(tokens, self._top, start)
+        return {"index": choice.index, "text": text, "logprobs": likely, "finish_reason": reason}

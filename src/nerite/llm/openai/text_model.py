@@ -1,0 +1,238 @@
+"""What makes a model a text model, and the two ways between OpenAI's words and its tensors."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from nerite.core import tensor as dtypes
+from nerite.core.request import RequestHeader
+from nerite.core.response import InferenceResponse, Parameter
+from nerite.core.signature import Signature, SignatureInput
+from nerite.core.tensor import Buffer, DataType, TensorSpec, join_bytes
+from nerite.llm.openai.sampling import Sampling, not_offered, written
+from nerite.transports.access import SenderHeaders
+
+PROMPT: Final = "text_input"
+TEXT_OUTPUT: Final = "text_output"
+SAMPLING: Final = "sampling_parameters"
+IMAGE: Final = "image"
+SPECIAL: Final = "add_special_tokens"
+EMBEDDING: Final = "embedding"
+_ASKED: Final = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_FLAGS: Final = (
+    "stream",
+    "exclude_input_in_output",
+    "return_logprobs",
+    "return_cumulative_logprob",
+    *(f"return_{name}" for name in _ASKED),
+)
+_ELSEWHERE: Final = {PROMPT, SAMPLING, IMAGE, SPECIAL, *_FLAGS}
+NEEDS: Final = (
+    f"it needs an input '{PROMPT}' (BYTES, one element), an output '{TEXT_OUTPUT}' (BYTES), and no other input that is "
+    "required, unless Triton's vLLM backend has it"
+)
+
+
+def is_text(signature: Signature) -> bool:
+    """Say whether a model turns text into text. One with vectors has its text for them."""
+    return (
+        _takes_text(signature)
+        and _is_of(signature.outputs.get(TEXT_OUTPUT), dtypes.BYTES)
+        and not is_embedding(signature)
+    )
+
+
+def is_embedding(signature: Signature) -> bool:
+    """Say whether a model turns text into a vector."""
+    return _takes_text(signature) and _is_of(signature.outputs.get(EMBEDDING), dtypes.FP32)
+
+
+def _takes_text(signature: Signature) -> bool:
+    prompt = signature.inputs.get(PROMPT)
+    return (
+        prompt is not None
+        and prompt.datatype is dtypes.BYTES
+        and all(size in (1, -1) for size in prompt.dims)
+        and signature.required <= _ELSEWHERE
+    )
+
+
+def _is_of(declared: Any, datatype: DataType) -> bool:
+    return declared is not None and declared.datatype is datatype
+
+
+class Strings:
+    """Strings as a tensor of them has them."""
+
+    __slots__ = ("_count", "data")
+
+    def __init__(self, strings: Sequence[bytes | memoryview]) -> None:
+        self.data: Buffer = join_bytes(strings)
+        self._count = len(strings)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return self._count
+
+
+class ModelRequest(NamedTuple):
+    """What one request of a model says."""
+
+    header: RequestHeader
+    data: list[Buffer]
+
+
+class TextModel:
+    """The inputs of a text model, filled in."""
+
+    def __init__(self, name: str, signature: Signature) -> None:
+        self.name = name
+        self._signature = signature
+
+    @property
+    def takes_sampling(self) -> bool:
+        """Whether it can be told all that engines can be told."""
+        return SAMPLING in self._signature.inputs
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it can see."""
+        return IMAGE in self._signature.inputs
+
+    @property
+    def takes_special(self) -> bool:
+        """Whether it can be told to add no special tokens to a prompt."""
+        return SPECIAL in self._signature.inputs
+
+    @property
+    def gives_logprobs(self) -> bool:
+        """Whether it says how likely its tokens were."""
+        return "logprobs" in self._signature.outputs and self.takes_sampling
+
+    def ask(
+        self,
+        prompt: Strings,
+        sampling: Sampling,
+        sender: SenderHeaders,
+        *,
+        stream: bool = False,
+        logprobs: bool = False,
+        special: bool = True,
+        images: Strings | None = None,
+        priority: int = 0,
+    ) -> ModelRequest:
+        """Return the request that a prompt is. Raises ``ApiError`` for what the model cannot be told.
+
+        Without ``special`` nothing is added to the prompt, if the model can be told so. Several requests may have the
+        same ``prompt`` and ``images``, which are not copied.
+        """
+        specs: list[TensorSpec] = []
+        data: list[Buffer] = []
+        parameters: dict[str, Parameter] = dict(sender.forwarded)
+
+        def add(name: str, elements: Sequence[Any] | Strings) -> None:
+            declared = self._signature.inputs.get(name)
+            if declared is None:
+                return
+            specs.append(TensorSpec(name, declared.datatype, self._shape(declared, len(elements))))
+            if isinstance(elements, Strings):
+                data.append(elements.data)
+            elif declared.datatype is dtypes.BYTES:
+                data.append(join_bytes(elements))
+            else:
+                data.append(np.array(elements, declared.datatype.numpy).tobytes())
+
+        add(PROMPT, prompt)
+        if self.takes_sampling:
+            add(SAMPLING, [written(sampling)])
+        else:
+            parameters |= self._parameters(sampling)
+        if images is not None:
+            add(IMAGE, images)
+        add("stream", [stream])
+        add("exclude_input_in_output", [True])
+        if not special:
+            add(SPECIAL, [False])
+        for name in _ASKED:
+            if name in self._signature.outputs:
+                add(f"return_{name}", [True])
+        if logprobs:
+            add("return_logprobs", [True])
+        header = RequestHeader(self.name, "", specs, parameters=parameters, priority=priority, caller=sender.caller)
+        return ModelRequest(header, data)
+
+    def _parameters(self, sampling: Sampling) -> dict[str, Parameter]:
+        """Return settings as parameters of the request, which a model may read; they have to be simple for that."""
+        for name, setting in sampling.items():
+            if name in ("guided_decoding", "structured_outputs") or type(setting.value) not in (bool, int, float, str):
+                raise not_offered(
+                    setting.param, f"model '{self.name}' has no input '{SAMPLING}', by which it could be told"
+                )
+        return {name: setting.value for name, setting in sampling.items()}
+
+    def _shape(self, declared: SignatureInput, count: int) -> tuple[int, ...]:
+        dims = tuple(count if size == -1 else size for size in declared.dims)
+        if math.prod(dims) != count:
+            dims = declared.dims
+        return (1, *dims) if self._signature.max_batch_size else dims
+
+
+class TextDelta(NamedTuple):
+    """What one response of a model says, as far as it says it."""
+
+    text: bytes = b""
+    finish_reason: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    logprobs: str = ""
+
+
+def read(response: InferenceResponse) -> TextDelta:
+    """Return what is in a response that is no error. Runs for every token, so nothing becomes an array here.
+
+    Raises ``ValueError`` for numbers that are none.
+    """
+    text, reason, likely = b"", b"", b""
+    taken = given = None
+    if response.header is not None:
+        for spec, data in zip(response.header.outputs, response.data, strict=True):
+            name = spec.name
+            if name == TEXT_OUTPUT:
+                text = b"".join(_strings(data))
+            elif name == "finish_reason":
+                reason = next(_strings(data), b"")
+            elif name == "num_input_tokens":
+                taken = next(_numbers(spec, data), None)
+            elif name == "num_output_tokens":
+                given = sum(_numbers(spec, data))
+            elif name == "logprobs":
+                likely = next(_strings(data), b"")
+    # "None" is how vLLM's backend writes that there is none yet.
+    told = "" if reason == b"None" else reason.decode(errors="replace")
+    return TextDelta(text, told, taken, given, likely.decode(errors="replace"))
+
+
+def _strings(data: Buffer) -> Iterator[bytes]:
+    raw, at = bytes(data), 0
+    while at < len(raw):
+        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
+        yield raw[at + 4 : end]
+        at = end
+
+
+def _numbers(spec: TensorSpec, data: Buffer) -> Iterator[int]:
+    size = spec.datatype.size
+    if spec.datatype.numpy.kind not in "iu":
+        raise ValueError(f"the output '{spec.name}' is {spec.datatype.name}, and should be of integers")
+    for at in range(0, len(data), size):
+        yield int.from_bytes(data[at : at + size], "little")
+
+
+def decoder() -> codecs.IncrementalDecoder:
+    """Return what makes text of bytes that may end within a character."""
+    return codecs.getincrementaldecoder("utf-8")("replace")

@@ -1,0 +1,301 @@
+"""The families of models by how they write tool calls: what ``TOOL_CALL_PARSER`` may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from nerite.llm.openai.tool_calls import (
+    MOST_SPACE,
+    Attempt,
+    BrokenCall,
+    CallReader,
+    Event,
+    JsonReader,
+    ToolArguments,
+    ToolCall,
+    ToolParser,
+    Waiting,
+    new_id,
+)
+
+# Hermes, Qwen and those that were trained like them: ``<tool_call>{"name": …, "arguments": …}</tool_call>``.
+
+_BEGIN: Final = "<tool_call>"
+_END: Final = "</tool_call>"
+
+
+class HermesParser:
+    """Text, and any number of calls between tags."""
+
+    def __init__(self) -> None:
+        self._waiting = Waiting(_BEGIN)
+        self._attempt: Attempt | None = None
+
+    def feed(self, text: str) -> list[Event]:
+        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        events: list[Event] = []
+        rest: str | None = text
+        while rest:
+            if self._attempt is None:
+                said, rest = self._waiting.feed(rest)
+                if said:
+                    events.append(said)
+                if rest is not None:
+                    self._attempt = Attempt(_BEGIN, new_id)
+            else:
+                rest = self._attempt.feed(rest, events)
+                if self._attempt.over:
+                    if not self._attempt.failed:
+                        self._waiting.drop(_END)
+                    self._attempt = None
+        return events
+
+    def finish(self) -> list[Event]:
+        """Return what was held back: there is no more text."""
+        if self._attempt is not None:
+            return self._attempt.finish()
+        text = self._waiting.finish()
+        return [text] if text else []
+
+
+# Llama 3: the whole answer is ``{"name": …, "parameters": …}``, or several behind semicolons, or it is text.
+#
+# ``<|python_tag|>`` may stand before it.
+
+_TAG: Final = "<|python_tag|>"
+
+
+class Llama3Parser:
+    """An object at the beginning, behind the tag or behind another call is a call if it looks like one."""
+
+    def __init__(self) -> None:
+        self._waiting = Waiting(_TAG)
+        self._attempt: Attempt | None = None
+        self._fresh = True
+        """A call may begin here."""
+        self._called = False
+        self._space = ""
+        """What stood between here and the call before."""
+
+    def feed(self, text: str) -> list[Event]:
+        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        events: list[Event] = []
+        rest: str | None = text
+        while rest:
+            if self._attempt is not None:
+                rest = self._attempt.feed(rest, events)
+                if self._attempt.over:
+                    self._fresh = self._called = not self._attempt.failed
+                    self._attempt = None
+            elif self._fresh:
+                rest = self._begin(rest)
+            else:
+                said, rest = self._waiting.feed(rest)
+                if said:
+                    events.append(said)
+                self._fresh = rest is not None
+        return events
+
+    def _begin(self, text: str) -> str:
+        """Look at where a call may begin; return what is left to look at."""
+        stripped = text.lstrip(" \t\r\n;" if self._called else " \t\r\n")
+        if not self._called:
+            self._space += text[: len(text) - len(stripped)]
+        if not stripped and len(self._space) <= MOST_SPACE:
+            return ""
+        before, self._space, self._fresh = self._space, "", False
+        if stripped.startswith("{"):
+            self._attempt = Attempt("" if self._called else before, new_id, strict=True)
+            return stripped
+        if self._called:
+            self._waiting.drop()
+        return stripped if self._called else before + stripped
+
+    def finish(self) -> list[Event]:
+        """Return what was held back: there is no more text."""
+        if self._attempt is not None:
+            return self._attempt.finish()
+        text = ("" if self._called else self._space) + self._waiting.finish()
+        return [text] if text else []
+
+
+# Calls that the model has no choice but to write: its text is held to their schema, and is nothing else.
+
+
+class GuidedCall:
+    """The text is the arguments of one function."""
+
+    def __init__(self, name: str, new_id: Callable[[], str]) -> None:
+        self._name = name
+        self._new_id = new_id
+        self._json = JsonReader()
+
+    def feed(self, text: str) -> list[Event]:
+        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        events: list[Event] = []
+        if not self._json.done and not self._json.depth:
+            text = text.lstrip()
+            if text and text[0] != "{":
+                raise BrokenCall(f"{text[0]!r} where an object should be")
+            if text:
+                events.append(ToolCall(self._new_id(), self._name))
+        if text and not self._json.done:
+            events.append(ToolArguments(self._json.take_all(text)[1]))
+        return events
+
+    def finish(self) -> list[Event]:
+        """Return nothing: nothing is held back."""
+        return []
+
+
+class GuidedCalls:
+    """The text is a list of calls."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self._call: CallReader | None = None
+        self._open = False
+        self.done = False
+        """The list is complete."""
+
+    def feed(self, text: str) -> list[Event]:
+        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        events: list[Event] = []
+        at = 0
+        while at < len(text):
+            at, found = self.take(text, at)
+            events += found
+        return events
+
+    def take(self, text: str, at: int) -> tuple[int, list[Event]]:
+        """Take what stands in ``text`` at ``at``; return where the rest begins, and what is certain by now."""
+        if self._call is not None:
+            taken = self._call.take(text, at)
+            if self._call.done:
+                self._call = None
+            return taken
+        char = text[at]
+        if self.done or char.isspace() or (char == "," and self._open):
+            return at + 1, []
+        if char == "[" and not self._open:
+            self._open = True
+        elif char == "]" and self._open:
+            self.done = True
+        elif char == "{" and self._open:
+            self._call = CallReader(self._new_id)
+            return self._call.take(text, at)
+        else:
+            raise BrokenCall(f"{char!r} where a list of calls should be")
+        return at + 1, []
+
+    def finish(self) -> list[Event]:
+        """Return nothing: what began and has no name yet is not worth telling."""
+        return []
+
+
+# Mistral: ``[TOOL_CALLS]``, and behind it a list of calls, or a name and its arguments.
+
+_MARKER: Final = "[TOOL_CALLS]"
+_BEFORE_ARGUMENTS: Final = "[ARGS]"
+_LONGEST_NAME: Final = 256
+
+
+def mistral_id() -> str:
+    """Return an id as Mistral's templates demand it."""
+    return new_id(9, "")
+
+
+class MistralParser:
+    """Text, and behind each marker a call or a list of them."""
+
+    def __init__(self) -> None:
+        self._waiting = Waiting(_MARKER)
+        self._behind: str | None = None
+        """What stands behind the marker, until it is clear what that is."""
+        self._calls: GuidedCalls | None = None
+        self._arguments: JsonReader | None = None
+
+    def feed(self, text: str) -> list[Event]:
+        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        events: list[Event] = []
+        rest: str | None = text
+        while rest:
+            if self._calls is not None:
+                rest = self._list(self._calls, rest, events)
+            elif self._arguments is not None:
+                rest = self._object(self._arguments, rest, events)
+            elif self._behind is not None:
+                self._behind, rest = (self._behind + rest).lstrip(), ""
+                rest = self._decide(events)
+            else:
+                said, rest = self._waiting.feed(rest)
+                if said:
+                    events.append(said)
+                if rest is not None:
+                    self._behind = ""
+        return events
+
+    def _decide(self, events: list[Event]) -> str:
+        """Find out what stands behind the marker; return what is left to look at."""
+        behind = self._behind or ""
+        if behind.startswith("["):
+            self._behind, self._calls = None, GuidedCalls(mistral_id)
+            return behind
+        name, brace, _ = behind.partition("{")
+        if brace:
+            self._behind, self._arguments = None, JsonReader()
+            name = name.strip().removesuffix(_BEFORE_ARGUMENTS).strip()
+            if not name or any(char.isspace() for char in name):
+                raise BrokenCall(f"{name!r} is not the name of a function")
+            events.append(ToolCall(mistral_id(), name))
+            return behind[behind.index("{") :]
+        if len(behind) > _LONGEST_NAME:
+            self._behind = None
+            events.append(_MARKER + behind)
+        return ""
+
+    def _list(self, calls: GuidedCalls, text: str, events: list[Event]) -> str:
+        at = 0
+        while at < len(text):
+            at, found = calls.take(text, at)
+            events += found
+            if calls.done:
+                self._calls = None
+                self._waiting.drop()
+                return text[at:]
+        return ""
+
+    def _object(self, arguments: JsonReader, text: str, events: list[Event]) -> str:
+        at, passed = arguments.take_all(text)
+        events.append(ToolArguments(passed))
+        if not arguments.done:
+            return ""
+        self._arguments = None
+        self._waiting.drop()
+        return text[at:]
+
+    def finish(self) -> list[Event]:
+        """Return what was held back: there is no more text."""
+        text = self._waiting.finish() if self._behind is None else _MARKER + self._behind
+        return [text] if text else []
+
+
+class ToolCallFamily(NamedTuple):
+    """How a family writes calls."""
+
+    parser: Callable[[], ToolParser]
+    """Makes the parser of one choice."""
+    new_id: Callable[[], str] = new_id
+    special: bool = False
+    """The marker is a special token, which engines leave out of text unless they are told not to."""
+
+
+ALL: Final = {
+    "hermes": ToolCallFamily(HermesParser),
+    "qwen": ToolCallFamily(HermesParser),
+    "llama3": ToolCallFamily(Llama3Parser, special=True),
+    "mistral": ToolCallFamily(MistralParser, mistral_id, special=True),
+}
+DEFAULT: Final = ALL["hermes"]
+"""For calls that are not the model's choice, of a model of which nothing is known."""

@@ -1,0 +1,30 @@
+"""The engine for CPUs: continuous batching and paged KV by OpenVINO GenAI, and its pipelines for models that read."""
+
+from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.llm import checkpoint
+from nerite.llm.openvino_genai import options
+from nerite.llm.openvino_genai.engine import OpenVinoGenAiEngine
+from nerite.llm.openvino_genai.framework import OpenVinoEmbedder, OpenVinoReranker
+
+
+def check(context: ModelContext) -> None:
+    """Raise ``NeriteError`` if the version directory lacks what the engine needs."""
+    options.check_files(context, checkpoint.task_of(context))
+
+
+def engine(model: ModelContext, instance: InstanceContext) -> OpenVinoGenAiEngine:
+    """Return an engine for an instance. Raises ``NeriteError``."""
+    return OpenVinoGenAiEngine(options.read(model, instance))
+
+
+def embedder(model: ModelContext, instance: InstanceContext) -> OpenVinoEmbedder:
+    """Return what embeds for an instance. Slow. Raises ``NeriteError``."""
+    return OpenVinoEmbedder(options.read_encoder(model, instance, checkpoint.EMBED))
+
+
+def reranker(model: ModelContext, instance: InstanceContext) -> OpenVinoReranker:
+    """Return what reranks for an instance. Slow. Raises ``NeriteError``."""
+    return OpenVinoReranker(options.read_encoder(model, instance, checkpoint.RERANK))
+
+
+__all__ = ["OpenVinoEmbedder", "OpenVinoGenAiEngine", "OpenVinoReranker", "check", "embedder", "engine", "reranker"]

@@ -1,0 +1,462 @@
+"""The engine: requests to the process of a pipeline, and what it brings to those who wait.
+
+The process steps as long as there is something to generate (``stepping``); here its tokens become text while the next
+step runs. A step that fails says nothing of whose fault it was, and the ones after it would fail, too. So what has
+begun fails with its reason, and another process is made; what has not begun goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.tensor import Array
+from nerite.frameworks.openvino.graph import translated
+from nerite.llm.engine import (
+    Capabilities,
+    EngineStats,
+    GenerationRequest,
+    GivenUp,
+    RequestListener,
+    Stepped,
+    kept_of_prompt,
+    refuse_what_is_lacking,
+    refuse_what_is_unknown,
+    tokenizable,
+)
+from nerite.llm.openvino_genai import framework
+from nerite.llm.openvino_genai.grammars import Grammars
+from nerite.llm.openvino_genai.messages import (
+    Compiled,
+    CompileOrder,
+    DropOrder,
+    GenerationOrder,
+    Piece,
+    PipelineLoaded,
+    PipelineStep,
+)
+from nerite.llm.openvino_genai.options import PipelineOptions, check_lora
+from nerite.llm.openvino_genai.pipeline_process import PipelineProcess
+from nerite.llm.openvino_genai.running import ImageTokens, RunningRequest, RunningSequence, StepTexts, read_vocabulary
+from nerite.llm.request import pixels
+from nerite.llm.structured_output import EBNF, JSON_SCHEMA, REGEX, Grammar
+
+# From a request to the order for a pipeline: how long its prompt is, and whether there is room for it.
+
+
+def order_of(
+    request: GenerationRequest,
+    numbers: Sequence[int],
+    tokenizer: Any,
+    options: PipelineOptions,
+    able: Capabilities,
+    ends: frozenset[int],
+) -> tuple[int, GenerationOrder]:
+    """Return how many tokens a prompt has, without those of its images, and the order. Raises ``NeriteError``."""
+    length, prompt = _prompt(request, tokenizer, options, able)
+    most = able.context_length
+    if not length:
+        raise InvalidArgument("the prompt is empty")
+    if length >= most:
+        raise InvalidArgument(
+            f"the prompt has {length} tokens, and the model a context of {most}: leave out at least "
+            f"{length - most + 1}, so that there is room for an answer"
+        )
+    sampling, grammar, room = request.sampling, request.grammar, most - length
+    form = None if grammar is None else framework.structured(grammar)
+    try:
+        framework.generation(options, sampling, 0, room, ends, form)
+    except RuntimeError as error:
+        raise InvalidArgument(translated(error, "reading sampling parameters").message) from error
+    order = GenerationOrder(numbers, prompt, request.special_tokens, sampling, room, most * options.sees, ends, grammar)
+    return length, order
+
+
+def _prompt(
+    request: GenerationRequest, tokenizer: Any, options: PipelineOptions, able: Capabilities
+) -> tuple[int, Array | tuple[str, Sequence[Array]]]:
+    prompt = request.prompt
+    kept = kept_of_prompt(request.sampling, able.context_length)
+    if isinstance(prompt, str):
+        text = tokenizable(prompt, kept, able.context_length)
+        encoded = tokenizer.encode(text, add_special_tokens=request.special_tokens)
+        tokens = np.array(encoded.input_ids.data, np.int64)
+    else:
+        tokens = np.array([prompt], np.int64)
+    length = int(tokens.shape[1])
+    cut = request.sampling.truncate_prompt_tokens
+    if options.sees:
+        if cut is not None or not isinstance(prompt, str):
+            what = "tokens" if cut is None else "'truncate_prompt_tokens'"
+            raise Unsupported(f"{what}: a model that takes images takes its prompt as text, and the whole of it")
+        return length, (prompt, pixels(request.images))
+    if kept is not None and kept < length:
+        length, tokens = kept, np.ascontiguousarray(tokens[:, -kept:])
+    return length, tokens
+
+
+_log = logging.getLogger("nerite.llm")
+
+NAME: Final = "openvino_genai"
+_GRAMMARS: Final = frozenset({JSON_SCHEMA, REGEX, EBNF})
+_BLOCK: Final = 32
+"""Tokens in a block of KV, on a CPU."""
+
+
+class OpenVinoGenAiEngine:
+    """OpenVINO GenAI's continuous batching."""
+
+    def __init__(self, options: PipelineOptions) -> None:
+        self._options = options
+        self._process: PipelineProcess
+        self._tokenizer: Any = None
+        self._grammars: Grammars
+        self._texts: StepTexts
+        self._able: Capabilities
+        self._ends: frozenset[int] = frozenset()
+        """The tokens by which the model says that it is done."""
+        self._blocks = 0
+        """Of the KV cache."""
+        self._lock = threading.Lock()
+        """Of what follows, and of which process there is."""
+        self._running: dict[str, RunningRequest] = {}
+        """What the process has, or will have."""
+        self._untried: dict[str, RunningRequest] = {}
+        """Those whose grammar is being tried."""
+        self._held: dict[str, RunningRequest] = {}
+        """Those that wait for another process, because this one has compiled enough."""
+        self._wrong: deque[tuple[RunningRequest, NeriteError]] = deque()
+        """Those whose grammar was, and is none."""
+        self._aborts: deque[str] = deque()
+        self._ready = self._stopping = self._compiling = False
+        self._compiled: queue.SimpleQueue[Compiled | None] = queue.SimpleQueue()
+        """None if the process is gone that was to compile."""
+        self._sequences = itertools.count(1)
+        """Numbers: two of one would break the pipeline."""
+        self._open: dict[int, RunningSequence] = {}
+        """The sequences of those that the process has, by their numbers."""
+        self._stepped: Stepped
+        self._given_up: GivenUp
+        self._usage = (0, 0)
+        """Sequences in the last step, and the blocks that were in use then."""
+        self._prompt_tokens = self._failures = 0
+        self._image_tokens = ImageTokens()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self, stepped: Stepped, given_up: GivenUp) -> None:
+        """Load the model, and generate a token with it. Raises ``NeriteError``."""
+        self._stepped, self._given_up = stepped, given_up
+        adapter = self._options.adapter
+        self._process = PipelineProcess(self._options)
+        try:
+            if adapter is not None:
+                check_lora(adapter, framework.layers(self._options.model))
+            self._tokenizer = framework.tokenizer(self._options.directory)
+            self._loaded(self._process.loaded())
+        except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
+            self._process.end()
+            raise translated(error, "loading model") from error
+        self._texts = StepTexts(read_vocabulary(self._options.directory) or self._tokenizer, self._options.guesses)
+        self._grammars = Grammars(self._options, self._compile)
+        length, capacity = self._options.context_length, self._blocks * _BLOCK
+        self._able = Capabilities(
+            NAME,
+            min(length or capacity, capacity),
+            self._options.most_sequences,
+            # A guess that is not taken cannot be taken back from a grammar.
+            grammars=frozenset() if self._options.speculates else _GRAMMARS,
+            images=self._options.sees,
+            adapters=frozenset() if adapter is None else frozenset({adapter.name}),
+        )
+        stepped(self.stats())
+        self._thread.start()
+
+    def _loaded(self, loaded: PipelineLoaded) -> None:
+        self._blocks, self._ends = loaded
+        self._ready = True
+
+    def add(self, request: GenerationRequest, listener: RequestListener) -> None:
+        """Take a request up. Raises ``NeriteError``."""
+        if not self.is_healthy():
+            raise Unavailable("the engine does not run")
+        refuse_what_is_lacking(request, self._able)
+        refuse_what_is_unknown(request.sampling, framework.SAMPLING, NAME)
+        numbers = [next(self._sequences) for _ in range(request.sampling.n)]
+        length, order = order_of(request, numbers, self._tokenizer, self._options, self._able, self._ends)
+        running = RunningRequest(request, listener, length, order, self._image_tokens)
+        known = request.grammar is None or self._grammars.known(request.grammar, self._ends_of(request))
+        with self._lock:
+            if not self.is_healthy():
+                raise Unavailable("the engine does not run")
+            if known:
+                self._send(running)
+                return
+            self._untried[running.id] = running
+        self._try(running)
+
+    def _ends_of(self, request: GenerationRequest) -> set[int]:
+        """Return the tokens that end an answer."""
+        return {*request.sampling.stop_token_ids, *self._ends}
+
+    def _try(self, running: RunningRequest) -> None:
+        """Have the grammar of a request tried."""
+        request = running.request
+        assert request.grammar is not None
+        self._grammars.find_out(request.grammar, self._ends_of(request), lambda wrong: self._tried(running, wrong))
+
+    def _send(self, running: RunningRequest) -> None:
+        """Let the process have a request, now or when it can take more. Under the lock."""
+        if self._grammars.full:
+            self._held[running.id] = running
+            return
+        self._running[running.id] = running
+        self._open |= running.open
+        self._process.send(running.order)
+
+    def _tried(self, running: RunningRequest, wrong: NeriteError | None) -> None:
+        """Go on with a request whose grammar was tried, if somebody still wants it."""
+        with self._lock:
+            if running.id not in self._aborts and self._untried.pop(running.id, None) is running:
+                if wrong is None:
+                    self._send(running)
+                else:
+                    self._wrong.append((running, wrong))
+            self._process.send(
+                DropOrder(())
+            )  # To look at what is new here; there may be no room for grammars any more.
+
+    def _compile(self, grammar: Grammar, ends: Collection[int], vocabulary: int) -> str:
+        """Have the process compile a grammar; return what is wrong with it. For one thread at a time."""
+        with self._lock:
+            if not self.is_healthy():
+                raise Unavailable("the engine does not run")
+            self._compiling = True
+            self._process.send(CompileOrder(grammar, frozenset(ends), vocabulary))
+        compiled = self._compiled.get()
+        if compiled is None:
+            raise Internal("the engine failed meanwhile")
+        return compiled.wrong
+
+    def _has_compiled(self, compiled: Compiled | None) -> None:
+        if self._compiling:
+            self._compiling = False
+            self._compiled.put(compiled)
+
+    def abort(self, id: str) -> None:
+        """End a request, if it runs or waits."""
+        with self._lock:
+            running = self._running.get(id)
+            self._aborts.append(id)
+            self._process.send(DropOrder(running.order.numbers if running is not None else ()))
+
+    def stats(self) -> EngineStats:
+        """Return how it is now."""
+        sequences = sum(len(each.open) for each in list(self._running.values()))
+        aside = sum(len(each.open) for each in [*self._untried.values(), *self._held.values()])
+        scheduled, used = self._usage
+        running = min(scheduled, sequences)
+        return EngineStats(
+            running,
+            sequences - running + aside,
+            self._blocks,
+            self._blocks - used,
+            _BLOCK,
+            self._able.context_length,
+            self._able.most_sequences,
+            self._prompt_tokens,
+            self._texts.generated_tokens,
+            self._failures,
+            # What the text so far suggests is not told.
+            drafted=None if self._options.draft is None else self._texts.drafted,
+            accepted=self._texts.accepted if self._options.speculates else None,
+        )
+
+    def capabilities(self) -> Capabilities:
+        """Return what it can do."""
+        return self._able
+
+    def is_healthy(self) -> bool:
+        """Return whether the thread is there to take requests up."""
+        return self._thread.is_alive() and not self._stopping
+
+    def is_ready(self) -> bool:
+        """Return whether there is a pipeline."""
+        return self.is_healthy() and self._ready
+
+    def stop(self) -> None:
+        """Abort what runs, and let go of the model."""
+        with self._lock:
+            self._stopping = True
+            self._process.kill()
+        if self._thread.ident is not None:
+            self._thread.join()
+            self._grammars.close()
+        self._tokenizer = None
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            said = self._process.next()
+            failure = None if said is not None else ""
+            if isinstance(said, Compiled):
+                self._has_compiled(said)
+            elif said is not None:
+                failure = self._looked_at(said)
+            if failure is not None:
+                self._begin_anew(failure)
+            elif self._grammars.full and not self._running:
+                self._forget_grammars()
+        self._finish()
+
+    def _looked_at(self, step: PipelineStep) -> str | None:
+        """Hand on what a step has brought; return why there has to be another process, if there has."""
+        try:
+            self._look_at(step)
+        except Exception as error:  # A mistake of ours: nobody is to wait for what never comes.
+            _log.exception("'%s': what a step has brought could not be handed on", self._options.name)
+            return f"{type(error).__name__}: {error}"
+        return step.failure or None
+
+    def _look_at(self, step: PipelineStep) -> None:
+        """Hand on what a step has brought."""
+        wrong, aborts = self._news()
+        for running, error in wrong:
+            running.fail(error)
+        for number in step.begun:
+            sequence = self._open.get(number)
+            if sequence is not None and not sequence.of.begun:
+                sequence.of.begin()
+                self._prompt_tokens += sequence.of.prompt_tokens
+        for number, error in step.refused:
+            sequence = self._open.get(number)
+            if sequence is not None:
+                self._forget(sequence.of)
+                sequence.of.fail(error)
+        self._cut(aborts)
+        self._deliver(step.pieces)
+        self._usage = step.scheduled, step.blocks
+        self._process.looked_at()
+        self._stepped(self.stats())
+
+    def _news(self) -> tuple[Sequence[tuple[RunningRequest, NeriteError]], Sequence[str]]:
+        """Take those whose grammar is wrong, and those that are not wanted any more."""
+        if not (self._wrong or self._aborts):
+            return (), ()
+        with self._lock:
+            wrong, aborts = list(self._wrong), list(self._aborts)
+            self._wrong.clear()
+            self._aborts.clear()
+            # Nobody wants to know any more what is wrong with their grammars, or to wait.
+            for aside in (self._untried, self._held):
+                self._running |= {id: aside.pop(id) for id in aborts if id in aside}
+        return wrong, aborts
+
+    def _forget(self, running: RunningRequest, *, drop: bool = True) -> None:
+        """Be done with a request, and have the process be, too, if it has it."""
+        self._running.pop(running.id, None)
+        for number in running.order.numbers:
+            self._open.pop(number, None)
+        if drop:
+            self._process.send(DropOrder(running.order.numbers))
+
+    def _cut(self, aborts: Iterable[str]) -> None:
+        """End the requests that are not wanted any more."""
+        for id in aborts:
+            running = self._running.get(id)
+            if running is not None:
+                self._forget(running, drop=False)  # whoever does not want it any more has said so
+                running.abort()
+
+    def _deliver(self, pieces: Iterable[Piece]) -> None:
+        """Hand on what is new of those that somebody still wants."""
+        new, cut = self._texts.of(pieces, self._open)
+        if cut:
+            self._process.send(DropOrder(cut))
+        for running, deltas in new.items():
+            if not running.open:
+                self._running.pop(running.id, None)
+            running.listener.advanced(deltas)
+
+    def _begin_anew(self, reason: str) -> None:
+        """Fail what had begun, and go on with another process, if there still is to be one."""
+        how = self._process.end()
+        if self._stopping:
+            return
+        reason = reason or f"its process {how}"
+        _log.error("'%s': %s; the engine begins anew", self._options.name, reason)
+        self._failures += 1
+        self._cut(self._news()[1])
+        for running in list(self._running.values()):
+            if running.begun:
+                self._forget(running, drop=False)
+                running.fail(Internal(f"The engine failed while it ran this request: {reason}"))
+        self._take_another()
+
+    def _forget_grammars(self) -> None:
+        """Go on with a process that has compiled nothing."""
+        _log.info("'%s': grammars have taken their share of memory; the pipeline is made anew", self._options.name)
+        self._process.end()
+        self._take_another()
+
+    def _take_another(self) -> None:
+        """Make another process, which gets what the one before it has not begun with."""
+        self._usage = (0, 0)
+        self._ready = False
+        self._stepped(self.stats())
+        with self._lock:
+            self._has_compiled(None)  # Under the lock: what is to be compiled from now on goes to the next one.
+            if self._stopping:
+                return
+            self._process = PipelineProcess(self._options)
+            self._grammars.forget()
+            left = [*self._running.values(), *self._held.values()]
+            self._running.clear()
+            self._held.clear()
+            again = [running for running in left if running.request.grammar is not None]
+            self._untried |= {running.id: running for running in again}
+            for running in left:
+                if running.request.grammar is None:
+                    self._send(running)
+        for running in again:
+            self._try(running)
+        try:
+            self._loaded(self._process.loaded())
+        except NeriteError as error:  # It is not healthy from now on.
+            with self._lock:
+                stopped, self._stopping = self._stopping, True
+            if not stopped:
+                why = f"the engine cannot begin anew: {error.message}"
+                for running in self._take_all():
+                    running.fail(Unavailable(f"The engine has failed: {why}"))
+                self._stepped(self.stats())
+                self._given_up(f"'{self._options.name}': {why}")
+
+    def _take_all(self) -> Sequence[RunningRequest]:
+        """Return all that wait for something, and be done with them."""
+        with self._lock:
+            everyone = [*self._running.values(), *self._untried.values(), *self._held.values()]
+            everyone += [running for running, _ in self._wrong]
+            self._running.clear()
+            self._untried.clear()
+            self._held.clear()
+            self._wrong.clear()
+            self._open.clear()
+        return everyone
+
+    def _finish(self) -> None:
+        """Say to all that nothing more comes."""
+        self._process.end()
+        self._has_compiled(None)
+        self._usage = (0, 0)
+        for running in self._take_all():
+            running.abort()
+        self._stepped(self.stats())

@@ -1,0 +1,352 @@
+"""Makes model versions run: decides where instances live, starts them, and puts a queue before them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nerite.backends import registry
+from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.python.environments import find_interpreter
+from nerite.config.json_form import to_json
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching
+from nerite.config.model_parameters import bounds_of
+from nerite.core.errors import InvalidArgument
+from nerite.core.signature import Signature
+from nerite.dispatch.dispatcher import Dispatcher
+from nerite.dispatch.instance_picker import AnyInstancePicker
+from nerite.dispatch.interface import SelectivePicker
+from nerite.dispatch.rate_limited import InstanceResources, RateLimitedPicker
+from nerite.dispatch.sequence_inputs import SequenceInputs
+from nerite.dispatch.sequence_picker import SequencePicker
+from nerite.ensembles.ensemble import Ensemble
+from nerite.instances.placement import instance_plans, thread_variables
+from nerite.models.instance_factory import (
+    InProcessFactory,
+    InstanceFactory,
+    NoInstances,
+    RateLimitedFactory,
+    WorkerFactory,
+)
+from nerite.models.running_version import RunningVersion
+from nerite.models.warm_up import WarmUpFactory, WarmUpRun, WarmUpSample, configured_samples, recorded_samples
+from nerite.observability.load_times import stage
+from nerite.observability.statistics import new_statistics
+from nerite.scheduling.decider import BatchingRules, QueuePolicy
+from nerite.scheduling.dynamic_batcher import DefaultScheduler, DynamicBatcher
+from nerite.scheduling.ensemble import EnsembleGraph, StepModel
+from nerite.scheduling.load_shedding import LoadShedder
+from nerite.scheduling.sequence import SequenceRules
+from nerite.workers.child.worker import write_context
+from nerite.workers.host.process import WorkerPlan, WorkerPool, sharing_models
+from nerite.workers.host.server_context import ServerContext
+from nerite.workers.ipc import messages
+from nerite.workers.ipc.shared_memory import Arena
+
+# From a configuration to the scheduler that it chooses.
+
+
+def picker_for(config: ModelConfig, directory: Path) -> SelectivePicker:
+    """Return the scheduler of a model that lies in ``directory``. Blocks.
+
+    Raises ``NeriteError`` for one there is no code for yet, and where a file that it needs is not right.
+    """
+    hold = _hold("TRITONSERVER_DELAY_SCHEDULER")
+    if config.ensemble_scheduling is not None:
+        raise InvalidArgument(
+            f"model '{config.name}' uses 'ensemble_scheduling', which this version of the server does not offer"
+        )
+    if config.sequence_batching is not None:
+        dress = SequenceInputs(config, directory)
+        return SequencePicker(config, dress, _sequence_rules(config, config.sequence_batching, hold))
+    if config.dynamic_batching is not None:
+        return AnyInstancePicker(DynamicBatcher(_batching_rules(config, config.dynamic_batching, hold)))
+    return AnyInstancePicker(DefaultScheduler(hold))
+
+
+def preserves_ordering(config: ModelConfig) -> bool:
+    """Return whether answers are to leave in the order of the executions."""
+    batching = config.sequence_batching.oldest if config.sequence_batching is not None else config.dynamic_batching
+    return batching is not None and batching.preserve_ordering
+
+
+def _batching_rules(config: ModelConfig, batching: ModelDynamicBatching, hold: int) -> BatchingRules:
+    default = batching.default_queue_policy
+    return BatchingRules(
+        max_batch_size=config.max_batch_size,
+        preferred_sizes=tuple(batching.preferred_batch_size),
+        max_delay_us=batching.max_queue_delay_microseconds,
+        levels=batching.priority_levels,
+        default_level=batching.default_priority_level,
+        default_policy=_policy(default) if default else QueuePolicy(),
+        policies={level: _policy(policy) for level, policy in batching.priority_queue_policy.items()},
+        hold_until=hold,
+    )
+
+
+def _sequence_rules(config: ModelConfig, batching: ModelSequenceBatching, hold: int) -> SequenceRules:
+    oldest, direct = batching.oldest, batching.direct
+    return SequenceRules(
+        model=config.name,
+        slots=max(1, config.max_batch_size if oldest is None else oldest.max_candidate_sequences),
+        max_idle_us=batching.max_sequence_idle_microseconds,
+        batching=None
+        if oldest is None
+        else BatchingRules(
+            max_batch_size=config.max_batch_size,
+            preferred_sizes=tuple(oldest.preferred_batch_size),
+            max_delay_us=oldest.max_queue_delay_microseconds,
+            hold_until=hold,
+        ),
+        max_delay_us=direct.max_queue_delay_microseconds if direct else 0,
+        min_utilization=direct.minimum_slot_utilization if direct else 0.0,
+        hold_until=0 if oldest else hold,
+        hold_until_backlog=_hold("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"),
+    )
+
+
+def _hold(variable: str) -> int:
+    """Return how many requests are to wait before a scheduler starts. Hooks that Triton's tests rely on."""
+    return int(os.environ.get(variable, "0") or 0)
+
+
+def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        timeout_us=policy.default_timeout_microseconds,
+        allow_override=policy.allow_timeout_override,
+        delay_on_timeout=policy.timeout_action == "DELAY",
+        max_size=policy.max_queue_size,
+    )
+
+
+_log = logging.getLogger("nerite.execution")
+
+
+class Launcher:
+    """One for the server. Its coroutines are for the loop; the blocking work is done by the loader."""
+
+    def __init__(self, around: ServerContext) -> None:
+        self._around = around
+        self._households = WorkerPool()
+
+    def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
+        """Have a backend complete a configuration. Blocks. Raises ``NeriteError``."""
+        if not is_isolated(context):
+            return registry.backend_of(context).complete(context)
+        instance = InstanceContext(f"{context.name}_auto_complete")
+        arena = Arena()
+        plan = self._plan(backend, context, instance, arena, _interpreter(context))
+        ask = partial(self._around.errands.take, asker=plan.asker(loading=True))
+        process, channel = plan.start(instance.name, arena, ask)
+        try:
+            completed: Mapping[str, Any] = channel.ask(messages.COMPLETE, write_context(backend, context))
+        finally:
+            channel.close()
+            process.kill()
+        return completed
+
+    async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
+        """Load a model version and all its instances. Raises ``NeriteError``; nothing is left behind then."""
+        began = time.monotonic()
+        scheduler = await self._around.blocking(picker_for, config, context.directory)
+        bounds = bounds_of(config, self._around.queue)
+        admission = LoadShedder(bounds, context.name)
+        plans = instance_plans(config, self._around.policies)
+        arena = Arena()
+        self._around.guests.host(arena)
+        warm_up = await self._around.blocking(self._samples, config, context, signature)
+        maker = await self._maker(config, context, arena)
+        if warm_up:
+            rehearsal = await self._around.blocking(_rehearsal, config, context.directory)
+            maker = WarmUpFactory(maker, context.name, warm_up, rehearsal)
+        rations = None if self._around.limiter is None else InstanceResources(self._around.limiter, context.name)
+        if rations is not None:
+            maker = RateLimitedFactory(maker, rations)
+        elif any(group.rate_limiter is not None for group in config.instance_group):
+            _log.info(
+                "'%s': 'instance_group.rate_limiter' has no effect: start the server with --rate-limit=execution_count",
+                context.name,
+            )
+        config_json = to_json(config)
+        try:
+            runners = await maker.make(plans, config_json)
+        except BaseException:  # whatever it was: nothing may be left behind
+            maker.close()
+            arena.close()
+            raise
+        statistics = new_statistics(self._around.metrics, config)
+        instances = dict(zip(plans, runners, strict=True))
+        dispatcher = Dispatcher(
+            scheduler if rations is None else RateLimitedPicker(scheduler, rations),
+            [runner for plan, runner in instances.items() if not plan.passive],
+            statistics,
+            self._around.loop,
+            self._around.sentry,
+            admission,
+            preserve_ordering=preserves_ordering(config),
+        )
+        if rations is not None:
+            rations.granted = dispatcher.look_soon
+        running = RunningVersion(
+            context.name,
+            context.version,
+            config,
+            config_json,
+            signature,
+            statistics,
+            dispatcher,
+            instances,
+            maker,
+            arena,
+            self._around.loop,
+        )
+        running.let_in_by(self._around.reception, bounds)
+        # Whoever has to be let in, or may be answered from elsewhere, does not go on in the worker.
+        alone = running.decoupled or running.cached or config.backend in registry.GENERATING
+        if rations is None and config.sequence_batching is None and not alone:
+            running.worker = sharing_models(context)
+        running.load_seconds = time.monotonic() - began
+        return running
+
+    def assemble(
+        self, name: str, version: int, config: ModelConfig, signature: Signature, parts: Sequence[StepModel]
+    ) -> RunningVersion:
+        """Make a version of an ensemble run. ``parts`` are the models of its steps, which it was checked against."""
+        assert config.ensemble_scheduling is not None
+        arena = Arena()
+        self._around.guests.host(arena)
+        statistics = new_statistics(self._around.metrics, config)
+        limit = config.ensemble_scheduling.max_inflight_requests
+        if limit:
+            _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)
+        graph = EnsembleGraph(signature, str(version), config.ensemble_scheduling.step, parts)
+        decoupled = any(part.decoupled for part in parts)
+        bounds = bounds_of(config, self._around.queue)
+        admission = LoadShedder(bounds, name)
+        scheduler = Ensemble(
+            graph, self._around.door, statistics, self._around.loop, admission, decoupled=decoupled, most_inflight=limit
+        )
+        running = RunningVersion(
+            name,
+            version,
+            config,
+            to_json(config),
+            signature,
+            statistics,
+            scheduler,
+            {},
+            NoInstances(),
+            arena,
+            self._around.loop,
+        )
+        running.let_in_by(self._around.reception, bounds)
+        return running
+
+    async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
+        """Give a running version the instances that ``config`` asks for. Raises as ``launch``; it is as before then."""
+        await running.resize(config, to_json(config), instance_plans(config, self._around.policies))
+
+    async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> InstanceFactory:
+        run = self._around.blocking
+        if await run(is_isolated, context):
+            # Not on the loop: an environment may have to be made.
+            with stage("environment"):
+                interpreter = await run(_interpreter, context)
+
+            def plan(instance: InstanceContext) -> WorkerPlan:
+                return self._plan(config.backend, context, instance, arena, interpreter)
+
+            return WorkerFactory(plan, self._households)
+        with stage("initialize"):
+            found = await run(registry.backend_of, context)
+            model = await run(found.open, context)
+        return InProcessFactory(
+            model, self._around.loop, self._around.loader, on_loop_only=_mode(context) == "in_process"
+        )
+
+    def _samples(self, config: ModelConfig, context: ModelContext, signature: Signature) -> list[WarmUpSample]:
+        """Return what each instance has to answer before it is ready. Blocks. Raises ``NeriteError``."""
+        directory = context.directory
+        return [
+            *configured_samples(config, signature, directory, _skipped),
+            *recorded_samples(config, signature, directory, self._around.read_request),
+        ]
+
+    def _plan(
+        self,
+        backend: str,
+        context: ModelContext,
+        instance: InstanceContext,
+        arena: Arena,
+        interpreter: Path | None,
+    ) -> WorkerPlan:
+        return WorkerPlan(
+            backend,
+            context,
+            instance,
+            interpreter,
+            thread_variables(context, instance, os.environ),
+            arena,
+            self._around,
+            sharing_models(context),
+        )
+
+
+def _rehearsal(config: ModelConfig, directory: Path) -> Callable[[], WarmUpRun] | None:
+    """Return what makes samples requests of sequences, if the model has any. Blocks. Raises as ``SequenceInputs``."""
+    batching = config.sequence_batching
+    if batching is None:
+        return None
+    return partial(WarmUpRun, SequenceInputs(config, directory), iterative=batching.iterative_sequence)
+
+
+def _skipped(name: str) -> None:
+    _log.debug("Skipping batch 0 warmup sample '%s'", name)
+
+
+def is_isolated(context: ModelContext) -> bool:
+    """Return whether the instances of a model live in worker processes: as it says itself, else as its backend does.
+
+    May import the backend, so it blocks. Raises as ``registry.backend_of``, and ``InvalidArgument`` for parameters that
+    cannot go together.
+    """
+    mode, worker = _mode(context), sharing_models(context)
+    if mode == "in_process":
+        if worker:
+            raise _contradiction(context.name, f"in the worker '{worker}' (WORKER)")
+        if context.environment:
+            raise _contradiction(context.name, "in an environment of its own (EXECUTION_ENV_PATH)")
+    if context.environment:
+        # The framework may be there alone, so that the backend is not looked for here.
+        return True
+    found = registry.backend_of(context)
+    return bool(worker) or mode == "worker" or (not mode and registry.is_isolated(found, context))
+
+
+def _interpreter(context: ModelContext) -> Path | None:
+    """Return the Python of a model's workers: that which it brings, or its backend has for it; None for the server's.
+
+    May take minutes. Raises ``NeriteError``.
+    """
+    return find_interpreter(context) if context.environment else registry.prepared(context)
+
+
+def _contradiction(model: str, elsewhere: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"model '{model}' cannot run in the server (EXECUTION_MODE in_process) and {elsewhere}: leave one of the two "
+        "parameters out"
+    )
+
+
+def _mode(context: ModelContext) -> str:
+    mode = context.parameter("EXECUTION_MODE")
+    if mode not in ("", "worker", "in_process"):
+        raise InvalidArgument(
+            f"parameter 'EXECUTION_MODE' of model '{context.name}' is '{mode}'; it may be 'worker' or 'in_process'"
+        )
+    return mode

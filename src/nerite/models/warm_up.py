@@ -1,0 +1,456 @@
+"""Warming instances up: each answers the model's samples before it takes requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from nerite.backends.configuration import made_inputs
+from nerite.config.json_form import to_json
+from nerite.config.mistake import Mistake
+from nerite.config.model_config import ModelConfig, ModelWarmup, WarmupInput
+from nerite.core import tensor as dtypes
+from nerite.core.client_text import check_inside_directory
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.failures import report
+from nerite.core.request import NOBODY, InferenceRequest, ReplySink, RequestHeader, with_request_id
+from nerite.core.response import InferenceResponse
+from nerite.core.signature import Signature, SignatureInput
+from nerite.core.tensor import Buffer, DataType, TensorSpec, join_bytes
+from nerite.dispatch.sequence_inputs import Said, SequenceInputs, SequenceRequirements
+from nerite.instances.instance import Batch, ModelInstance
+from nerite.instances.placement import InstancePlan
+from nerite.models.instance_factory import InstanceFactory
+from nerite.observability.load_times import stage
+from nerite.scheduling.sequence import RequestSequence, SequenceRequest
+from nerite.workers.host.server_context import ReadRequest
+
+# How samples reach a model with sequences: with controls and states, and as often as the model wants.
+
+
+class WarmUpRun:
+    """The sequences of one instance that is warmed up.
+
+    A sample is a sequence of one request; rows of a batch have the correlation ids 1, 2 and so on. A request that was
+    recorded with a correlation id has that: it goes on with what an earlier one began, if there was one.
+    """
+
+    def __init__(self, dress: SequenceInputs, *, iterative: bool) -> None:
+        self._dress = dress
+        self._iterative = iterative
+        self._recorded: dict[int | str, RequestSequence] = {}
+
+    def begin(self, batch: Batch, said: Said) -> Batch:
+        """Return the requests of a sample as the model is to see them; ``said`` are inputs that it names itself."""
+        dressed: Batch = []
+        for number, outer in enumerate(batch, 1):
+            request = SequenceRequest(outer)
+            if request.sequence_id:
+                self._go_on(request)
+            else:
+                request.sequence, request.starts, request.ends = RequestSequence(number), True, not self._iterative
+            self._dress.dress(request, request.sequence, start=request.starts, end=request.ends)
+            if said:
+                self._dress.overrule(request, said)
+            dressed.append(request)
+        return dressed
+
+    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+        """Keep the states that a response leaves; return the rest of it."""
+        assert isinstance(request, SequenceRequest)
+        return self._dress.settle(request, response, request.sequence)
+
+    def again(self, request: InferenceRequest) -> None:
+        """Have a request that the model wants once more carry what it left."""
+        assert isinstance(request, SequenceRequest)
+        request.undress()
+        self._dress.dress(request, request.sequence, start=False, end=request.ends)
+
+    def _go_on(self, request: SequenceRequest) -> None:
+        known = self._recorded.pop(request.sequence_id, None)
+        if known is None or request.starts:
+            request.starts, known = True, RequestSequence(request.sequence_id)
+        request.sequence = known
+        if not request.ends:
+            self._recorded[request.sequence_id] = known
+
+
+# The requests of ``model_warmup``: what the configuration and the files in ``warmup/`` say, as tensors.
+
+FOLDER = "warmup"
+
+
+class WarmUpSample(NamedTuple):
+    """A request that each instance answers before it takes others."""
+
+    name: str
+    rows: int
+    """How many requests of one row run as a batch."""
+    times: int
+    """How often it runs."""
+    header: RequestHeader
+    data: Sequence[Buffer]
+    said: Said = MappingProxyType({})
+    """Of a model with sequences: what the sample says itself of inputs that the server makes otherwise."""
+
+    def requests(self, sink: ReplySink, now_ns: int) -> list[InferenceRequest]:
+        """Return a batch, whose memory is its own: models may work in place."""
+        return [
+            InferenceRequest(self.header, [bytearray(each) for each in self.data], sink, now_ns)
+            for _ in range(self.rows)
+        ]
+
+
+def configured_samples(
+    config: ModelConfig, signature: Signature, directory: Path, skipped: Callable[[str], None]
+) -> list[WarmUpSample]:
+    """Return the samples of a model whose files are in ``directory``. Blocks. Raises Triton's refusals.
+
+    ``skipped`` is told the name of each that has no row, and that nobody will run.
+    """
+    made = []
+    unsaid = _unsaid(config, signature)
+    for warmup in config.model_warmup:
+        if warmup.batch_size:
+            try:
+                made.append(_sample(warmup, signature, unsaid, directory))
+            except NeriteError as error:
+                raise type(error)(f"{error.message}\n    {_which(warmup)}") from None
+        else:
+            skipped(warmup.name)
+    return made
+
+
+def warm_up_mistakes(config: ModelConfig, signature: Signature, directory: Path) -> list[Mistake]:
+    """Return what is wrong with the samples of a model. Blocks, and raises nothing."""
+    found = []
+    unsaid = _unsaid(config, signature)
+    for index, warmup in enumerate(config.model_warmup):
+        try:
+            if warmup.batch_size:
+                _sample(warmup, signature, unsaid, directory)
+        except NeriteError as error:
+            place = ("model_warmup", index)
+            found.append(Mistake(message=error.message, path=place, remedy=_which(warmup), error=type(error)))
+    return found
+
+
+def _which(warmup: ModelWarmup) -> str:
+    return f"It is the sample '{warmup.name}' of 'model_warmup' that cannot be made."
+
+
+def _unsaid(config: ModelConfig, signature: Signature) -> Signature:
+    """Return the inputs that callers do not send, and that a sample may have: controls and states of sequences."""
+    given = to_json(config)
+    inputs = [
+        SignatureInput(each["name"], dtypes.BY_CONFIG_NAME[each["data_type"]], tuple(each["dims"]), optional=True)
+        for each in made_inputs(given)
+    ]
+    return Signature(signature.model_name, signature.max_batch_size, inputs, [])
+
+
+def _sample(warmup: ModelWarmup, signature: Signature, unsaid: Signature, directory: Path) -> WarmUpSample:
+    limit = signature.max_batch_size
+    if warmup.batch_size > max(limit, 1):
+        raise InvalidArgument(
+            f"failed to run warmup sample '{warmup.name}': batch size {warmup.batch_size} for "
+            f"'{signature.model_name}', max allowed is {limit}; "
+        )
+    batch = (1,) if limit > 0 else ()
+    asked: dict[str, tuple[TensorSpec, Buffer]] = {}
+    said: dict[str, tuple[TensorSpec, Buffer]] = {}
+    for name, declared in warmup.inputs.items():
+        if any(size < 0 for size in declared.dims):
+            raise InvalidArgument(
+                f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
+            )
+        spec = TensorSpec(name, dtypes.BY_CONFIG_NAME[declared.data_type], (*batch, *declared.dims))
+        tensors = said if name in unsaid.inputs else asked
+        tensors[name] = spec, _data(declared, spec, directory / FOLDER)
+    sample = WarmUpSample(warmup.name, warmup.batch_size, max(warmup.count, 1), *_request(signature, asked), said)
+    checked_sample(WarmUpSample(sample.name, 1, 1, *_request(unsaid, said)), unsaid)
+    return checked_sample(sample, signature)
+
+
+def _request(signature: Signature, tensors: Said) -> tuple[RequestHeader, list[Buffer]]:
+    """Return a request with these inputs. Raises what is said to a client if that is not right."""
+    header = RequestHeader(signature.model_name, "", [spec for spec, _ in tensors.values()])
+    signature.bind(header)
+    return header, [data for _, data in tensors.values()]
+
+
+def checked_sample(sample: WarmUpSample, signature: Signature) -> WarmUpSample:
+    """Return a sample whose data is what its header says. Raises what is said to a client otherwise."""
+    wrong = signature.check_data(sample.requests(NOBODY, 0)[0])
+    if wrong is not None:
+        raise wrong
+    return sample
+
+
+def _data(declared: WarmupInput, spec: TensorSpec, folder: Path) -> bytes:
+    """Return the bytes of an input of one row."""
+    if declared.input_data_file is not None:
+        return _from_file(declared.input_data_file, spec, folder)
+    if declared.zero_data is None and declared.random_data is None:
+        wrong = f"warmup setting expects input '{spec.name}' to have input_data_type set"
+        raise with_request_id(InvalidArgument(wrong), "")
+    if spec.datatype is dtypes.BYTES:
+        return bytes(join_bytes([b""] * spec.elements))
+    return _random(spec.datatype, spec.elements) if declared.random_data is not None else bytes(spec.byte_size)
+
+
+def _from_file(name: str, spec: TensorSpec, folder: Path) -> bytes:
+    content = read_sample_file(name, f"input '{spec.name}'", folder)
+    if len(content) < spec.byte_size:
+        wrong = f"warmup setting expects {spec.byte_size} bytes, but the data provided from {name} only has "
+        raise with_request_id(InvalidArgument(f"{wrong}{len(content)} bytes"), "")
+    return content if spec.byte_size < 0 else content[: spec.byte_size]
+
+
+def read_sample_file(name: str, of: str, folder: Path) -> bytes:
+    """Return what is in a file of ``folder`` that ``of`` names. Raises ``NeriteError``."""
+    path = folder / name
+    check_inside_directory(name, f"warmup data file '{name}' of {of}", folder)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Internal(f"failed to open text file for read {path}: {error.strerror}") from None
+
+
+def _random(datatype: DataType, elements: int) -> bytes:
+    """Return numbers as they may come: integers of the whole range, fractions below one."""
+    if datatype is dtypes.BOOL:
+        return bytes(random.choices((0, 1), k=elements))
+    if datatype is dtypes.BF16:
+        return (np.random.default_rng().random(elements, np.float32).view("<u4") >> 16).astype("<u2").tobytes()
+    if datatype.numpy.kind == "f":
+        return np.random.default_rng().random(elements).astype(datatype.numpy).tobytes()
+    return random.randbytes(elements * datatype.size)
+
+
+_log = logging.getLogger("nerite.execution")
+
+
+class WarmUpFactory:
+    """Makes instances by another maker, and warms them up, side by side. A ``InstanceFactory``."""
+
+    def __init__(
+        self,
+        maker: InstanceFactory,
+        model: str,
+        samples: Sequence[WarmUpSample],
+        rehearsal: Callable[[], WarmUpRun] | None = None,
+    ) -> None:
+        """``rehearsal`` makes what an instance of a model with sequences needs."""
+        self._maker = maker
+        self._model = model
+        self._samples = samples
+        self._rehearsal = rehearsal
+
+    async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
+        """Make instances that have answered every sample. If one fails, none is left."""
+        runners = await self._maker.make(plans, config)
+        with stage("warm-up"):
+            outcomes = await asyncio.gather(*map(self._warm_up, runners), return_exceptions=True)
+        failure = next((outcome for outcome in outcomes if outcome is not None), None)
+        if failure is not None:
+            await asyncio.gather(*map(_closed, runners))
+            raise failure
+        return runners
+
+    def close(self) -> None:
+        """Give back what the instances shared."""
+        self._maker.close()
+
+    async def _warm_up(self, runner: ModelInstance) -> None:
+        rehearsal = None if self._rehearsal is None else self._rehearsal()
+        for sample in self._samples:
+            for iteration in range(1, sample.times + 1):
+                _log.debug(
+                    "model '%s' instance %s is running warmup sample '%s' for iteration %d",
+                    self._model,
+                    runner.name,
+                    sample.name,
+                    iteration,
+                )
+                await _Trial(runner, rehearsal).run(sample)
+
+
+class _Trial:
+    """One batch of a sample on one instance. The sink of its requests."""
+
+    def __init__(self, runner: ModelInstance, rehearsal: WarmUpRun | None) -> None:
+        self._runner = runner
+        self._rehearsal = rehearsal
+        self._errors: list[NeriteError] = []
+        self._open = 0
+        """Requests without their last answer."""
+        self._running = False
+        """The instance has a batch: a model may send the last answer before it returns."""
+        self._over = asyncio.Event()
+        runner.done = self._done
+        runner.part = self._part
+        runner.on_usable = lambda _: None
+
+    async def run(self, sample: WarmUpSample) -> None:
+        """Return when every request has its last answer. Raises ``NeriteError`` if one is an error."""
+        if not self._runner.usable:
+            raise self._died()
+        batch = sample.requests(self, time.monotonic_ns())
+        self._open = len(batch)
+        if self._rehearsal is not None:
+            batch = self._rehearsal.begin(batch, sample.said)
+        self._hand_over(batch)
+        await self._over.wait()
+        if self._errors:
+            reasons = "".join(f"{error.message}; " for error in dict.fromkeys(self._errors))
+            raise InvalidArgument(f"failed to run warmup sample '{sample.name}': {reasons}")
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Take an answer."""
+        if response.error is not None:
+            self._errors.append(response.error)
+        if final:
+            self._open -= 1
+            self._check_over()
+
+    def _check_over(self) -> None:
+        if not self._open and not self._running:
+            self._over.set()
+
+    def _done(
+        self,
+        runner: ModelInstance,
+        batch: Batch,
+        responses: Sequence[InferenceResponse | None],
+        marks: ExecutionTimes | None,
+    ) -> None:
+        self._running = False
+        again: Batch = []
+        for request, response in zip(batch, responses, strict=True):
+            if response is None:
+                continue
+            rest = self._settled(request, response)
+            if response.again:
+                again.append(request)
+            else:
+                request.respond(rest)
+        if again:  # not at once: one that runs on the loop would never come back
+            asyncio.get_running_loop().call_soon(self._run_again, again)
+        self._check_over()
+
+    def _part(
+        self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: ExecutionTimes | None
+    ) -> None:
+        rest = self._settled(request, response)
+        if final or not rest.empty:
+            request.respond(rest, final)
+
+    def _settled(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+        return response if self._rehearsal is None else self._rehearsal.settle(request, response)
+
+    def _run_again(self, batch: Batch) -> None:
+        assert self._rehearsal is not None, "only models of iterative sequences want a request once more"
+        for request in batch:
+            self._rehearsal.again(request)
+            if not self._runner.usable:
+                request.respond(InferenceResponse.failed(self._died()))
+        if self._runner.usable:
+            self._hand_over(batch)
+
+    def _hand_over(self, batch: Batch) -> None:
+        self._running = True
+        try:
+            self._runner.run(batch)
+        except Exception as error:
+            self._running = False
+            failure = report("dispatcher", error, f"while instance '{self._runner.name}' was warmed up")
+            for request in batch:
+                request.respond(InferenceResponse.failed(failure))
+
+    def _died(self) -> NeriteError:
+        return Unavailable(f"instance '{self._runner.name}' died")
+
+
+async def _closed(runner: ModelInstance) -> None:
+    """Close an instance, and return when that is done."""
+    done = asyncio.Event()
+    runner.close(done.set)
+    await done.wait()
+
+
+# Whole requests that warm a model up: a file in ``warmup/`` with a request a line, as clients send it.
+#
+# The parameter ``WARMUP_REQUESTS`` of the configuration names the file. Triton gives that no meaning.
+
+PARAMETER: Final = "WARMUP_REQUESTS"
+
+
+def recorded_samples(
+    config: ModelConfig, signature: Signature, directory: Path, read: ReadRequest
+) -> list[WarmUpSample]:
+    """Return the requests recorded for a model whose files are in ``directory``. Blocks. Raises ``NeriteError``."""
+    made = []
+    for place, line in _lines(config, directory):
+        try:
+            made.append(_recorded_requests_sample(place, line, config, signature, read))
+        except NeriteError as error:
+            raise type(error)(f"{error.message}\n    {_recorded_requests_which(place)}") from None
+    return made
+
+
+def recorded_mistakes(config: ModelConfig, signature: Signature, directory: Path, read: ReadRequest) -> list[Mistake]:
+    """Return what is wrong with the requests recorded for a model. Blocks, and raises nothing."""
+    path = ("parameters", PARAMETER)
+    found: list[Mistake] = []
+    try:
+        for place, line in _lines(config, directory):
+            try:
+                _recorded_requests_sample(place, line, config, signature, read)
+            except NeriteError as error:
+                found.append(
+                    Mistake(message=error.message, path=path, remedy=_recorded_requests_which(place), error=type(error))
+                )
+    except NeriteError as error:
+        remedy = f"Write the name of a file in {directory / FOLDER}, with a request in each line."
+        found.append(Mistake(message=error.message, path=path, remedy=remedy, error=type(error)))
+    return found
+
+
+def _lines(config: ModelConfig, directory: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield where each request is, and what it is. Raises ``NeriteError`` if the file cannot be read."""
+    parameter = config.parameters.get(PARAMETER)
+    if parameter is None:
+        return
+    name = parameter.string_value
+    for number, line in enumerate(
+        read_sample_file(name, f"parameter '{PARAMETER}'", directory / FOLDER).split(b"\n"), 1
+    ):
+        if line.strip():
+            yield f"{name}:{number}", line
+
+
+def _recorded_requests_sample(
+    place: str, line: bytes, config: ModelConfig, signature: Signature, read: ReadRequest
+) -> WarmUpSample:
+    header, data = read(signature.model_name, line)
+    signature.bind(header)
+    if config.sequence_batching is not None:
+        # One without a correlation id is a sequence by itself.
+        refusal = SequenceRequirements(config).refusal(header, header.sequence_id or 1, "")
+        if refusal is not None:
+            raise refusal
+    return checked_sample(WarmUpSample(place, 1, 1, header, data), signature)
+
+
+def _recorded_requests_which(place: str) -> str:
+    return f"It is the request at {FOLDER}/{place} that is wrong."

@@ -1,0 +1,213 @@
+"""Histograms: how many values lie up to each bound. Counting is a search in a short list; the sums are the reader's."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import InferenceRequest
+
+
+class Exemplar(NamedTuple):
+    """One of the values, and where there is more about it."""
+
+    trace_id: int
+    value: float
+    at: float
+    """Seconds since the epoch."""
+
+
+_NONE: Final[Mapping[int, Exemplar]] = MappingProxyType({})
+
+
+class Histogram:
+    """Of one quantity."""
+
+    __slots__ = ("bounds", "counts", "exemplars", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """``bounds`` ascend; what is above the last has a place of its own."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """By the first bound that a value does not exceed."""
+        self.total = 0.0
+        self.exemplars = _NONE
+        """By place."""
+
+    @classmethod
+    def of(
+        cls, bounds: Sequence[float], counts: list[int], total: float, exemplars: Mapping[int, Exemplar] = _NONE
+    ) -> Histogram:
+        """Return what was counted elsewhere; ``counts`` stays the caller's."""
+        made = cls.__new__(cls)
+        made.bounds, made.counts, made.total, made.exemplars = bounds, counts, total, exemplars
+        return made
+
+    def note(self, value: float, count: int = 1) -> None:
+        """Count a value that was there ``count`` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+    def coarser(self, bounds: Sequence[float]) -> Histogram:
+        """Return the same with some of the bounds."""
+        made = Histogram(bounds)
+        made.total = self.total
+        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
+            made.counts[bisect_left(bounds, bound)] += count
+        return made
+
+
+def one_two_five(most: int) -> list[float]:
+    """Return 1, 2, 5, 10, 20, 50, and so on up to ``most``."""
+    bounds: list[float] = []
+    decade = 1
+    while decade <= most:
+        bounds += [step * decade for step in (1, 2, 5) if step * decade <= most]
+        decade *= 10
+    return bounds
+
+
+# Quantiles of the last minute, as Triton's summaries have them.
+#
+# A time is counted with its eight leading bits, so that what is kept does not grow with the requests: ranks are
+# exact, and values wrong by 0.4 % at most. That is within any error that ``summary_quantiles`` allows.
+
+SLICE_NS: Final = 12_000_000_000
+_SLICES: Final = 5
+_BITS: Final = 8
+
+
+class QuantileSum(NamedTuple):
+    """A summary, as a page has it."""
+
+    events: int
+    total: float
+    quantiles: Sequence[tuple[float, float]]
+    """Each with its value: not a number if there was nothing in the last minute."""
+
+
+class Quantiles:
+    """Of one quantity, in whole numbers."""
+
+    __slots__ = ("_slices",)
+
+    def __init__(self) -> None:
+        self._slices: dict[int, Counter[int]] = {}
+        """By when each began, in slices."""
+
+    def note(self, value: int, now: int, count: int = 1) -> None:
+        """Count a value that was there ``count`` times."""
+        place = now // SLICE_NS
+        counts = self._slices.get(place)
+        if counts is None:
+            counts = self._slices[place] = Counter()
+            self._forget(now)
+        lost = max(value.bit_length() - _BITS, 0)
+        counts[(value >> lost << lost) + (1 << lost >> 1)] += count
+
+    def read(self, wanted: Sequence[float], now: int) -> list[tuple[float, float]]:
+        """Return the value of each quantile."""
+        self._forget(now)
+        counts: Counter[int] = Counter()
+        for each in self._slices.values():
+            counts.update(each)
+        ranks = [(max(math.ceil(quantile * counts.total()), 1), quantile) for quantile in wanted]
+        found = dict.fromkeys(wanted, math.nan)
+        passed = 0
+        for value, count in sorted(counts.items()):
+            for rank, quantile in ranks:
+                if passed < rank <= passed + count:
+                    found[quantile] = value
+            passed += count
+        return list(found.items())
+
+    def _forget(self, now: int) -> None:
+        oldest = now // SLICE_NS - _SLICES + 1
+        for place in [place for place in self._slices if place < oldest]:
+            del self._slices[place]
+
+
+# How long requests take, stage by stage, as histograms: sums cannot tell how the slowest of them fare.
+#
+# A note is two look-ups: the magnitude of a time leads to the one bound that it may lie on either side of, as bounds
+# are a factor of two apart, or more. Sums and counts are with ``statistics`` in any case.
+
+_BOUNDS_NS: Final = tuple(step * 10**power // 10 for power in range(4, 11) for step in (10, 25, 50))
+BOUNDS: Final = tuple(bound / 1e9 for bound in _BOUNDS_NS)
+"""Seconds: 10 us, 25 us, 50 us, 100 us, and so on up to 50 s."""
+
+
+def _places(bounds: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield for each length in bits the place of the smallest such number, and the bound that larger ones may exceed.
+
+    Then their place is the next.
+    """
+    for bits in range(64):
+        place = bisect_left(bounds, (1 << bits) >> 1)
+        yield place, bounds[place] if place < len(bounds) else 1 << 64
+
+
+_PLACES: Final = tuple(_places(_BOUNDS_NS))
+
+
+class StageTimes:
+    """Those of the requests to one model version that succeeded: for each stage, how many took up to which bound."""
+
+    __slots__ = ("compute_infer", "compute_input", "compute_output", "exemplars", "queue", "whole")
+
+    def __init__(self) -> None:
+        self.whole, self.queue, self.compute_input, self.compute_infer, self.compute_output = (
+            [0] * (len(_BOUNDS_NS) + 1) for _ in range(5)
+        )
+        self.exemplars: dict[int, Exemplar] = {}
+        """Of ``whole``: by place, the last request that was traced."""
+
+    def ran(self, batch: Sequence[InferenceRequest], marks: ExecutionTimes, now: int) -> None:
+        """Note a batch that ran, each of whose requests waited for all of it."""
+        places, whole, queue = _PLACES, self.whole, self.queue
+        started = marks.started_ns
+        for request in batch:
+            ns = now - request.arrived_ns
+            place, bound = places[ns.bit_length()]
+            whole[place if ns <= bound else place + 1] += 1
+            ns = started - request.queued_ns
+            place, bound = places[ns.bit_length()]
+            queue[place if ns <= bound else place + 1] += 1
+        size = len(batch)
+        ns = marks.inputs_ready_ns - started
+        place, bound = places[ns.bit_length()]
+        self.compute_input[place if ns <= bound else place + 1] += size
+        ns = marks.computed_ns - marks.inputs_ready_ns
+        place, bound = places[ns.bit_length()]
+        self.compute_infer[place if ns <= bound else place + 1] += size
+        ns = marks.ended_ns - marks.computed_ns
+        place, bound = places[ns.bit_length()]
+        self.compute_output[place if ns <= bound else place + 1] += size
+
+    def took(self, whole: int, queue: int, before: int, during: int, after: int, count: int = 1) -> None:
+        """Note ``count`` requests of which each took these times."""
+        self.found(whole, queue, count)
+        self.compute_input[_place(before)] += count
+        self.compute_infer[_place(during)] += count
+        self.compute_output[_place(after)] += count
+
+    def traced(self, whole: int, trace_id: int, at: int) -> None:
+        """Note where there is more about a request that took ``whole``, until ``at`` in nanoseconds of the time of day.
+
+        It is counted in any case. This may come from another thread than the rest.
+        """
+        self.exemplars[_place(whole)] = Exemplar(trace_id, whole / 1e9, at / 1e9)
+
+    def found(self, whole: int, queue: int, count: int = 1) -> None:
+        """Note ``count`` requests that were answered, and for which nothing was computed."""
+        self.whole[_place(whole)] += count
+        self.queue[_place(queue)] += count
+
+
+def _place(ns: int) -> int:
+    return bisect_left(_BOUNDS_NS, ns)

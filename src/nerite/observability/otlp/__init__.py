@@ -1,1 +1,0 @@
-"""Traces to OpenTelemetry's collectors, by OTLP over HTTP."""

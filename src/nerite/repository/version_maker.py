@@ -1,0 +1,352 @@
+"""From a model's directory to versions that run: read, complete, launch, and try again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from nerite.artifacts import damage
+from nerite.backends import registry
+from nerite.backends.interface import ModelContext
+from nerite.backends.machine import can_use_gpus
+from nerite.backends.registry import SETTING
+from nerite.cache.interface import ResponseCache
+from nerite.config.defaults import Gpus
+from nerite.config.json_form import to_json
+from nerite.config.loading import FinishedConfig, PolledModel, Remark, finish_config, poll_model_directory
+from nerite.config.mistake import FieldPath, Mistake, mistake_text
+from nerite.config.model_config import ModelConfig, RepositoryAgent
+from nerite.config.options import RepositoryOptions
+from nerite.config.signature import signature_of
+from nerite.config.text_printer import to_text
+from nerite.core.errors import Internal, NeriteError, Unavailable, Unsupported
+from nerite.core.signature import Signature
+from nerite.models.launcher import Launcher
+from nerite.models.running_version import RunningVersion
+from nerite.observability.gpus import Gpu, GpuLibrary
+from nerite.observability.load_times import stage
+from nerite.repository import catalogue
+from nerite.repository.catalogue import EnsembleDefinition, FileEntry, LoadedVersion
+from nerite.repository.repositories import LoadOverrides
+from nerite.scheduling.ensemble import StepModel
+
+# Which GPUs models may be on, and whether there is room for one more.
+
+
+class GpuPlacement:
+    """For any thread."""
+
+    def __init__(
+        self, library: GpuLibrary, gpus: Sequence[Gpu], minimum: float, limits: Mapping[int, float] | None = None
+    ) -> None:
+        """``gpus`` have at least the compute capability ``minimum``.
+
+        ``limits``: GPUs by their number, with the fraction of their memory beyond which no model is loaded.
+        """
+        self._library = library
+        self._gpus = {gpu.number: gpu for gpu in gpus}
+        self._minimum = minimum
+        self._limits = limits or {}
+
+    def gpus(self, backend: str) -> Gpus:
+        """Return the GPUs that a backend's models may be on."""
+        return Gpus(tuple(self._gpus), self._minimum, can_use_gpus(backend) if self._gpus else True)
+
+    def check_room(self, config: ModelConfig) -> None:
+        """Raise ``Unavailable`` if a GPU that a model is to be on has less memory left than it is to have."""
+        for number in sorted(_wanted(config) & self._limits.keys() & self._gpus.keys()):
+            memory = self._library.memory(self._gpus[number])
+            if memory is not None and memory.used > memory.total * self._limits[number]:
+                raise Unavailable(
+                    f"can not create model '{config.name}': memory limit set for GPU {number} has exceeded, model "
+                    f"loading is rejected. {memory.used:,} of its {memory.total:,} bytes are used, and "
+                    f"--model-load-gpu-limit allows {self._limits[number]:.0%}: unload a model, or raise the limit"
+                )
+
+
+def _wanted(config: ModelConfig) -> set[int]:
+    groups: Iterable[Iterable[int]] = (group.gpus for group in config.instance_group if group.kind == "KIND_GPU")
+    return {number for group in groups for number in group}
+
+
+# What repository agents that a model names have to say before it is loaded. There is one: ``checksum``.
+#
+#     model_repository_agents { agents [ { name: "checksum", parameters { key: "MD5:1/model.onnx", value: "d726…" } } ]
+# }
+#
+# Triton's is a shared library with these texts; other libraries of that kind cannot be loaded here.
+
+CHECKSUM = "checksum"
+
+
+def consult_agents(polled: PolledModel) -> PolledModel:
+    """Return the model with the mistakes that its agents find. Blocks while files are read."""
+    mistakes = agent_mistakes(polled)
+    return dataclasses.replace(polled, mistakes=(*polled.mistakes, *mistakes)) if mistakes else polled
+
+
+def agent_mistakes(polled: PolledModel) -> list[Mistake]:
+    """Return what the agents of a model find wrong with it. Blocks while files are read. Never raises."""
+    chosen = polled.config.model_repository_agents
+    found: list[Mistake] = []
+    for index, agent in enumerate(chosen.agents if chosen is not None else ()):
+        place: FieldPath = ("model_repository_agents", "agents", index)
+        if agent.name == CHECKSUM:
+            found += _check_sums(agent, polled.directory, place)
+        else:
+            found.append(_unknown(agent.name, place))
+    return polled.text.source.place(found)
+
+
+def _unknown(name: str, place: FieldPath) -> Mistake:
+    message = f"unable to find 'libtritonrepoagent_{name}.so' for repo agent '{name}'"
+    remedy = f"Remove it, or name the agent that there is: '{CHECKSUM}'. Agents that are libraries cannot be loaded."
+    return Mistake(message=message, path=(*place, "name"), remedy=remedy, error=Internal)
+
+
+def _check_sums(agent: RepositoryAgent, directory: Path, place: FieldPath) -> Iterator[Mistake]:
+    """Compare each file that the parameters name with its sum."""
+    for key, expected in agent.parameters.items():
+        path: FieldPath = (*place, "parameters", key)
+        algorithm, colon, name = key.partition(":")
+        remedy = 'Write it as in: parameters { key: "MD5:1/model.onnx", value: "d726e132f91f16ebee703d96f6f73cb1" }'
+        if not colon:
+            yield Mistake(message=f"failed to parse key: {key}", path=path, remedy=remedy)
+            continue
+        if algorithm.lower() != "md5":
+            message = f"Unsupported checksum algorithm: {algorithm}"
+            yield Mistake(message=message, path=path, remedy=remedy, error=Unsupported)
+            continue
+        try:
+            with open(directory / name, "rb") as file:
+                got = hashlib.file_digest(file, _md5).hexdigest()
+        except OSError as error:
+            message = f"failed to open text file for read {name}: {error.strerror}"
+            yield Mistake(message=message, path=path, remedy="Name a file relative to the model's directory.")
+            continue
+        if got != expected.lower():
+            message = f"Mismatched MD5 hash for file {name}, expect: {expected}, got: {got}"
+            remedy = "Bring back the file that was meant, or write the sum of the one that is there."
+            yield Mistake(message=message, path=path, remedy=remedy)
+
+
+def _md5() -> hashlib._Hash:
+    # Against accidents, not against attackers: so it may also be used where MD5 is forbidden for signatures.
+    return hashlib.md5(usedforsecurity=False)
+
+
+_log = logging.getLogger("nerite.repository")
+_LEVELS = {"note": _log.info, "warning": _log.warning, "error": _log.error}
+
+
+class VersionMaker:
+    """Makes model versions run, so many at a time as there are slots. Its coroutines are for the loop."""
+
+    def __init__(
+        self,
+        options: RepositoryOptions,
+        settings_of: Callable[[str], Mapping[str, str]],
+        launcher: Launcher,
+        loader: Executor,
+        slots: asyncio.Semaphore,
+        cache: ResponseCache | None,
+        placement: GpuPlacement,
+    ) -> None:
+        """``settings_of`` has the ``--backend-config`` values of a backend. Each model that is loaded has a slot."""
+        self._options = options
+        self._settings_of = settings_of
+        self._launcher = launcher
+        self._loader = loader
+        self._slots = slots
+        self._cache = cache
+        self._placement = placement
+
+    async def read(self, name: str, directory: Path, delivery: LoadOverrides | None, *, renamed: bool) -> PolledModel:
+        """Return what is written about a model. What is wrong with it is in the result.
+
+        ``renamed``: that its configuration has another name is not.
+        """
+
+        def read() -> PolledModel:
+            polled = poll_model_directory(
+                directory,
+                name=name,
+                renamed=renamed,
+                config_name=self._options.config_name,
+                override=None if delivery is None else delivery.config,
+                auto_complete=self._options.auto_complete,
+            )
+            return consult_agents(polled)
+
+        polled = await asyncio.get_running_loop().run_in_executor(self._loader, read)
+        _tell(polled.remarks)
+        return polled
+
+    async def make(self, polled: PolledModel, version: int) -> RunningVersion:
+        """Complete the configuration of a version, and make it run. Raises ``NeriteError`` when no retry is left."""
+        tries = self._options.load_retries + 1
+        async with AsyncExitStack() as slot:
+            with stage("waiting"):
+                await slot.enter_async_context(self._slots)
+            while True:
+                tries -= 1
+                try:
+                    return await self._make(polled, version)
+                except NeriteError as error:
+                    if not tries:
+                        # Its frames have in hand what was loaded so far, weights and files. Nobody reads them any more.
+                        error.__context__ = None
+                        raise error.with_traceback(None) from None
+                    _log.warning(
+                        "failed to load '%s' version %d, trying again: %s", polled.name, version, error.message
+                    )
+
+    async def assembly(self, polled: PolledModel) -> EnsembleDefinition:
+        """Return what there is to an ensemble. Raises ``NeriteError`` for the first mistake in it."""
+
+        def complete() -> EnsembleDefinition:
+            finished = finish_config(polled, None)
+            if finished.mistakes:
+                raise finished.mistakes[0].as_error()
+            signature = signature_of(finished.config, polled.directory)
+            return EnsembleDefinition(finished.config, signature, polled.versions, polled.text.source)
+
+        return await asyncio.get_running_loop().run_in_executor(self._loader, complete)
+
+    def assemble(
+        self, name: str, version: int, config: ModelConfig, signature: Signature, parts: Sequence[StepModel]
+    ) -> RunningVersion:
+        """Make a version of an ensemble run, whose models run already."""
+        _log.info("loading: %s:%d", name, version)
+        return self._behind_cache(self._launcher.assemble(name, version, config, signature, parts))
+
+    async def resize(self, polled: PolledModel, running: RunningVersion) -> None:
+        """Give a version that runs the instances that its configuration asks for now. Raises ``NeriteError``."""
+        finished = finish_config(polled, None, gpus=self._placement.gpus(polled.config.backend))
+        if finished.mistakes:
+            raise finished.mistakes[0].as_error()
+        groups = finished.config.instance_group
+        if groups != running.config.instance_group:
+            await self._launcher.resize(running, replace(running.config, instance_group=groups))
+            _log.info("'%s' version %d has %d instances now", running.name, running.version, len(running.runners))
+
+    async def _make(self, polled: PolledModel, version: int) -> RunningVersion:
+        memo: dict[str, Any] = {}
+        with stage("configuration"):
+            loop = asyncio.get_running_loop()
+            finished = await loop.run_in_executor(self._loader, self._finish, polled, version, memo)
+        _tell(finished.remarks)
+        if finished.mistakes:
+            for line in mistake_text(finished.mistakes):
+                _log.error("%s", line)
+            raise finished.mistakes[0].as_error()
+        context = self._context(polled, finished.config, version, memo)
+        signature = signature_of(finished.config, polled.directory)
+        try:
+            return self._behind_cache(await self._launcher.launch(finished.config, context, signature))
+        except NeriteError as error:
+            folder, filename = context.version_directory, finished.config.default_model_filename
+            raise await loop.run_in_executor(self._loader, damage.explained, error, folder, filename) from None
+
+    def _behind_cache(self, running: RunningVersion) -> RunningVersion:
+        """Return a version that is answered for by the cache where it wants that."""
+        if running.cached and self._cache is not None:
+            running.put_before(self._cache)
+        elif running.cached:
+            _log.warning(
+                "model '%s' enables the response cache, and the server has none: its answers are computed each time. "
+                "Start the server with --cache-config=local,size=<bytes>",
+                running.name,
+            )
+        return running
+
+    def _finish(self, polled: PolledModel, version: int, memo: dict[str, Any]) -> FinishedConfig:
+        def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
+            with damage.looked_at(polled.directory / str(version), config.default_model_filename):
+                return self._launcher.complete(config.backend, self._context(polled, config, version, memo))
+
+        place = self._settings_of(polled.config.backend).get(SETTING, "")
+        polled = replace(polled, config=registry.filled_in(polled.config, place))
+        finished = finish_config(
+            polled,
+            version,
+            complete=complete if self._options.auto_complete else None,
+            gpus=self._placement.gpus(polled.config.backend),
+        )
+        if not finished.mistakes:
+            damage.refuse_pointers(polled.directory / str(version), finished.config.default_model_filename)
+            self._placement.check_room(finished.config)
+        return finished
+
+    def _context(self, polled: PolledModel, config: ModelConfig, version: int, memo: dict[str, Any]) -> ModelContext:
+        settings = self._settings_of(config.backend)
+        return ModelContext(polled.name, version, polled.directory, to_json(config), settings, memo)
+
+
+def _tell(remarks: Iterable[Remark]) -> None:
+    for remark in remarks:
+        _LEVELS[remark.level](remark.text)
+
+
+# What is serving, as a hash: the same wherever and whenever the same files and configuration are loaded.
+
+_BLOCK: Final = 1 << 20
+_MOST: Final = 10_000
+"""Files that are remembered: of those that requests bring, each is a new one."""
+
+
+class ContentHashes:
+    """Reads files, each once as long as it looks the same. Blocks: for the loader's threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, int], bytes] = {}
+        """By path, size and time of modification."""
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Give up what is being read: the server ends."""
+        self._stopped = True
+
+    def of_version(self, loaded: LoadedVersion, version: int) -> str:
+        """Return the hash of all that a version was made from; empty if that is no longer what the files say.
+
+        How many instances there are, and which other versions, does not belong to it; how a configuration is written,
+        neither.
+        """
+        polled, seen = loaded.polled, loaded.seen
+        config = dataclasses.replace(polled.config, version_policy=None, instance_group=())
+        digest = hashlib.sha256(to_text(config).encode("utf-8", "surrogateescape"))
+        try:
+            self._add(digest, polled.directory, seen.shared)
+            self._add(digest, polled.directory / str(version), seen.versions.get(version, ()))
+            if self._stopped or catalogue.model_fingerprint(polled.directory) != seen:
+                return ""
+        except OSError:
+            return ""
+        return f"sha256:{digest.hexdigest()}"
+
+    def _add(self, digest: hashlib._Hash, folder: Path, entries: Iterable[FileEntry]) -> None:
+        digest.update(b"\0folder\0")
+        for name, size, time_ns in entries:
+            key = (str(folder / name), size, time_ns)
+            if key not in self._known:
+                if len(self._known) >= _MOST:
+                    self._known.clear()
+                self._known[key] = self._of_file(folder / name)
+            digest.update(os.fsencode(name) + b"\0" + self._known[key])
+
+    def _of_file(self, path: Path) -> bytes:
+        digest = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            while not self._stopped and (block := file.read(_BLOCK)):
+                digest.update(block)
+        return digest.digest()

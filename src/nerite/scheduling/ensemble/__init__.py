@@ -1,1 +1,0 @@
-"""Ensembles: which step of a request runs next, with which tensors. Pure."""

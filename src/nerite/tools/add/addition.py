@@ -1,0 +1,319 @@
+"""Adding a model: recognised, laid out aside, tried, measured, put in its place. A failure leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from nerite.artifacts.artifact import Artifact, Candidate
+from nerite.artifacts.recognition import recognise
+from nerite.backends import registry
+from nerite.client import Client, ClientError
+from nerite.config.defaults import others_with_the_file
+from nerite.config.json_form import from_json, to_json
+from nerite.config.loading import CONFIG_FILE
+from nerite.config.model_config import ModelConfig
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound
+from nerite.core.tensor import Array
+from nerite.tools.add import proposal
+from nerite.tools.add.destination import Destination, check_name, declared, destination, fit_name
+from nerite.tools.add.order import AddOrder, AddOutcome, Staging, Watcher
+from nerite.tools.add.proposal import (
+    Contestant,
+    ContestVerdict,
+    Latency,
+    Throughput,
+    TrialServer,
+    contest_verdict,
+    propose,
+)
+
+# A model is loaded where it is tried; what a load complains of is told with what to do about it here.
+
+_ELSEWHERE: Final = "--no-load adds it all the same, for a server that has what it needs."
+_REMEDIES: Final = (
+    ("unable to find backend", _ELSEWHERE),
+    ("which is not installed", _ELSEWHERE),
+    ("ModuleNotFoundError", _ELSEWHERE),
+    ("unsupported gpu id", _ELSEWHERE),
+    ("no GPUs are available", _ELSEWHERE),
+    ("supports only GPU device", _ELSEWHERE),
+    ("needs its inputs and outputs", "Here you say so with --input x:FP32:-1,4 and --output …, or with --config FILE."),
+)
+"""What to do, by what a load says."""
+
+
+def load_model(trial: TrialServer, client: Client, outcome: AddOutcome, config: ModelConfig | None) -> None:
+    """Load the model, as it is laid out or with another configuration. Raises ``NeriteError``."""
+    try:
+        client.load(outcome.destination.name, config=None if config is None else to_json(config))
+    except ClientError as error:
+        reason = f"the server ended while it was loaded:\n{trial.last_words}" if trial.ended else str(error)
+        # Where it was tried is nothing that anybody will find.
+        reason = reason.replace(str(trial.repository), str(outcome.destination.repository))
+        remedies = "".join(f"\n    {remedy}" for sign, remedy in _REMEDIES if sign in reason)
+        raise Internal(f"{outcome.artifact.source} cannot be served: {_indented(reason)}{remedies}") from None
+
+
+def _indented(text: str) -> str:
+    return text.strip().replace("\n", "\n    ")
+
+
+# A model that was loaded is measured, with other backends and with more instances, too; a proposal is made of it.
+
+_COUNTS: Final = (1, 2, 2, 1)
+"""Numbers of instances that are compared, in an order that lets no number have the better moment."""
+
+
+class Examination:
+    """What can be found out about a model with random data, in a server that has it loaded."""
+
+    def __init__(
+        self, order: AddOrder, watcher: Watcher, trial: TrialServer, client: Client, outcome: AddOutcome
+    ) -> None:
+        """The findings go to ``outcome``, which has the signature already."""
+        assert outcome.signature is not None
+        self._order = order
+        self._watcher = watcher
+        self._trial = trial
+        self._client = client
+        self._outcome = outcome
+        self._model = outcome.signature
+
+    def run(self, config: ModelConfig, rivals: Sequence[str]) -> None:
+        """Measure the model as ``config`` has it, and by the backends that are its rivals; make a proposal."""
+        outcome = self._outcome
+        if obstacle := _obstacle(config):
+            outcome.remarks.append(f"It was not measured: {obstacle}.")
+            return
+        needed = [tensor.name for tensor in config.input if not tensor.optional]
+        try:
+            inputs = self._inputs(needed, min(config.max_batch_size, 1))
+            config, measured, contest = self._contest(config, rivals, needed, inputs)
+            throughputs = [self._throughput(config, count, inputs) for count in _counts(config)]
+        except (ClientError, NeriteError) as error:
+            outcome.remarks.append(f"It does not take random data, and was not measured: {_first_line(error)}")
+            return
+        outcome.remarks += self._sizes_taken(needed, batching=config.max_batch_size > 0)
+        outcome.throughputs = proposal.best_of_each(throughputs)
+        outcome.proposal = propose(config, measured, outcome.throughputs, contest)
+
+    def _contest(
+        self, config: ModelConfig, rivals: Sequence[str], needed: Sequence[str], inputs: Mapping[str, Array]
+    ) -> tuple[ModelConfig, Sequence[Latency], ContestVerdict | None]:
+        """Measure each backend; return the configuration and the latencies of the best, and why it is."""
+        outcome, largest = self._outcome, config.max_batch_size
+        loaded = self._trial.memory()
+        if largest:
+            self._load(config)
+        own = self._contestant(config.backend, largest, needed, inputs, alone=not rivals)
+        outcome.latencies = list(own.latencies)
+        outcome.memory_at_work = max(0, self._trial.memory() - loaded)
+        configs = {config.backend: config}
+        for backend in rivals:
+            try:
+                # It fills in its own platform, and as many instances as it has by default.
+                self._load(dataclasses.replace(config, backend=backend, platform="", instance_group=()))
+                outcome.rivals.append(self._contestant(backend, largest, needed, inputs))
+                configs[backend] = from_json(self._client.config(self._model.name))
+            except (ClientError, NeriteError):
+                outcome.remarks.append(
+                    f"{backend} reads such files, too, but not this one with these inputs and outputs."
+                )
+        if not outcome.rivals:
+            return config, own.latencies, None
+        found = contest_verdict(own, outcome.rivals)
+        return configs[found.winner.backend], found.winner.latencies, found
+
+    def _contestant(
+        self, backend: str, largest: int, needed: Sequence[str], inputs: Mapping[str, Array], *, alone: bool = False
+    ) -> Contestant:
+        def tell(what: str) -> None:
+            self._watcher.doing(what if alone else f"{what} by {backend}")
+
+        measured = proposal.latencies(self._client, self._model, needed, largest, self._order.shapes, tell)
+        return Contestant(backend, measured, self._client.infer(self._model.name, inputs))
+
+    def _throughput(self, config: ModelConfig, count: int, inputs: Mapping[str, Array]) -> Throughput:
+        self._watcher.doing(f"measuring {count} instance{'s' if count > 1 else ''}")
+        groups = tuple(dataclasses.replace(group, count=count) for group in config.instance_group[:1])
+        self._load(dataclasses.replace(config, instance_group=groups))
+        return proposal.throughput(self._client, self._trial.url, self._model, inputs, count)
+
+    def _inputs(self, needed: Sequence[str], batch: int) -> dict[str, Array]:
+        return proposal.inputs_of(self._model, needed, batch, self._order.shapes)
+
+    def _load(self, config: ModelConfig) -> None:
+        load_model(self._trial, self._client, self._outcome, config)
+
+    def _sizes_taken(self, needed: Sequence[str], *, batching: bool) -> list[str]:
+        """Return what is to be known of inputs with free sizes that were measured with 1, as nobody named others."""
+        free = [
+            tensor.name
+            for tensor in self._model.inputs
+            if tensor.name in needed and tensor.name not in self._order.shapes and -1 in tensor.shape[batching:]
+        ]
+        if not free:
+            return []
+        return [f"Free sizes of {', '.join(free)} were 1 in this; --shape {free[0]}=128, say, measures others."]
+
+
+def rivals_of(config: ModelConfig) -> list[str]:
+    """Return the other backends here that read the model's file; none where a GPU decides."""
+    if any(group.kind == "KIND_GPU" for group in config.instance_group):
+        return []
+    return [backend for backend in others_with_the_file(config) if registry.is_installed(backend)]
+
+
+def _counts(config: ModelConfig) -> tuple[int, ...]:
+    """Return the numbers of instances to compare: none where it is not for processors to say."""
+    return () if any(group.kind == "KIND_GPU" for group in config.instance_group) else _COUNTS
+
+
+def _obstacle(config: ModelConfig) -> str:
+    """Return why a model cannot be measured by itself, with requests of random data; empty if it can."""
+    if config.model_transaction_policy is not None and config.model_transaction_policy.decoupled:
+        return "it has any number of responses to a request"
+    if config.sequence_batching is not None:
+        return "its requests are those of sequences"
+    if config.ensemble_scheduling is not None:
+        return "it is made of other models"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+# The model in a server of its own: whether it loads, what it takes and gives, how long it needs.
+
+_FOUND: Final = (
+    "max_batch_size", "input", "output", "dynamic_batching", "sequence_batching", "model_transaction_policy",
+)  # fmt: skip
+"""What is completed from a model, and written."""
+
+
+def rehearse_model(
+    order: AddOrder, watcher: Watcher, staging: Staging, outcome: AddOutcome, *, own_config: bool
+) -> None:
+    """Load the model, complete its configuration, and measure it. Raises ``NeriteError`` if it cannot be loaded.
+
+    ``own_config``: the configuration is somebody's work, and not ours to change.
+    """
+    name = outcome.destination.name
+    watcher.doing("starting a server to try it in")
+    with TrialServer(staging.repository) as trial, trial.client as client:
+        before = trial.memory()
+        watcher.doing("loading")
+        began = time.monotonic()
+        load_model(trial, client, outcome, None)
+        outcome.load_seconds = time.monotonic() - began
+        outcome.memory = max(0, trial.memory() - before)
+        outcome.signature = client.model(name)
+        complete = from_json(client.config(name))
+        if not (complete.input or complete.output):
+            raise Internal(
+                f"{outcome.artifact.source} cannot be served: its configuration has neither inputs nor outputs.\n"
+                "    Write auto_complete_config in the model, or name a config.pbtxt with --config."
+            )
+        if own_config:
+            outcome.config = complete
+        else:
+            found = {each: getattr(complete, each) for each in _FOUND}
+            outcome.config = dataclasses.replace(outcome.artifact.config, **found)
+        if order.measure:
+            may_grow = not own_config and complete.backend != "python"
+            largest = max(complete.max_batch_size, order.largest_batch) if may_grow else complete.max_batch_size
+            grown = dataclasses.replace(complete, max_batch_size=largest if complete.max_batch_size else 0)
+            rivals = [] if own_config or order.backend else rivals_of(complete)
+            Examination(order, watcher, trial, client, outcome).run(grown, rivals)
+        if outcome.proposal is not None and outcome.proposal.advice and not own_config:
+            outcome.accepted = watcher.accepts(outcome)
+            if outcome.accepted:
+                outcome.config = outcome.proposal.applied(outcome.config)
+        if not own_config:
+            staging.write(CONFIG_FILE, outcome.config_text())
+            if outcome.accepted:
+                watcher.doing("loading it as it will be served")
+                load_model(trial, client, outcome, None)
+
+
+def add_model(order: AddOrder, watcher: Watcher, confirm: Callable[[], None] | None = None) -> AddOutcome:
+    """Bring a model into a repository. Raises ``NeriteError``, and then nothing has changed.
+
+    ``confirm`` is called when the model is in its place; if it raises, the model is taken out again.
+    """
+    artifact = recognise(
+        Candidate(order.source, class_place=order.class_place, flavor=order.flavor, trusted=order.trusted)
+    )
+    name = check_name(order.name) if order.name else fit_name(artifact.name)
+    target = destination(order.repository, name, order.version, force=order.force)
+    artifact = _one_version(artifact, order.version) if artifact.versions else artifact
+    artifact = _configured(artifact, order, target)
+    outcome = AddOutcome(artifact, target, artifact.config, remarks=list(artifact.remarks))
+    with Staging(target, elsewhere=not order.place) as staging:
+        total, done = artifact.size, 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            watcher.copied(done, total)
+
+        if artifact.make is not None:
+            watcher.doing("converting")
+        staging.lay_out(artifact, advance)
+        own_config = artifact.finished or target.joins
+        if not own_config:
+            staging.write(CONFIG_FILE, outcome.config_text())
+        for note, text in order.notes.items():
+            staging.write(note, text)
+        if order.load:
+            rehearse_model(order, watcher, staging, outcome, own_config=own_config)
+        if order.place:
+            staging.take_place()
+            if confirm is not None:
+                with staging.taken_back_on_error():
+                    confirm()
+    return outcome
+
+
+def _one_version(artifact: Artifact, version: int | None) -> Artifact:
+    """Return a model directory with one of its versions, if one is wanted."""
+    if version is None:
+        return artifact
+    if version not in artifact.versions:
+        has = ", ".join(map(str, artifact.versions))
+        raise NotFound(f"{artifact.source} has no version {version}.\n    Its versions: {has}.")
+    return dataclasses.replace(artifact, versions={version: artifact.versions[version]})
+
+
+def _configured(artifact: Artifact, order: AddOrder, target: Destination) -> Artifact:
+    """Return an artifact with what was said of its configuration."""
+    if order.inputs or order.outputs:
+        config = declared(artifact.config, order.inputs, order.outputs)
+        artifact = dataclasses.replace(artifact, config=config)
+    if order.backend:
+        artifact = dataclasses.replace(artifact, config=_run_by(artifact, order, target))
+    if order.config is None:
+        return artifact
+    if target.joins:
+        raise InvalidArgument(
+            f"the model '{target.name}' has a {CONFIG_FILE}, which is that of all its versions.\n"
+            f"    Change {target.directory / CONFIG_FILE}, or add the model under another name."
+        )
+    if not order.config.is_file():
+        raise NotFound(f"there is no file {order.config}.\n    Name the {CONFIG_FILE} to take.")
+    return dataclasses.replace(artifact, beside={**artifact.beside, CONFIG_FILE: order.config}, finished=True)
+
+
+def _run_by(artifact: Artifact, order: AddOrder, target: Destination) -> ModelConfig:
+    """Return an artifact's configuration with the backend that is wanted."""
+    if artifact.finished or target.joins or order.config is not None:
+        raise InvalidArgument(
+            f"the backend of '{target.name}' is what its {CONFIG_FILE} says.\n    Leave out --backend."
+        )
+    config = artifact.config
+    platform = config.platform if order.backend == config.backend else ""
+    return dataclasses.replace(config, backend=order.backend, platform=platform)

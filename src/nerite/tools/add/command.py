@@ -1,0 +1,319 @@
+"""The command line of ``nerite add``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nerite.cli.command import (
+    ProgressBar,
+    agreed,
+    complain,
+    megabytes,
+    new_parser,
+    show,
+    show_json,
+    somebody_is_there,
+    status_of,
+)
+from nerite.client import TensorDescription
+from nerite.config.json_form import to_json
+from nerite.config.loading import CONFIG_FILE
+from nerite.core import tensor as dtypes
+from nerite.core.errors import NeriteError
+from nerite.observability.log_records import render, terminal_width
+from nerite.tools.add.addition import add_model
+from nerite.tools.add.destination import add_repository, repository_of
+from nerite.tools.add.order import AddOrder, AddOutcome
+from nerite.tools.add.proposal import Latency
+
+# What was found out about a model that was added: for people, and as JSON.
+
+
+def as_text(outcome: AddOutcome, *, placed: bool) -> str:
+    """Return the whole report; ``placed``: it is in the repository."""
+    target = outcome.destination
+    artifact = outcome.artifact
+    lines = [f"{artifact.source}: {artifact.kind}, {megabytes(artifact.size)}"]
+    versions = ", ".join(map(str, artifact.versions)) or str(target.version)
+    several = "versions" if len(artifact.versions) > 1 else "version"
+    done = "Added" if placed else "It would be added"
+    lines.append(f"{done} as model '{target.name}', {several} {versions}, in {target.repository}.")
+    if outcome.signature is not None:
+        lines += [f"  input   {tensor}" for tensor in outcome.signature.inputs]
+        lines += [f"  output  {tensor}" for tensor in outcome.signature.outputs]
+        lines.append(_loaded(outcome))
+    if outcome.latencies:
+        lines.append(_measured(outcome))
+    if outcome.proposal is not None and outcome.proposal.advice:
+        lines.append(proposed(outcome))
+        lines.append(_written(outcome))
+    lines += outcome.remarks
+    if placed:
+        lines.append(f"Serve it:  nerite serve {shlex.quote(str(target.repository))}")
+        lines.append(f"Ask it:    nerite client infer {shlex.quote(target.name)} --random")
+    return "\n".join(lines)
+
+
+def proposed(outcome: AddOutcome) -> str:
+    """Return the settings that follow from the figures."""
+    assert outcome.proposal is not None
+    rows = [(each.setting, each.value or "left out", each.reason) for each in outcome.proposal.advice]
+    return render(("Setting", "Proposed", "Why"), rows, terminal_width())
+
+
+def as_json(outcome: AddOutcome, *, placed: bool) -> dict[str, Any]:
+    """Return the whole report as JSON data."""
+    target, signature, proposal = outcome.destination, outcome.signature, outcome.proposal
+    tensors: dict[str, Any] = {}
+    if signature is not None:
+        for side, described in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+            tensors[side] = [
+                {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)} for tensor in described
+            ]
+    return {
+        "model": target.name,
+        "versions": [*outcome.artifact.versions] or [target.version],
+        "repository": str(target.repository),
+        "placed": placed,
+        "source": str(outcome.artifact.source),
+        "kind": outcome.artifact.kind,
+        "bytes": outcome.artifact.size,
+        **tensors,
+        "load_seconds": round(outcome.load_seconds, 3),
+        "memory_bytes": outcome.memory,
+        "memory_at_work_bytes": outcome.memory_at_work,
+        "latencies": _latencies(outcome.latencies),
+        "rivals": [{"backend": rival.backend, "latencies": _latencies(rival.latencies)} for rival in outcome.rivals],
+        "instances": [
+            {"count": each.instances, "per_second": round(each.per_second, 1)} for each in outcome.throughputs
+        ],
+        "proposal": [
+            {"setting": each.setting, "value": each.value or None, "reason": each.reason}
+            for each in (proposal.advice if proposal is not None else ())
+        ],
+        "accepted": outcome.accepted,
+        "config": to_json(outcome.config),
+        "remarks": outcome.remarks,
+    }
+
+
+def _loaded(outcome: AddOutcome) -> str:
+    said = f"Loaded in {outcome.load_seconds:.1f} s"
+    if outcome.memory:
+        said += f"; it takes {megabytes(outcome.memory)} of memory"
+        if outcome.latencies:
+            said += f", and {megabytes(outcome.memory_at_work)} more after its largest batch"
+    return f"{said}."
+
+
+def _latencies(measured: Sequence[Latency]) -> list[dict[str, Any]]:
+    return [
+        {"batch": each.batch, "ms": round(each.ms, 3), "compute_ms": round(each.compute_ms, 3)} for each in measured
+    ]
+
+
+def _measured(outcome: AddOutcome) -> str:
+    header = ("Batch", "Latency ms", "Of that computing", "Inferences/s")
+    own = [_row(each) for each in outcome.latencies]
+    if not outcome.rivals:
+        return render(header, own, terminal_width())
+    rows = [(outcome.artifact.config.backend, *row) for row in own]
+    for rival in outcome.rivals:
+        rows += [(rival.backend, *_row(each)) for each in rival.latencies]
+    return render(("Backend", *header), rows, terminal_width())
+
+
+def _row(each: Latency) -> tuple[str, ...]:
+    return str(each.batch), f"{each.ms:.2f}", f"{each.compute_ms:.2f}", f"{each.per_second:,.0f}"
+
+
+def _written(outcome: AddOutcome) -> str:
+    file = outcome.destination.directory / CONFIG_FILE
+    if outcome.accepted:
+        return f"These settings are in {file}."
+    if outcome.artifact.finished or outcome.destination.joins:
+        return f"{file} stays as it was made."
+    return f"These settings are not in {file}; --yes writes them."
+
+
+_PROGRAM = "nerite add"
+_EPILOG = """\
+What it is, is seen from its content: ONNX, TorchScript, torch.export and AOTInductor, safetensors (with --class),
+OpenVINO, PaddlePaddle, SavedModel, LiteRT, XGBoost, LightGBM, treelite, scikit-learn (with --trust), Hugging Face,
+TensorRT, MLflow, a model.py, or a model's directory from another repository.
+
+It is loaded in a server of its own and measured there with random data, and put into the repository at the end, at
+once: a server that looks at the repository never sees half of it. If anything fails, nothing has changed.
+
+The exit status is 0 if it was added, 1 if it was not, 2 for a wrong command line, 130 after Ctrl-C.
+
+Examples:
+  nerite add resnet50.onnx
+  nerite add model.pt2 --name detector --repository /srv/models
+  nerite add new.onnx --name detector --version 2         another version of a model that is there
+  nerite add script.pt --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
+  nerite add weights.safetensors --class net.py:Net --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
+  nerite add forest.pkl --trust
+  nerite add bert.onnx --shape input_ids=128 --shape attention_mask=128 --yes
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Add a model; return the exit status."""
+    return status_of(_PROGRAM, lambda: _add(_parser().parse_args(arguments)))
+
+
+def _add(options: argparse.Namespace) -> int:
+    # What is half done is put away when somebody ends us, too.
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        with ProgressBar() as progress:
+            outcome = add_model(_order(options), _Onlooker(options, progress))
+    except NeriteError as error:
+        if not options.json:
+            raise
+        show_json({"error": error.message}, one_line=True)
+        return 1
+    except KeyboardInterrupt:
+        complain(_PROGRAM, "given up; nothing has changed.")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if options.json:
+        show_json(as_json(outcome, placed=not options.dry_run))
+    else:
+        show(as_text(outcome, placed=not options.dry_run))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = new_parser(_PROGRAM, "Bring a trained model into a model repository.", _EPILOG)
+    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="the file or directory that training has saved")
+    where = parser.add_argument_group("where it goes")
+    add_repository(where)
+    where.add_argument("--name", default="", help="the model's name (default: after the file)")
+    version = "its version (default: 1); of a model that is there, another one"
+    where.add_argument("--version", metavar="N", type=_positive, help=version)
+    force = "replace what is there: the version that --version names, else the whole model"
+    where.add_argument("--force", action="store_true", help=force)
+    what = parser.add_argument_group("what it is")
+    what.add_argument(
+        "--class", metavar="FILE.py:CLASS", dest="class_place", default="", help="the module that the weights are of"
+    )
+    what.add_argument("--flavor", default="", help="of an MLflow model: the flavour to take (default: the best)")
+    trust = "run code that is in the model: to read a pickle, or a Hugging Face model with code of its own"
+    what.add_argument("--trust", action="store_true", help=trust)
+    for side, verb in (("input", "takes"), ("output", "gives")):
+        what.add_argument(
+            f"--{side}",
+            metavar="NAME:TYPE:N,N",
+            action="append",
+            type=_tensor,
+            default=[],
+            help=f"what it {verb}, where the model does not tell, as in x:FP32:-1,4; a first size of -1 is the batch",
+        )
+    backend = "what is to run it (default: what its kind of file is for, or another that is faster)"
+    what.add_argument("--backend", metavar="NAME", default="", help=backend)
+    what.add_argument("--config", metavar="FILE", type=Path, help="take this config.pbtxt instead of making one")
+    how = parser.add_argument_group("how it is tried")
+    how.add_argument("--no-measure", action="store_true", help="load it, and do not measure it")
+    how.add_argument(
+        "--no-load", action="store_true", help="do not even load it: for a model that runs on other machines only"
+    )
+    how.add_argument(
+        "--shape",
+        metavar="INPUT=N,N",
+        action="append",
+        type=_shape,
+        default=[],
+        help="measure an input of free sizes with these, without the batch (default: 1); may be given several times",
+    )
+    how.add_argument(
+        "--max-batch", metavar="N", type=_positive, default=64, help="the largest batch to measure (default: 64)"
+    )
+    how.add_argument("--yes", action="store_true", help="write the settings that are proposed, without asking")
+    how.add_argument("--dry-run", action="store_true", help="do everything but put it into the repository")
+    how.add_argument("--json", action="store_true", help="print what was found as JSON")
+    return parser
+
+
+def _order(options: argparse.Namespace) -> AddOrder:
+    return AddOrder(
+        options.artifact,
+        repository_of(options),
+        name=options.name,
+        version=options.version,
+        class_place=options.class_place,
+        flavor=options.flavor,
+        trusted=options.trust,
+        config=options.config,
+        backend=options.backend,
+        inputs=tuple(options.input),
+        outputs=tuple(options.output),
+        force=options.force,
+        load=not options.no_load,
+        measure=not options.no_measure,
+        place=not options.dry_run,
+        largest_batch=options.max_batch,
+        shapes=dict(options.shape),
+    )
+
+
+class _Onlooker:
+    """Shows how far it has come, and asks whether a proposal is to be written."""
+
+    def __init__(self, options: argparse.Namespace, progress: ProgressBar) -> None:
+        self._options = options
+        self._progress = progress
+
+    def copied(self, done: int, total: int) -> None:
+        self._progress.bar("copying", done, total)
+
+    def doing(self, what: str) -> None:
+        self._progress.doing(what)
+
+    def accepts(self, outcome: AddOutcome) -> bool:
+        if self._options.yes:
+            return True
+        if self._options.json or not somebody_is_there():
+            return False
+        self._progress.clear()
+        print(proposed(outcome))
+        return agreed("Write these settings?", otherwise=True)
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 on")
+    return int(text)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, sizes = text.partition("=")
+    try:
+        if name and equals:
+            return name, tuple(int(size) for size in sizes.split(",") if size)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"'{text}' is no shape: write INPUT=N,N")
+
+
+def _tensor(text: str) -> TensorDescription:
+    name, _, rest = text.partition(":")
+    datatype, _, sizes = rest.partition(":")
+    try:
+        shape = tuple(int(size) for size in sizes.split(",") if size)
+    except ValueError:
+        shape = (0,)
+    if not name or datatype not in dtypes.BY_NAME or any(size == 0 or size < -1 for size in shape):
+        raise argparse.ArgumentTypeError(f"'{text}' is no tensor: write NAME:TYPE:N,N, as in x:FP32:-1,4")
+    return TensorDescription(name, datatype, shape)
+
+
+def _end(*_: object) -> NoReturn:
+    raise SystemExit(143)

@@ -1,0 +1,478 @@
+"""What settings follow from what was measured. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+
+from nerite.client import Client, ClientError, ModelDescription, TensorDescription
+from nerite.client.tensors import random_value, smallest
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInstanceGroup
+from nerite.core.errors import Internal
+from nerite.core.tensor import Array
+
+# A server of its own for a model that is to be tried: a process with nothing else in it, on a port of its own.
+
+_STARTED: Final = re.compile(r"Started (HTTP|GRPCInference)Service at [^\s]+:(\d+)")
+_START_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 10.0
+_LOAD_SECONDS: Final = 1800.0
+_FLAGS: Final = (
+    "--model-control-mode=explicit",
+    "--http-address=127.0.0.1",
+    "--http-port=0",
+    "--grpc-address=127.0.0.1",
+    "--grpc-port=0",
+    "--allow-metrics=false",
+)
+_OTHERS: Final = ("NERITE_", "AIP_", "SAGEMAKER_")
+"""Variables that say how another server is to be."""
+
+
+class TrialServer:
+    """A server that runs. A context manager: the process ends with it."""
+
+    def __init__(self, repository: Path, *, grpc: bool = False) -> None:
+        """``grpc``: it speaks gRPC, too, at ``grpc_url``."""
+        self.repository = repository
+        self._grpc = grpc
+        self._said: deque[str] = deque(maxlen=200)
+        self._ports: dict[str, str] = {}
+        self._started = threading.Event()
+
+    def __enter__(self) -> TrialServer:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)}
+        flags = (*_FLAGS, f"--allow-grpc={str(self._grpc).lower()}")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "nerite.cli.main", "serve", str(self.repository), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
+            # Ctrl-C is for us; we end it.
+            start_new_session=True,
+        )
+        self._listener = threading.Thread(target=self._listen, name="trial", daemon=True)
+        self._listener.start()
+        self._started.wait(_START_SECONDS)
+        if "HTTP" not in self._ports:
+            self.__exit__(None, None, None)
+            raise Internal("the server that was to try the model did not start:\n" + "\n".join(self._said))
+        self.url = f"127.0.0.1:{self._ports['HTTP']}"
+        # That port is opened before.
+        self.grpc_url = f"127.0.0.1:{self._ports['GRPCInference']}" if self._grpc else ""
+        self.client = Client(self.url, timeout=_LOAD_SECONDS)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.join(_STOP_SECONDS)
+        if self._process.stdout is not None and not self._listener.is_alive():
+            self._process.stdout.close()
+
+    @property
+    def ended(self) -> bool:
+        """The process has died."""
+        return self._process.poll() is not None
+
+    @property
+    def last_words(self) -> str:
+        """The end of the log."""
+        return "\n".join(list(self._said)[-20:])
+
+    def memory(self) -> int:
+        """Return the bytes of memory that the server and its workers have; 0 where the system does not tell."""
+        total = 0
+        for number in _family(self._process.pid):
+            try:
+                lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()
+            except OSError:
+                continue
+            total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        return total
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for raw in self._process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            self._said.append(line)
+            if "HTTP" not in self._ports and (found := _STARTED.search(line)):
+                self._ports[found[1]] = found[2]
+                if found[1] == "HTTP":
+                    self._started.set()
+        self._started.set()
+
+
+def _family(ancestor: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        children.setdefault(parent, []).append(int(folder.name))
+    found = [ancestor]
+    for number in found:
+        found += children.get(number, ())
+    return found
+
+
+# How long a model takes: at batches of several sizes, and with several instances. Asked of a server that runs.
+
+_SECONDS: Final = 0.2
+"""For each size; a model that is slower is asked a few times all the same."""
+_MOST_RUNS, _FEWEST_RUNS, _WARM_UPS = 50, 3, 2
+_SLOW: Final = 2.0
+"""Seconds after which no larger batch is tried."""
+_CALLERS: Final = 4
+_INSTANCES_SECONDS: Final = 0.3
+_WORTH_A_LOOK: Final = 0.7
+"""Larger batches are not tried any more when they reach less than this part of the best rate."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of inputs with free sizes: those to measure with, without the batch."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What a caller waits for a batch, and what of it is the model's own time. Medians, and means of the server's."""
+
+    batch: int
+    ms: float
+    compute_ms: float
+
+    @property
+    def per_second(self) -> float:
+        """Elements of batches in a second, one batch after the other."""
+        return self.batch / self.ms * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What several callers at once get from a number of instances."""
+
+    instances: int
+    per_second: float
+
+
+def inputs_of(model: ModelDescription, needed: Sequence[str], batch: int, shapes: Shapes) -> dict[str, Array]:
+    """Return random inputs; ``batch`` is 0 for a model that has no batches. Raises ``ClientError``."""
+    wanted = [tensor for tensor in model.inputs if tensor.name in needed]
+    return {tensor.name: random_value(tensor, _shape(tensor, batch, shapes)) for tensor in wanted}
+
+
+def latencies(
+    client: Client, model: ModelDescription, needed: Sequence[str], largest: int, shapes: Shapes, tell: Tell
+) -> list[Latency]:
+    """Return how long batches take, of 1, 2, 4 … elements; ``largest`` is 0 for a model that has no batches.
+
+    Raises ``ClientError`` if the model refuses the smallest; a larger one that it refuses ends the list.
+    """
+    found: list[Latency] = []
+    for batch in _sizes(largest):
+        tell(f"measuring batches of {batch}" if largest else "measuring")
+        try:
+            found.append(_latency(client, model, inputs_of(model, needed, min(batch, largest), shapes), batch))
+        except ClientError:
+            if not found:
+                raise
+            break
+        least = _WORTH_A_LOOK * max(each.per_second for each in found)
+        # Two in a row: one may have had a bad moment.
+        if found[-1].ms > _SLOW * 1000 or all(each.per_second < least for each in found[-2:]):
+            break
+    return found
+
+
+def throughput(
+    client: Client, url: str, model: ModelDescription, inputs: Mapping[str, Array], instances: int
+) -> Throughput:
+    """Return how many requests a second are answered when several ask at once."""
+    counts: list[int] = []
+    client.infer(model.name, inputs)
+    end = time.monotonic() + _INSTANCES_SECONDS
+
+    def ask() -> None:
+        with Client(url) as own:
+            count = 0
+            while time.monotonic() < end:
+                own.infer(model.name, inputs)
+                count += 1
+            counts.append(count)
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=ask) for _ in range(_CALLERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Throughput(instances, sum(counts) / (time.monotonic() - began))
+
+
+def best_of_each(measured: Sequence[Throughput]) -> list[Throughput]:
+    """Return the best rate of each number of instances, the smallest number first."""
+    best: dict[int, Throughput] = {}
+    for each in sorted(measured, key=lambda each: each.per_second):
+        best[each.instances] = each
+    return [best[count] for count in sorted(best)]
+
+
+def _latency(client: Client, model: ModelDescription, inputs: Mapping[str, Array], batch: int) -> Latency:
+    for _ in range(_WARM_UPS):
+        began = time.perf_counter()
+        client.infer(model.name, inputs)
+        if time.perf_counter() - began > _SLOW:
+            break
+    (before,) = client.statistics(model.name, model.versions[-1])
+    times: list[float] = []
+    while len(times) < _FEWEST_RUNS or (len(times) < _MOST_RUNS and sum(times) < _SECONDS):
+        began = time.perf_counter()
+        client.infer(model.name, inputs)
+        times.append(time.perf_counter() - began)
+        if times[-1] > _SLOW:
+            break
+    (after,) = client.statistics(model.name, model.versions[-1])
+    return Latency(batch, statistics.median(times) * 1000, after.since(before).mean_compute_ms)
+
+
+def _sizes(largest: int) -> Iterator[int]:
+    size = 1
+    while size < largest:
+        yield size
+        size *= 2
+    yield max(largest, 1)
+
+
+def _shape(tensor: TensorDescription, batch: int, shapes: Shapes) -> tuple[int, ...]:
+    own = tensor.shape[1:] if batch else tensor.shape
+    given = shapes.get(tensor.name)
+    if given is not None:
+        if len(given) != len(own) or any(size not in (-1, wanted) for size, wanted in zip(own, given, strict=True)):
+            raise ClientError(
+                f"'{tensor.name}' cannot have the shape {list(given)}: it is {list(own)}, -1 being any size"
+            )
+        return (batch, *given) if batch else given
+    shape = smallest(tensor)
+    return (batch, *shape[1:]) if batch else shape
+
+
+# Which backend a model's file is best served by, where several read it. Pure: it is told what was measured.
+
+_FASTER: Final = 1.15
+"""What another backend has to gain for a model to leave the one that is its file's own."""
+_SLOWER: Final = 0.9
+"""How much of the own backend's rate at a single row the other one may lose for a gain in batches."""
+_ALIKE: Final = 0.02
+"""Answers that differ by more, as a part of the largest, are another model's. BF16 alone makes up to 0.01."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A backend, what was measured with it, and what it answered to the same request as the others."""
+
+    backend: str
+    latencies: Sequence[Latency]
+    answers: Mapping[str, Array]
+
+    @property
+    def best(self) -> Latency:
+        """The batch with the highest rate."""
+        return max(self.latencies, key=lambda each: each.per_second)
+
+
+@dataclass(frozen=True)
+class ContestVerdict:
+    """Who won, and the figures that say so."""
+
+    winner: Contestant
+    reason: str
+
+
+def contest_verdict(own: Contestant, others: Sequence[Contestant]) -> ContestVerdict:
+    """Return which backend to take. ``own`` is the file's own, and stays where another one gains little."""
+    fair = [
+        each for each in others if largest_difference(own.answers, each.answers) <= _ALIKE and _is_faster(own, each)
+    ]
+    if fair:
+        winner = max(fair, key=lambda each: each.best.per_second)
+        apart = largest_difference(own.answers, winner.answers)
+        return ContestVerdict(
+            winner, f"{_figures(winner)}, where {_figures(own)}; answers differ by {apart:.2g} of the largest"
+        )
+    compared = "; ".join(
+        _figures(each)
+        if largest_difference(own.answers, each.answers) <= _ALIKE
+        else f"{each.backend} answers something else"
+        for each in others
+    )
+    return ContestVerdict(own, f"{_figures(own)}; {compared}")
+
+
+def largest_difference(some: Mapping[str, Array], others: Mapping[str, Array]) -> float:
+    """Return how far answers are from each other, as a part of the largest number in them; 1 if not comparable."""
+    if some.keys() != others.keys():
+        return 1.0
+    return max((_difference(value, others[name]) for name, value in some.items()), default=0.0)
+
+
+def _difference(some: Array, other: Array) -> float:
+    if some.shape != other.shape or some.dtype != other.dtype:
+        return 1.0
+    if some.dtype.kind not in "fiu":
+        return float(not np.array_equal(some, other))
+    wide, far = some.astype(np.float64), other.astype(np.float64)
+    if not np.array_equal(np.isfinite(wide), np.isfinite(far)):
+        return 1.0
+    finite = np.isfinite(wide)
+    largest = np.abs(wide[finite]).max(initial=0.0)
+    apart = np.abs(wide[finite] - far[finite]).max(initial=0.0)
+    return float(apart / largest) if largest else float(apart)
+
+
+def _is_faster(own: Contestant, other: Contestant) -> bool:
+    gains = other.best.per_second >= _FASTER * own.best.per_second
+    return gains and other.latencies[0].per_second >= _SLOWER * own.latencies[0].per_second
+
+
+def _figures(contestant: Contestant) -> str:
+    best = contestant.best
+    return f"{contestant.backend} has {best.per_second:,.0f}/s, and a single one in {contestant.latencies[0].ms:.2f} ms"
+
+
+_NEARLY_BEST: Final = 0.9
+"""The smallest batch with this part of the best rate is large enough: a larger one has callers wait for little."""
+_GAIN: Final = 1.1
+"""Batches that are not better by this factor are not worth their wait."""
+_STANDS_OUT: Final = 1.25
+_INSTANCES_GAIN: Final = 1.15
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One setting: what it is to be, and the figures that say so."""
+
+    setting: str
+    value: str
+    """Empty: it is left out."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Settings for a model."""
+
+    max_batch_size: int
+    dynamic_batching: ModelDynamicBatching | None
+    instances: int
+    """0: nothing is said about them."""
+    advice: tuple[Advice, ...]
+    backend: str = ""
+    """Empty: nothing is said about it."""
+
+    def applied(self, config: ModelConfig) -> ModelConfig:
+        """Return ``config`` with these settings."""
+        groups = (ModelInstanceGroup(count=self.instances),) if self.instances > 1 else config.instance_group
+        if self.backend and self.backend != config.backend:
+            # A platform is another name for the backend that it was.
+            config = dataclasses.replace(config, backend=self.backend, platform="")
+        return dataclasses.replace(
+            config,
+            max_batch_size=self.max_batch_size,
+            dynamic_batching=self.dynamic_batching,
+            instance_group=groups,
+        )
+
+
+def propose(
+    config: ModelConfig,
+    measured: Sequence[Latency],
+    instances: Sequence[Throughput],
+    contest: ContestVerdict | None = None,
+) -> Proposal:
+    """Return the settings that follow from latencies by batch and rates by number of instances.
+
+    With a ``contest`` both are those of the backend that won it.
+    """
+    advice: list[Advice] = []
+    if contest is not None:
+        advice.append(Advice("backend", f'"{contest.winner.backend}"', contest.reason))
+    largest, batching = config.max_batch_size, config.dynamic_batching
+    if largest > 0 and len(measured) > 1:
+        largest, batching = _batches(config, measured, advice)
+    count = _instances(instances, advice) if len(instances) > 1 else 0
+    backend = contest.winner.backend if contest is not None else ""
+    return Proposal(largest, batching, count, tuple(advice), backend)
+
+
+def _batches(
+    config: ModelConfig, measured: Sequence[Latency], advice: list[Advice]
+) -> tuple[int, ModelDynamicBatching | None]:
+    alone = measured[0]
+    best = max(measured, key=lambda each: each.per_second)
+    enough = next(each for each in measured if each.per_second >= _NEARLY_BEST * best.per_second)
+    if best.per_second < _GAIN * alone.per_second:
+        figures = f"{_rate(best)} at best with {best.batch}, {_rate(alone)} with 1"
+        advice.append(Advice("dynamic_batching", "", f"batches gain nothing, {figures}"))
+        return config.max_batch_size, None
+    gain = f"{_rate(enough)} in {enough.ms:.1f} ms, where 1 has {_rate(alone)} in {alone.ms:.1f} ms"
+    more = f"; {best.batch} would have {_rate(best)} in {best.ms:.1f} ms" if best is not enough else ""
+    advice.append(Advice("max_batch_size", str(enough.batch), gain + more))
+    favourites = tuple(_favourites([each for each in measured if each.batch <= enough.batch]))
+    known = config.dynamic_batching or ModelDynamicBatching()
+    advice.append(
+        Advice("dynamic_batching", "{ }", "what comes while the model is busy is the next batch; no delay is needed")
+    )
+    if favourites:
+        reason = "these stand out among their neighbours by a quarter and more"
+        advice.append(Advice("preferred_batch_size", f"[ {', '.join(map(str, favourites))} ]", reason))
+    else:
+        advice.append(Advice("preferred_batch_size", "", "no size stands out among its neighbours"))
+    return enough.batch, dataclasses.replace(known, preferred_batch_size=favourites)
+
+
+def _favourites(measured: Sequence[Latency]) -> list[int]:
+    """Return the sizes that are much better than the next smaller and the next larger one."""
+    return [
+        each.batch
+        for before, each, after in zip(measured, measured[1:], measured[2:], strict=False)
+        if each.per_second > _STANDS_OUT * max(before.per_second, after.per_second)
+    ]
+
+
+def _instances(measured: Sequence[Throughput], advice: list[Advice]) -> int:
+    one = measured[0]
+    best = max(measured, key=lambda each: each.per_second)
+    figures = ", ".join(f"{each.per_second:,.0f}/s with {each.instances}" for each in measured)
+    if best.per_second < _INSTANCES_GAIN * one.per_second:
+        advice.append(Advice("instance_group", "", f"more instances gain little: {figures}"))
+        return 1
+    enough = next(each for each in measured if each.per_second >= _NEARLY_BEST * best.per_second)
+    advice.append(Advice("instance_group", f"[ {{ count: {enough.instances} }} ]", figures))
+    return enough.instances
+
+
+def _rate(measured: Latency) -> str:
+    return f"{measured.per_second:,.0f}/s"

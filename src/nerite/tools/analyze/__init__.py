@@ -1,0 +1,1 @@
+"""``nerite analyze``: finds the configuration with which models answer most."""

@@ -1,0 +1,353 @@
+"""A configuration is tried: a server with these models alone, loaded with it, under load."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata as metadata
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import nerite
+from nerite.backends.machine import usable_cores
+from nerite.client import ClientError
+from nerite.client.connection import Address
+from nerite.config.json_form import from_json
+from nerite.config.loading import CONFIG_FILE
+from nerite.config.model_config import ModelConfig
+from nerite.core.errors import Internal, InvalidArgument
+from nerite.observability import gpus
+from nerite.repository.catalogue import FileEntry, model_fingerprint
+from nerite.tools.add.proposal import TrialServer
+from nerite.tools.analyze.finding import Figure, Finding
+from nerite.tools.analyze.space import Value
+from nerite.tools.bench.measurement import LoadLevel, Rule
+from nerite.tools.bench.requests import BenchTarget, TensorLoad, prepared_tensors
+from nerite.tools.bench.session import Fleet, LevelOutcome, ServerReading, Session, together
+
+# A repository in which some models have other configurations, beside the one that there is.
+
+
+@contextmanager
+def staged(repository: Path, texts: Mapping[str, str]) -> Iterator[Path]:
+    """Yield a repository that is like another, but for the texts of config.pbtxt by model. It has links, no copies."""
+    with tempfile.TemporaryDirectory(prefix="nerite-analyze-") as folder:
+        for child in repository.resolve().iterdir():
+            here = Path(folder, child.name)
+            if child.name not in texts:
+                here.symlink_to(child)
+                continue
+            here.mkdir()
+            for part in child.iterdir():
+                if part.name != CONFIG_FILE:
+                    (here / part.name).symlink_to(part)
+            if texts[child.name]:
+                (here / CONFIG_FILE).write_text(texts[child.name], encoding="utf-8")
+        yield Path(folder)
+
+
+# What is asked of each configuration, and for how long.
+
+_SEQUENCE: Final = 20
+"""Requests of a sequence where nobody says how many: as of perf_analyzer."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Models that are asked at once, each by so many callers as a level says."""
+
+    asked: tuple[TensorLoad, ...]
+    concurrencies: tuple[int, ...]
+    rule: Rule
+    warm_up: float
+    protocol: Literal["http", "grpc"] = "http"
+    beside: tuple[str, ...] = ()
+    """Models that are not asked, but called by those that are."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that are to be loaded."""
+        return (*(wanted.model for wanted in self.asked), *self.beside)
+
+    def fitted(self, configs: Mapping[str, ModelConfig]) -> Load:
+        """Return it with what follows from the models' configurations: streams, sequences, and whose shape is whose."""
+        fitted = [_fitted(wanted, configs[wanted.model], several=len(self.asked) > 1) for wanted in self.asked]
+        return dataclasses.replace(self, asked=tuple(fitted))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that figures depend on."""
+        return {
+            **{wanted.model: _told(wanted) for wanted in self.asked},
+            "beside": list(self.beside),
+            "protocol": self.protocol,
+            "concurrencies": list(self.concurrencies),
+            "warm-up": self.warm_up,
+            "window": self.rule.seconds,
+            "windows": self.rule.most,
+            "stability": self.rule.percentage,
+        }
+
+
+def _fitted(wanted: TensorLoad, config: ModelConfig, *, several: bool) -> TensorLoad:
+    policy = config.model_transaction_policy
+    streaming = wanted.streaming or (policy is not None and policy.decoupled)
+    length = wanted.sequence_length or (_SEQUENCE if config.sequence_batching is not None else 0)
+    shapes = wanted.shapes
+    if several:
+        # Of several models each has its own inputs; they are named with the model, where another has the same name.
+        names = {name: each.name for each in config.input for name in (each.name, f"{config.name}.{each.name}")}
+        shapes = {names[name]: sizes for name, sizes in shapes.items() if name in names}
+    return dataclasses.replace(wanted, streaming=streaming, sequence_length=length, shapes=shapes)
+
+
+def _told(wanted: TensorLoad) -> dict[str, Any]:
+    return {
+        "batch": wanted.batch,
+        "shapes": {name: list(sizes) for name, sizes in wanted.shapes.items()},
+        "data": str(wanted.data),
+        "parameters": dict(wanted.parameters),
+        "streaming": wanted.streaming,
+        "sequence": wanted.sequence_length,
+    }
+
+
+def completed(repository: Path, models: Sequence[str]) -> dict[str, ModelConfig]:
+    """Return the whole configurations of models as they are now, and of those that ensembles among them are made of.
+
+    Raises ``NeriteError`` if one cannot be loaded.
+    """
+    found: dict[str, ModelConfig] = {}
+    with _loaded(repository, models) as (trial, _):
+        names = list(models)
+        for name in names:
+            found[name] = config = from_json(trial.client.config(name))
+            steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+            names += [step.model_name for step in steps if step.model_name not in names]
+    return found
+
+
+def measured(
+    repository: Path,
+    texts: Mapping[str, str],
+    changes: Mapping[str, Value],
+    load: Load,
+    levels: Sequence[int],
+    tell: Callable[[ServerReading], None],
+) -> Finding:
+    """Serve models with these texts of config.pbtxt, and return what loads of these levels on them showed."""
+    try:
+        with staged(repository, texts) as place:
+            try:
+                figures, memory = _figures(place, load, levels, tell)
+            except (ClientError, InvalidArgument) as error:
+                return Finding(changes, refused=str(error).replace(str(place), str(repository)))
+    except OSError as error:
+        return Finding(changes, refused=f"{error.filename}: {error.strerror}")
+    return Finding(changes, figures, memory)
+
+
+def _figures(
+    repository: Path, load: Load, levels: Sequence[int], tell: Callable[[ServerReading], None]
+) -> tuple[tuple[Figure, ...], int]:
+    with _loaded(repository, load.models, grpc=load.protocol == "grpc") as (trial, before), ExitStack() as stack:
+        target = BenchTarget(load.protocol, Address.parse(trial.grpc_url if load.protocol == "grpc" else trial.url))
+        sessions = {}
+        for wanted in load.asked:
+            fleet = stack.enter_context(Fleet(prepared_tensors(wanted, target, trial.client)))
+            sessions[wanted.model] = Session(fleet, load.rule, load.warm_up)
+        figures = []
+        for level in levels:
+            outcomes = together(list(sessions.values()), LoadLevel(concurrency=level), tell)
+            shown = map(_figure, outcomes)
+            figures.append(Figure.of_several(dict(zip(sessions, shown, strict=True))))
+        return tuple(figures), max(0, trial.memory() - before)
+
+
+@contextmanager
+def _loaded(repository: Path, models: Sequence[str], *, grpc: bool = False) -> Iterator[tuple[TrialServer, int]]:
+    """Yield a server that has the models, and the bytes that it took without them."""
+    with TrialServer(repository, grpc=grpc) as trial, trial.client as client:
+        before = trial.memory()
+        for model in models:
+            try:
+                client.load(model)
+            except ClientError as error:
+                reason = f"the server ended while it was loaded:\n{trial.last_words}" if trial.ended else str(error)
+                raise InvalidArgument(f"'{model}' cannot be loaded: {reason}") from None
+        yield trial, before
+
+
+def _figure(outcome: LevelOutcome) -> Figure:
+    found = outcome.figures
+    return Figure(outcome.level.concurrency, found.rate, found.latency.mean, found.latency["p99"], found.failed)
+
+
+# What figures depend on beside the configuration, and what of it is no longer as it was.
+
+Conditions: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Values by a name within a subject, of which JSON can be made."""
+
+_PACKAGES: Final = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "openvino": ("openvino",),
+    "pytorch": ("torch",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "litert": ("ai-edge-litert",),
+    "fil": ("xgboost", "treelite", "lightgbm"),
+}
+"""By backend, what computes."""
+_KINDS: Final = {"files": "the files of the models", "machine": "the machine", "software": "the software"}
+
+
+def conditions(load: Mapping[str, Any], directories: Mapping[Path, ModelConfig], varied: Collection[str]) -> Conditions:
+    """Return the conditions of now, for models in these directories, some of which are ``varied``, under this load."""
+    files = [_files(directory, config=config.name not in varied) for directory, config in directories.items()]
+    backends = [config.backend for config in directories.values()]
+    return {
+        "load": dict(load),
+        "files": {name: told for each in files for name, told in each},
+        "machine": dict(_machine()),
+        "software": dict(_software(backends)),
+    }
+
+
+def differences(then: Conditions, now: Conditions) -> list[str]:
+    """Return what is not as it was: a line for each subject, and one below it for each value."""
+    found = []
+    for kind in now:
+        old, new = then.get(kind, {}), now[kind]
+        other = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+        if other:
+            found.append(f"{_KINDS.get(kind, 'the ' + kind)}:")
+            found += [f"    {name}: {_value(old, name)} then, {_value(new, name)} now" for name in other]
+    return found
+
+
+def _value(values: Mapping[str, Any], name: str) -> str:
+    return str(values[name]) if name in values else "nothing"
+
+
+def _files(directory: Path, *, config: bool) -> Iterator[tuple[str, str]]:
+    """Yield each file, and how it looks. A configuration that is varied is known by what it says."""
+    seen = model_fingerprint(directory)
+    if config and seen.config is not None:
+        yield from _conditions_told(directory.name, [seen.config])
+    for version, entries in seen.versions.items():
+        yield from _conditions_told(f"{directory.name}/{version}", entries)
+    yield from _conditions_told(directory.name, seen.shared)
+
+
+def _conditions_told(folder: str, entries: Iterable[FileEntry]) -> Iterator[tuple[str, str]]:
+    for path, size, time_ns in entries:
+        when = datetime.fromtimestamp(time_ns / 1e9, UTC)
+        yield f"{folder}/{path}", f"{size:,} bytes of {when:%Y-%m-%d %H:%M:%S.%f}"
+
+
+def _machine() -> Iterator[tuple[str, Any]]:
+    yield "processor", _processor()
+    yield "cores", usable_cores()
+    yield "memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GB"
+    library, _ = gpus.find_library()
+    found = library.gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    yield "GPUs", ", ".join(gpu.name for gpu in found) or "none"
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _software(backends: Iterable[str]) -> Iterator[tuple[str, str]]:
+    yield "nerite", nerite.__version__
+    yield "Python", platform.python_version()
+    for package in dict.fromkeys(package for backend in backends for package in _PACKAGES.get(backend, ())):
+        try:
+            yield package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+# What has been measured, in a file: a line of JSON for the conditions, and one for each configuration.
+
+_Key: TypeAlias = tuple[str, int, tuple[int, ...]]
+"""The configuration, how many times it was measured before, the levels."""
+
+
+class Checkpoint:
+    """Findings by configuration and turn. Each is in the file as soon as it is known."""
+
+    def __init__(self, path: Path, conditions: Conditions) -> None:
+        """Read the file, if there is one. Raises ``InvalidArgument`` if it is of other conditions, or something else.
+
+        ``conditions`` are what figures depend on beside the configuration.
+        """
+        self.path = path
+        self._conditions = conditions
+        self._known: dict[_Key, Finding] = {}
+        self._length = 0
+        try:
+            data = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise InvalidArgument(f"{path} cannot be read: {error.strerror}.") from None
+        self._read(data)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, config: str, turn: int, levels: Sequence[int]) -> Finding | None:
+        """Return what a configuration showed at these levels when it had this turn."""
+        return self._known.get((config, turn, tuple(levels)))
+
+    def add(self, config: str, turn: int, finding: Finding) -> None:
+        """Keep what was found. Raises ``Internal`` if it cannot be written."""
+        self._keep(config, turn, finding)
+        document = {"config": config, "turn": turn, **finding.to_json()}
+        head = [] if self._length else [self._conditions]
+        lines = "".join(json.dumps(line) + "\n" for line in (*head, document)).encode()
+        try:
+            with self.path.open("r+b" if self._length else "wb") as file:
+                # What a run that was stopped has left of a line goes.
+                file.truncate(self._length)
+                file.seek(self._length)
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise Internal(
+                f"{self.path} cannot be written: {error.strerror}.\n    Name another --checkpoint."
+            ) from None
+        self._length += len(lines)
+
+    def _keep(self, config: str, turn: int, finding: Finding) -> None:
+        levels = tuple(figure.concurrency for figure in finding.figures)
+        self._known[config, turn, levels] = finding
+
+    def _read(self, data: bytes) -> None:
+        whole = data[: data.rfind(b"\n") + 1]
+        if data and not whole.strip():
+            raise InvalidArgument(f"{self.path} is no checkpoint.\n    Name another file with --checkpoint.")
+        remedy = "Remove it to measure anew, or name another file with --checkpoint."
+        for number, line in enumerate(whole.splitlines()):
+            try:
+                document = json.loads(line)
+                if number:
+                    self._keep(document["config"], document["turn"], Finding.from_json(document))
+                elif set(document) != set(self._conditions):
+                    raise ValueError
+            except (ValueError, KeyError, TypeError):
+                raise InvalidArgument(f"{self.path}:{number + 1} is no finding of an analysis.\n    {remedy}") from None
+            if not number and (changed := differences(document, self._conditions)):
+                told = "\n    ".join(changed)
+                raise InvalidArgument(f"{self.path} has figures of other conditions.\n    {told}\n    {remedy}")
+        self._length = len(whole)

@@ -1,0 +1,365 @@
+"""From what a user wants to the requests that are sent: asks the server about the model, and makes them."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import orjson
+
+from nerite.client import ClientError, ModelDescription, TensorDescription
+from nerite.client.connection import Address
+from nerite.client.tensors import random_value, smallest, to_json, to_tensor
+from nerite.core import tensor as dtypes
+from nerite.core.tensor import Array, TensorSpec, buffer_of, encode_bytes, to_array
+from nerite.tools.bench.forms import (
+    BenchGenerateForm,
+    BenchOutput,
+    BenchRequest,
+    BenchTensor,
+    GrpcInferForm,
+    HttpInferForm,
+    RequestForm,
+    RoundRobin,
+    Scripts,
+    Sequences,
+    post,
+)
+from nerite.tools.bench.measurement import BenchPlan, BenchProtocol
+from nerite.tools.bench.session import BenchedServer, BenchRegions
+
+# What is sent as inputs: made up, or read from files in the forms that perf_analyzer reads.
+
+Request = Mapping[str, Array]
+"""The inputs of a request by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What shape each input has."""
+
+    batch: int = 0
+    """How many elements a batch has; 0 for a model without batches, whose shapes have no dimension for them."""
+    given: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes for inputs, without the dimension of the batch."""
+
+    def of(self, tensor: TensorDescription) -> tuple[int, ...]:
+        """Return the shape of an input, without the dimension of the batch. Raises ``ClientError``."""
+        own = tensor.shape[1:] if self.batch else tensor.shape
+        given = self.given.get(tensor.name)
+        if given is None:
+            return smallest(TensorDescription(tensor.name, tensor.datatype, own))
+        if len(given) != len(own) or any(size not in (-1, wanted) for size, wanted in zip(own, given, strict=True)):
+            raise ClientError(f"input {tensor}: a shape of {list(given)} does not fit{self._hint}")
+        return given
+
+    @property
+    def _hint(self) -> str:
+        return " (shapes are given without the dimension of the batch)" if self.batch else ""
+
+    def batched(self, element: Array) -> Array:
+        """Return as many of it as a batch has."""
+        return np.stack([element] * self.batch) if self.batch else element
+
+
+def made_up_data(inputs: Iterable[TensorDescription], shapes: Shapes, *, zero: bool = False) -> Request:
+    """Return random data, or zeros and empty texts."""
+    made = {}
+    for tensor in inputs:
+        shape = (shapes.batch, *shapes.of(tensor)) if shapes.batch else shapes.of(tensor)
+        made[tensor.name] = random_value(tensor, shape) if not zero else _zeros(tensor, shape)
+    return made
+
+
+def _zeros(tensor: TensorDescription, shape: tuple[int, ...]) -> Array:
+    if tensor.datatype == "BYTES":
+        return np.full(shape, b"", object)
+    # Words of BF16 are written as the numbers they stand for.
+    return np.zeros(shape, np.float32 if tensor.datatype == "BF16" else dtypes.BY_NAME[tensor.datatype].numpy)
+
+
+def read_data(path: Path, model: ModelDescription, shapes: Shapes) -> list[list[Request]]:
+    """Return the requests in a file or a directory, as sequences of one or several. Raises ``ClientError``."""
+    try:
+        if path.is_dir():
+            return [[_from_directory(path, model, shapes)]]
+        document = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise ClientError(f"the data in {error.filename} cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise ClientError(f"the data in {path} are no JSON: {error}") from None
+    sequences = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(sequences, list) or not sequences:
+        raise ClientError(f'{path} is no data: write {{"data": [{{"INPUT": [values], ...}}, ...]}}')
+    sequences = [entry if isinstance(entry, list) else [entry] for entry in sequences]
+    described = {tensor.name: tensor for tensor in model.inputs}
+    return [
+        [_request(entry, described, shapes, f"{path}, data {at}") for entry in sequence]
+        for at, sequence in enumerate(sequences)
+    ]
+
+
+def _request(entry: Any, described: Mapping[str, TensorDescription], shapes: Shapes, place: str) -> Request:
+    if not isinstance(entry, dict):
+        raise ClientError(
+            f'{place}: write {{"INPUT": [values], ...}} for each request. The inputs: {", ".join(described)}'
+        )
+    found = {}
+    for name, value in entry.items():
+        if name not in described:
+            raise ClientError(f"{place}: there is no input '{name}'. The inputs: {', '.join(described)}")
+        try:
+            found[name] = shapes.batched(_value(value, described[name], shapes))
+        except (ValueError, TypeError) as error:
+            raise ClientError(f"{place}, input {described[name]}: {error}") from None
+    return found
+
+
+def _value(value: Any, tensor: TensorDescription, shapes: Shapes) -> Array:
+    shape: Sequence[int] = ()
+    if isinstance(value, dict):
+        shape = value.get("shape", ())
+        if "b64" in value:
+            return _from_bytes(base64.b64decode(value["b64"]), tensor, tuple(shape) or shapes.of(tensor))
+        if "content" not in value:
+            raise ValueError('write [values], {"content": [values], "shape": [sizes]} or {"b64": "..."}')
+        value = value["content"]
+        if isinstance(value, dict):
+            return _from_bytes(base64.b64decode(value["b64"]), tensor, tuple(shape) or shapes.of(tensor))
+    # BF16 has no array type of its own: numbers of FP32 are shortened when they are sent.
+    kind = np.dtype(np.float32) if tensor.datatype == "BF16" else dtypes.BY_NAME[tensor.datatype].numpy
+    array = np.array(value, kind).ravel()
+    if not shape:
+        own = tensor.shape[1:] if shapes.batch else tensor.shape
+        # One size that is free follows from how many values there are.
+        free = tensor.name not in shapes.given and list(own).count(-1) == 1
+        shape = own if free else shapes.of(tensor)
+    return array.reshape(shape)
+
+
+def _from_directory(path: Path, model: ModelDescription, shapes: Shapes) -> Request:
+    """Read a file for each input: its bytes, or for texts a line for each."""
+    found = {}
+    for tensor in model.inputs:
+        content = (path / tensor.name).read_bytes()
+        shape = shapes.of(tensor)
+        if tensor.datatype == "BYTES":
+            lines = content.splitlines()[: math.prod(shape)]
+            if len(lines) < math.prod(shape):
+                raise ClientError(f"{path / tensor.name} has {len(lines)} lines, but {tensor} needs {math.prod(shape)}")
+            found[tensor.name] = shapes.batched(np.array(lines, object).reshape(shape))
+        else:
+            found[tensor.name] = shapes.batched(_from_bytes(content, tensor, shape))
+    return found
+
+
+def _from_bytes(content: bytes, tensor: TensorDescription, shape: tuple[int, ...]) -> Array:
+    spec = TensorSpec(tensor.name, dtypes.BY_NAME[tensor.datatype], shape)
+    if spec.byte_size not in (-1, len(content)):
+        raise ClientError(
+            f"input {tensor}: {len(content)} bytes are not {spec.byte_size}, as a shape of {list(shape)} has"
+        )
+    if tensor.datatype == "BF16":
+        # In the wire form already; what makes tensors takes numbers.
+        return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+    return to_array(spec, content)
+
+
+_NOTHING: Final = RoundRobin(())
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLoad:
+    """What is to be asked of a model."""
+
+    model: str
+    version: str = ""
+    batch: int = 1
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    data: Path | Literal["random", "zero"] = "random"
+    outputs: Sequence[str] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    streaming: bool = False
+    sequence_length: int = 0
+    """Requests of a sequence; 0 for none."""
+    first_id: int = 1
+    output_room: int = 0
+    """Bytes of shared memory for each output."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTarget:
+    """Where it is asked, and how."""
+
+    protocol: BenchProtocol
+    address: Address
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 60.0
+
+    def plan(self, scripts: Scripts = _NOTHING, *, streaming: bool = False, decoupled: bool = False) -> BenchPlan:
+        """Return what generators are told."""
+        return BenchPlan(self.protocol, self.address, scripts, self.headers, streaming, decoupled, self.timeout)
+
+
+def prepared_tensors(
+    wanted: TensorLoad, target: BenchTarget, server: BenchedServer, regions: BenchRegions | None = None
+) -> BenchPlan:
+    """Return a plan for a model that the server has, with tensors in ``regions``. Raises ``ClientError``."""
+    model = server.model(wanted.model, wanted.version)
+    config = server.config(wanted.model, wanted.version)
+    decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+    if decoupled and not wanted.streaming:
+        raise ClientError(f"model '{model.name}' answers in any number of responses: measure it with --streaming")
+    batching = config.get("sequence_batching")
+    if batching is not None and not batching.get("iterative_sequence") and not wanted.sequence_length:
+        raise ClientError(f"model '{model.name}' takes sequences: say how long they are with --sequence-length")
+    shapes = _shapes(wanted, model, int(config.get("max_batch_size", 0)))
+    optional = {entry["name"] for entry in config.get("input", ()) if entry.get("optional")}
+    if isinstance(wanted.data, Path):
+        sequences = read_data(wanted.data, model, shapes)
+    else:
+        needed = [tensor for tensor in model.inputs if tensor.name not in optional]
+        sequences = [[made_up_data(needed, shapes, zero=wanted.data == "zero")]]
+    form = _forms(wanted, target, model, regions)
+    forms = [[form(request) for request in sequence] for sequence in sequences]
+    return target.plan(_scripts(wanted, forms), streaming=wanted.streaming, decoupled=decoupled)
+
+
+def _scripts(wanted: TensorLoad, sequences: Sequence[Sequence[RequestForm]]) -> Scripts:
+    if not wanted.sequence_length:
+        return RoundRobin([form.plain() for sequence in sequences for form in sequence])
+    if any(len(sequence) > 1 for sequence in sequences):
+        return Sequences(sequences, wanted.first_id)
+    # Data that are no sequences are cut into some.
+    forms = itertools.cycle(form for sequence in sequences for form in sequence)
+    length = wanted.sequence_length
+    return Sequences([list(itertools.islice(forms, length)) for _ in sequences], wanted.first_id)
+
+
+def _shapes(wanted: TensorLoad, model: ModelDescription, most: int) -> Shapes:
+    if wanted.batch > max(most, 1):
+        limit = f"takes batches of at most {most}" if most else "takes no batches"
+        raise ClientError(f"model '{model.name}' {limit}, and not of {wanted.batch}")
+    known = [tensor.name for tensor in model.inputs]
+    for name in wanted.shapes:
+        if name not in known:
+            raise ClientError(f"model '{model.name}' has no input '{name}'. Its inputs: {', '.join(known)}")
+    return Shapes(wanted.batch if most else 0, wanted.shapes)
+
+
+def _forms(
+    wanted: TensorLoad, target: BenchTarget, model: ModelDescription, regions: BenchRegions | None
+) -> Callable[[Request], RequestForm]:
+    """Return what makes a request of its inputs."""
+    names = wanted.outputs or [tensor.name for tensor in model.outputs]
+    outputs = tuple(map(BenchOutput, wanted.outputs))
+    if regions is not None and wanted.output_room:
+        outputs = regions.outputs(names, wanted.output_room)
+
+    def form(request: Request) -> RequestForm:
+        if wanted.streaming and target.protocol == "http":
+            inputs = {name: _as_json(value) for name, value in request.items()}
+            return BenchGenerateForm(
+                target.address, target.headers, wanted.model, wanted.version, inputs, wanted.parameters
+            )
+        tensors = tuple(_tensors(model, request))
+        if regions is not None:
+            tensors = regions.inputs(tensors)
+        asked = BenchRequest(wanted.model, wanted.version, tensors, outputs, wanted.parameters)
+        if target.protocol == "grpc":
+            return GrpcInferForm(asked, wanted.streaming)
+        return HttpInferForm(target.address, target.headers, asked)
+
+    return form
+
+
+def _tensors(model: ModelDescription, request: Request) -> Iterator[BenchTensor]:
+    described = {tensor.name: tensor for tensor in model.inputs}
+    for name, value in request.items():
+        datatype, array = to_tensor(described[name], value)
+        raw = encode_bytes(array) if datatype is dtypes.BYTES else bytes(buffer_of(array, datatype))
+        yield BenchTensor(name, datatype.name, array.shape, raw)
+
+
+def _as_json(value: Array) -> Any:
+    """Return an input as the generate extension takes it: what is one element need be no list."""
+    return to_json(value.flat[0] if value.size == 1 else value.ravel())
+
+
+# What language models are asked: made-up prompts of a length, or those in a file; as requests under ``/v1``.
+
+_SYLLABLES: Final = ("ka", "re", "mi", "to", "na", "lo", "shi", "ve", "du", "pa", "san", "tor", "el", "in")
+_MADE_UP: Final = 64
+"""Different prompts, so that a server that remembers prompts does not know the next one."""
+_TEXTS: Final = ("prompt", "text", "text_input")
+"""Under which names a line of JSON may have its prompt: those of aiperf and genai-perf among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLoad:
+    """What is to be asked of a language model."""
+
+    model: str
+    words: int = 100
+    """The length of prompts that are made up."""
+    data: Path | None = None
+    """A file of prompts instead: a line each, of text or of JSON."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else goes with each request: ``max_tokens``, ``temperature`` and so on."""
+
+
+def prepared_prompts(wanted: PromptLoad, target: BenchTarget) -> BenchPlan:
+    """Return a plan for a model under ``/v1``. Raises ``ClientError``."""
+    chats = made_up_prompts(wanted.words) if wanted.data is None else read_prompts(wanted.data)
+    headers = {**target.headers, "Content-Type": "application/json"}
+    path = "/chat/completions" if target.address.prefix.endswith("/v1") else "/v1/chat/completions"
+    fixed = {"model": wanted.model, "stream": True, "stream_options": {"include_usage": True}, **wanted.settings}
+    messages = [post(target.address, path, headers, [orjson.dumps({**fixed, "messages": chat})]) for chat in chats]
+    return target.plan(RoundRobin(messages), streaming=True)
+
+
+def made_up_prompts(words: int) -> list[Sequence[Mapping[str, Any]]]:
+    """Return prompts of so many words. They are the same each time."""
+    generator = np.random.default_rng(words)
+    prompts = []
+    for _ in range(_MADE_UP):
+        sizes = generator.integers(1, 4, words)
+        prompts.append(" ".join("".join(generator.choice(_SYLLABLES, size)) for size in sizes))
+    return [_chat(prompt) for prompt in prompts]
+
+
+def read_prompts(path: Path) -> list[Sequence[Mapping[str, Any]]]:
+    """Return the chats in a file. Raises ``ClientError``."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClientError(f"the prompts in {path} cannot be read: {error}") from None
+    if not lines:
+        raise ClientError(f"there are no prompts in {path}")
+    return [_of_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _of_line(line: str, place: str) -> Sequence[Mapping[str, Any]]:
+    if not line.startswith("{"):
+        return _chat(line)
+    try:
+        document = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ClientError(f"{place} is no JSON: {error}") from None
+    if isinstance(document.get("messages"), list):
+        messages: Sequence[Mapping[str, Any]] = document["messages"]
+        return messages
+    text = next((document[name] for name in _TEXTS if name in document), None)
+    if not isinstance(text, str):
+        raise ClientError(f'{place} has no prompt: write {{"prompt": TEXT}} or {{"messages": [...]}}')
+    return _chat(text)
+
+
+def _chat(prompt: str) -> Sequence[Mapping[str, Any]]:
+    return [{"role": "user", "content": prompt}]

@@ -1,0 +1,116 @@
+"""``nerite quota``: shows what tenants have used of which model, and what they have left."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from nerite.cli.command import new_parser, show, show_json, show_table, status_of
+from nerite.client import Client, ClientError
+from nerite.tools.client import add_connection, connected
+
+_EPILOG = """\
+What is counted is said in docs/admission.md. The counts begin with the server; --csv has a line for each model, tenant
+and class, for whoever writes the bills.
+
+Examples:
+  nerite quota
+  nerite quota acme --url gpu-3:8000
+  nerite quota --csv > use.csv
+"""
+_STANDING: Final = ("Tenant", "Under way", "Retries left", "Limit", "A minute", "At once", "Left")
+_USE: Final = ("Model", "Tenant", "Class", "Offered", "Admitted", "Refused", "Input", "Output", "Wasted")
+_COUNTS: Final = ("offered", "admitted", "withdrawn", "retries", "joined")
+_SIZES: Final = ("input_tokens", "output_tokens", "wasted_tokens", "input_bytes")
+_ENDINGS: Final = {
+    "complete": "complete",
+    "cancelled": "cancelled",
+    "deadline": "deadline",
+    "failed": "failed",
+    "refused": "refused_after_all",
+}
+"""How admitted requests ended, and the columns for it: together they are as many, but for those under way."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print what was used; return the exit status."""
+    return status_of("nerite quota", lambda: _tell(_parser().parse_args(arguments)), ClientError)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = new_parser("nerite quota", "Show what tenants have used of which model, and what they have left.", _EPILOG)
+    parser.add_argument("tenant", metavar="TENANT", nargs="?", default="", help="this tenant alone")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all there is, as JSON")
+    form.add_argument("--csv", action="store_true", help="print what was used, as CSV")
+    add_connection(parser, url="localhost:8000")
+    return parser
+
+
+def _tell(options: argparse.Namespace) -> int:
+    with connected(options) as client:
+        found = _of_tenant(client, options.tenant)
+    if options.json:
+        show_json(found)
+    elif options.csv:
+        show(_csv(found["use"]))
+    elif found["tenants"] or found["use"]:
+        _show_tables(found)
+    else:
+        show("Nobody has to be let in: the server has no --policy-file (docs/admission.md).")
+    return 0
+
+
+def _of_tenant(client: Client, tenant: str) -> dict[str, Any]:
+    """Return the quota; of one tenant, if it is named. Raises ``ClientError`` if there is none of that name."""
+    found = client.quota()
+    if not tenant:
+        return found
+    named = {
+        key: [each for each in found[key] if each["tenant"] == tenant] if key != "models" else found[key]
+        for key in found
+    }
+    if not (named["tenants"] or named["use"]):
+        known = ", ".join(each["tenant"] for each in found["tenants"])
+        raise ClientError(f"the server knows no tenant '{tenant}'. There are: {known or 'none'}")
+    return named
+
+
+def _show_tables(found: Mapping[str, Any]) -> None:
+    rates = [(each, rate) for each in found["tenants"] for rate in each["rates"] or [None]]
+    if rates:
+        show_table(_STANDING, [_standing(tenant, rate) for tenant, rate in rates])
+    if found["use"]:
+        show_table(_USE, [_use(each) for each in found["use"]])
+
+
+def _standing(tenant: Mapping[str, Any], rate: Mapping[str, Any] | None) -> list[str]:
+    under_way = f"{tenant['under_way']} of {tenant['concurrency']}" if tenant["concurrency"] else tenant["under_way"]
+    figures = ["none", "", "", ""] if rate is None else [rate[key] for key in ("limit", "per_minute", "burst", "left")]
+    return [str(value) for value in (tenant["tenant"], under_way, tenant["retries_left"], *figures)]
+
+
+def _use(use: Mapping[str, Any]) -> list[str]:
+    refused = "\n".join(f"{count} {limit}" for limit, count in use["refused"].items()) or "0"
+    if "input_bytes" in use:
+        sizes = [f"{use['input_bytes']} bytes", "", ""]
+    else:
+        sizes = [f"{use['input_tokens']} tokens", f"{use['output_tokens']} tokens", f"{use['wasted_tokens']} tokens"]
+    return [use["model"], use["tenant"], use["class"], str(use["offered"]), str(use["admitted"]), refused, *sizes]
+
+
+def _csv(uses: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line for each model, tenant and class. What does not apply to a model is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("model", "tenant", "class", *_COUNTS, "refused", *_ENDINGS.values(), *_SIZES))
+    for use in uses:
+        counts = [use[name] for name in _COUNTS]
+        endings = [use["finished"].get(name, 0) for name in _ENDINGS]
+        sizes = [use.get(name, "") for name in _SIZES]
+        row = (use["model"], use["tenant"], use["class"], *counts, sum(use["refused"].values()), *endings, *sizes)
+        writer.writerow(row)
+    return text.getvalue().rstrip("\n")

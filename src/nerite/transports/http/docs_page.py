@@ -1,0 +1,182 @@
+"""The page for people: which models there are, how to ask them, and every endpoint. It needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nerite import __version__
+from nerite.transports.access import Lock
+from nerite.transports.http import reply
+from nerite.transports.http.handler import BackgroundCalls, HttpExchange
+from nerite.transports.http.head import RequestHead
+from nerite.transports.http.openapi import NO_SAMPLE, ServedModel, openapi_document, sample_of, served_models
+from nerite.transports.http.reply import Reply
+from nerite.transports.http.routes import ENDPOINT_DESCRIPTIONS
+from nerite.transports.http.routes import ENDPOINTS as ROUTES
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+_STYLE: Final = (Path(__file__).with_name("pages") / "docs" / "page.css").read_text(encoding="utf-8")
+_SCRIPT: Final = (Path(__file__).with_name("pages") / "docs" / "page.js").read_text(encoding="utf-8")
+_MOST_OPEN: Final = 3
+"""Of more models only the names are shown at first."""
+
+
+def _source(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+POLICY: Final = (
+    f"default-src 'none'; style-src {_source(_STYLE)}; script-src {_source(_SCRIPT)}; connect-src 'self'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""The page's Content-Security-Policy: it runs its own script, and asks its own server."""
+
+
+def docs_page(
+    name: str,
+    served: Sequence[ServedModel],
+    idle: Iterable[tuple[str, str, str]],
+    key_headers: Mapping[str, str],
+    url: str,
+) -> str:
+    """Return the page of the server called ``name``.
+
+    ``idle`` are model, version and state of those that are not served; ``key_headers`` has the header that a
+    restricted category needs.
+    """
+    key_header = key_headers.get("inference", "")
+    opened = " open" if len({each.model for each in served}) <= _MOST_OPEN else ""
+    models = "".join(_model(each, key_header, url, opened) for each in served)
+    rest = "".join(
+        f"<tr><td>{escape(model)}<td>{escape(version)}<td class={state or 'none'}>{state or 'not loaded'}"
+        for model, version, state in idle
+    )
+    if rest:
+        rest = f"<h2>Not served</h2>{_table(('Model', 'Version', 'State'), rest)}"
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(name)}: models and endpoints</title>
+<style>{_STYLE}</style>
+<h1>{escape(name)}</h1>
+<p class="muted">Nerite {__version__} at {escape(url)} · <a href="/v2/docs/openapi.json">OpenAPI document</a></p>
+<main>
+<h2>Models</h2>
+{models or "<p>No model is served.</p>"}
+{rest}
+<h2>Endpoints</h2>
+{_table(("Method", "Path", "What it does", "Category"), _endpoints(key_headers))}
+</main>
+<script>{_SCRIPT}</script>
+"""
+
+
+def _model(each: ServedModel, key_header: str, url: str, opened: str) -> str:
+    signature = each.signature
+    batch = f"batches of up to {signature.max_batch_size}" if signature.max_batch_size else "no batches"
+    tensors = "".join(
+        f"<tr><td>{kind}<td><code>{escape(declared.name)}</code><td>{declared.datatype.name}"
+        f"<td><code>{each.shape(declared)}</code>"
+        for kind, declared in each.tensors()
+    )
+    return (
+        f"<details{opened}><summary><strong>{escape(each.model)}</strong> <span>version {each.version}</span> "
+        f'<span class="READY">READY</span> <small>{escape(each.platform)}, {batch}</small></summary><div>'
+        f"{_table(('', 'Name', 'Type', 'Shape'), tensors)}{_example(each, key_header, url)}</div></details>\n"
+    )
+
+
+def _example(each: ServedModel, key_header: str, url: str) -> str:
+    """Return a command that asks a model, and a form that does the same."""
+    sample = sample_of(each.signature, decoupled=each.decoupled)
+    if not each.paths:
+        return "<p>This name cannot stand in the path of a URL: use gRPC.</p>"
+    if sample is None:
+        return f"<p>{NO_SAMPLE}</p>"
+    path = each.paths[0]
+    what = escape(f"{each.model}, version {each.version}")
+    key = f'<label>{escape(key_header)} <input name="{escape(key_header)}"></label>' if key_header else ""
+    zeros = f"<p>and {sample.zeros} zero bytes of tensors behind it</p>" if sample.zeros else ""
+    return (
+        f'<div><pre tabindex="0" aria-label="Command that asks {what}">{escape(sample.curl(url + path, key_header))}'
+        f'</pre><button type="button" class="copy" aria-label="Copy the command that asks {what}">Copy</button></div>'
+        f'<form action="{escape(path)}" data-zeros="{sample.zeros}">'
+        f'<textarea rows="3" spellcheck="false" aria-label="Body of a request to {what}">{escape(sample.text)}'
+        f'</textarea>{zeros}{key}<button aria-label="Send the request to {what}">Send</button>'
+        f'<output aria-live="polite"></output></form>'
+    )
+
+
+def _endpoints(key_headers: Mapping[str, str]) -> str:
+    rows = []
+    for route in ROUTES:
+        key = key_headers.get(route.category)
+        needs = f"{route.category}, needs {escape(key)}" if key else route.category
+        rows.append(
+            f"<tr><td>{' '.join(route.methods)}<td><code>{escape(route.path)}</code>"
+            f"<td>{ENDPOINT_DESCRIPTIONS[route.name].summary}<td>{needs}"
+        )
+    return "".join(rows)
+
+
+def _table(titles: Iterable[str], rows: str) -> str:
+    heads = "".join(f'<th scope="col">{title}' for title in titles)
+    return f'<div class="wide"><table><thead><tr>{heads}<tbody>{rows}</table></div>'
+
+
+# The documentation that the server gives of itself, made when it is asked for: models come and go.
+
+_NOT_KEPT: Final = b"Cache-Control: no-store\r\n"
+_PAGE_HEADERS: Final = (
+    b"Content-Security-Policy: %b\r\nX-Content-Type-Options: nosniff\r\n" % POLICY.encode() + _NOT_KEPT
+)
+_host = re.compile(r"[0-9A-Za-z.\-_]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?").fullmatch
+
+
+class Documentation:
+    """Each method is named for its endpoint (``routes``), and sends one reply."""
+
+    def __init__(self, server: InferenceServer, locks: Mapping[str, Lock]) -> None:
+        self._server = server
+        self._errands = BackgroundCalls()
+        self._key_headers = {category: lock.header for category, lock in locks.items()}
+
+    def docs(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+        """Show the page."""
+        self._errands.start(connection, self._page(_url(connection, head)))
+
+    def openapi(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+        """Return the OpenAPI document."""
+        served = served_models(self._server.manager.records)
+        made = openapi_document(served, self._key_headers, _url(connection, head))
+        connection.send([reply.json_reply(made)._replace(headers=_NOT_KEPT).encode()])
+
+    async def _page(self, url: str) -> Reply:
+        idle = await self._idle()
+        served = served_models(self._server.manager.records)
+        text = docs_page(str(self._server.metadata()["name"]), served, idle, self._key_headers, url)
+        return Reply(200, text.encode(), "text/html; charset=utf-8", _PAGE_HEADERS)
+
+    async def _idle(self) -> list[tuple[str, str, str]]:
+        """Return model, version and state of what is not served, unless listing that needs a key of its own."""
+        if "model-repository" in self._key_headers:
+            return []
+        index = await self._server.repository_index(False)
+        idle = [entry for entry in index if entry.get("state") != "READY"]
+        return [(entry["name"], entry.get("version", ""), entry.get("state", "")) for entry in idle]
+
+
+def _url(connection: HttpExchange, head: RequestHead) -> str:
+    """Return where the client found the server, as far as it says so."""
+    secure = connection.secure or head.headers.get("x-forwarded-proto") == "https"
+    host = head.headers.get("host", "")
+    return f"{'https' if secure else 'http'}://{host if _host(host) else 'localhost:8000'}"

@@ -1,0 +1,259 @@
+"""Files as tensors: a picture, a recording or a document as it is on the disk, without JSON around it."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from nerite.core import tensor as dtypes
+from nerite.core.client_text import checked
+from nerite.core.errors import InvalidArgument, Unsupported
+from nerite.core.signature import Signature, SignatureInput, shape_text
+from nerite.core.tensor import Array, Buffer, TensorSpec, buffer_of, join_bytes
+from nerite.transports.http import json_tensors
+from nerite.transports.http.head import MAX_HEAD, header_bytes_of, header_text_of
+from nerite.transports.http.json_text import parse_json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Forms: bodies of type ``multipart/form-data``, which have a part for each input.
+
+TYPE: Final = "multipart/form-data"
+_BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
+_NAME: Final = re.compile(r';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
+_FILE_NAME: Final = re.compile(r";\s*filename\*?=", re.IGNORECASE)
+_MOST_PARTS: Final = 1024
+_UNKNOWN: Final = "application/octet-stream"
+"""The type of a file that says none."""
+
+
+class FormPart(NamedTuple):
+    """A part of a form, or a body that is all there is."""
+
+    name: str
+    media_type: str
+    """Empty for a field that is filled in, and no file."""
+    data: Buffer
+
+
+def form_media_type(content_type: str) -> str:
+    """Return a content type in small letters, without parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def parse_multipart(content_type: str, body: Buffer) -> list[FormPart]:
+    """Take a form apart. Raises ``InvalidArgument`` where that can not be done."""
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        raise InvalidArgument(f"a body of type {TYPE} needs a boundary in its Content-Type, got: {content_type}")
+    delimiter = b"\r\n--" + header_bytes_of(found[1] or found[2])
+    # The first delimiter may have no line before it.
+    _, *pieces = b"".join((b"\r\n", body)).split(delimiter, _MOST_PARTS + 1)
+    if pieces and delimiter in pieces[-1]:
+        raise InvalidArgument(f"the form has more than {_MOST_PARTS} parts")
+    if not pieces or not pieces[-1].startswith(b"--"):
+        raise InvalidArgument(f"the body is no complete form of type {TYPE}: the boundary that ends it is missing")
+    return [_part(number, piece) for number, piece in enumerate(pieces[:-1], start=1)]
+
+
+def _part(number: int, piece: bytes) -> FormPart:
+    end = piece.find(b"\r\n\r\n")
+    headers: dict[str, str] = {}
+    text = checked(header_text_of(piece[: max(end, 0)]), f"the head of part {number} of the form", MAX_HEAD)
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        headers[key.strip().lower()] = value.strip()
+    disposition = headers.get("content-disposition", "")
+    name = _NAME.search(disposition)
+    if name is None:
+        raise InvalidArgument(f"part {number} of the form has no name: it needs the name of an input")
+    given = form_media_type(headers.get("content-type", ""))
+    if not given and _FILE_NAME.search(disposition):
+        given = _UNKNOWN
+    return FormPart(name[1] or name[2] or "", given, memoryview(piece)[end + 4 :])
+
+
+# Images as tensors: JPEG, PNG and the like to the pixels that a model takes. Needs Pillow, and only then imports it.
+#
+# A model takes pixels if its input is UINT8 with three dimensions, of which the last (height, width, channels) or
+# else the first (channels, height, width) is 1, 3 or 4: grey, RGB or RGBA; or with two (height, width), which is grey
+# too. Height and width may be fixed or variable. Images are converted to these channels, and never resized.
+
+_MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
+_FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""What people send. Pillow reads more, some of it with the help of programs that should not see strangers' files."""
+
+
+def takes_image(declared: SignatureInput) -> bool:
+    """Say whether an input takes pixels."""
+    dims = declared.dims
+    fits = len(dims) == 2 or (len(dims) == 3 and (dims[2] in _MODES or dims[0] in _MODES))
+    return fits and declared.datatype is dtypes.UINT8
+
+
+def read_image(declared: SignatureInput, data: Buffer, max_size: int) -> Array:
+    """Return the pixels of an encoded image, of at most ``max_size`` bytes. Takes milliseconds: not for the loop.
+
+    Raises ``InvalidArgument`` for what is no image, or not of the declared size.
+    """
+    module = _pillow(declared)
+    channels, first = _channels(declared.dims)
+    try:
+        with module.open(io.BytesIO(data), formats=_FORMATS) as image:
+            size = (image.height, image.width)
+            shape = size if len(declared.dims) == 2 else (channels, *size) if first else (*size, channels)
+            _check(declared, image, shape, max_size)
+            pixels: Array = np.array(image.convert(_MODES[channels]))
+    except InvalidArgument:
+        raise
+    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
+        raise InvalidArgument(
+            f"the image for input '{declared.name}' can not be read: {_told(error, module)}"
+        ) from None
+    if first and channels > 1:
+        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return pixels.reshape(shape)
+
+
+def _channels(dims: Sequence[int]) -> tuple[int, bool]:
+    """Return how many channels an image has to have, and whether they are the first dimension."""
+    if len(dims) == 2:
+        return 1, False
+    return (dims[2], False) if dims[2] in _MODES else (dims[0], True)
+
+
+def _pillow(declared: SignatureInput) -> Any:
+    """Return Pillow's module. Raises ``Unsupported`` where it is not installed."""
+    try:
+        import PIL.Image
+    except ImportError:
+        raise Unsupported(
+            f"images for input '{declared.name}' are decoded by Pillow, which is not installed where the server runs: "
+            "pip install 'nerite[image]'"
+        ) from None
+    return PIL.Image
+
+
+def _check(declared: SignatureInput, image: Image, shape: Sequence[int], max_size: int) -> None:
+    """Refuse an image before it is decoded, if it does not fit."""
+    if any(dim not in (-1, size) for dim, size in zip(declared.dims, shape, strict=True)):
+        raise InvalidArgument(
+            f"unexpected size of the image for input '{declared.name}': expected {shape_text(declared.dims)}, got "
+            f"{shape_text(shape)} (it is {image.width} wide and {image.height} high; images are not resized)"
+        )
+    if image.mode[:1] in ("I", "F"):
+        raise InvalidArgument(
+            f"the image for input '{declared.name}' has more than 8 bits a channel, which UINT8 can not hold"
+        )
+    if math.prod(shape) > max_size:
+        raise InvalidArgument(
+            f"the image for input '{declared.name}' has {math.prod(shape)} bytes of pixels, which exceeds the maximum "
+            f"allowed value of {max_size} bytes. Use --http-max-input-size to increase the limit."
+        )
+
+
+def _told(error: Exception, module: Any) -> str:
+    if isinstance(error, module.DecompressionBombError):
+        return str(error)
+    if isinstance(error, module.UnidentifiedImageError):
+        return f"it is none of {', '.join(_FORMATS)}"
+    return f"{type(error).__name__}: {error}"
+
+
+_FILES: Final = ("image/", "audio/", "video/", "application/pdf")
+_JSON: Final = ("", "application/json")
+
+
+def is_file(media_type: str) -> bool:
+    """Say whether a body of a type is a file. All other types are what Triton takes them for: JSON, or raw bytes."""
+    return media_type.startswith(_FILES)
+
+
+def takes_long(declared: SignatureInput, part: FormPart) -> bool:
+    """Say whether ``read`` works for so long that others should not have to wait."""
+    return part.media_type.startswith("image/") and takes_image(declared)
+
+
+def is_json(declared: SignatureInput, part: FormPart) -> bool:
+    """Say whether a part is JSON, and no file."""
+    return declared.datatype is not dtypes.BYTES and part.media_type in _JSON
+
+
+def read_file(
+    declared: SignatureInput, batched: bool, part: FormPart, max_size: int, half: bool
+) -> tuple[TensorSpec, Buffer]:
+    """Return the tensor that a part is: the one element of a BYTES input, pixels, JSON numbers, or plain bytes.
+
+    No more than ``max_size`` bytes of pixels are made. ``half``: numbers may be FP16 and BF16. Raises ``NeriteError``
+    for what the input does not take.
+    """
+    if is_json(declared, part):
+        value = parse_json(bytes(part.data))
+        elements = json_tensors.flat(value if isinstance(value, list) else [value])
+        spec = TensorSpec(declared.name, declared.datatype, json_tensors.shape_of(declared, batched, len(elements)))
+        return spec, json_tensors.read_tensor(spec, elements, half)
+    shape, data = _file(declared, part, max_size)
+    return TensorSpec(declared.name, declared.datatype, (1, *shape) if batched else shape), data
+
+
+def _file(declared: SignatureInput, part: FormPart, max_size: int) -> tuple[tuple[int, ...], Buffer]:
+    if declared.datatype is dtypes.BYTES and all(dim in (1, -1) for dim in declared.dims):
+        return (1,) * len(declared.dims), b"".join((len(part.data).to_bytes(4, "little"), part.data))
+    if takes_long(declared, part):
+        array = read_image(declared, part.data, max_size)
+        return array.shape, buffer_of(array, declared.datatype)
+    if declared.datatype is dtypes.UINT8 and declared.dims in ((-1,), (len(part.data),)):
+        return (len(part.data),), part.data
+    given = f"file of type '{part.media_type}'" if part.media_type else "single string"
+    raise InvalidArgument(
+        f"input '{declared.name}' is {declared.datatype.name} {shape_text(declared.dims)}, which takes no {given}. "
+        "A file can be the one element of a BYTES input or all of a UINT8 input with one "
+        "dimension; an image also the pixels of a UINT8 input with dimensions [height,width,channels], "
+        "[channels,height,width] or [height,width], where channels is 1, 3 or 4"
+    )
+
+
+# A body that is the bytes of the model's only input, without any JSON.
+
+
+def read_raw_body(signature: Signature, body: memoryview) -> tuple[TensorSpec, tuple[int, int] | Buffer]:
+    """Return the tensor that a body is, and its place in the body or its bytes. Raises Triton's errors."""
+    size = len(body)
+    inputs = list(signature.inputs.values())
+    if len(inputs) != 1:
+        raise InvalidArgument(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(inputs)} inputs in "
+            f"'{signature.model_name}' model configuration"
+        )
+    declared = inputs[0]
+    batch = (1,) if signature.max_batch_size > 0 else ()
+    if declared.datatype is dtypes.BYTES:
+        if declared.dims != (1,):
+            raise InvalidArgument(f"For BYTE datatype raw input '{declared.name}', the model must have input shape [1]")
+        return TensorSpec(declared.name, declared.datatype, (*batch, 1)), join_bytes([bytes(body)])
+    shape = _deduced(declared.name, declared.dims, size // declared.datatype.size)
+    spec = TensorSpec(declared.name, declared.datatype, (*batch, *shape))
+    if spec.byte_size != size:
+        # Triton's name for an input that nobody has named.
+        raise InvalidArgument(
+            f"input byte size mismatch for input 'raw_input' for model '{signature.model_name}'. "
+            f"Expected {spec.byte_size}, got {size} (a body that is empty, or whose "
+            f"Inference-Header-Content-Length is 0, is the data of '{declared.name}' without any JSON)"
+        )
+    return spec, (0, size)
+
+
+def _deduced(name: str, dims: Sequence[int], elements: int) -> tuple[int, ...]:
+    if dims.count(-1) > 1:
+        raise InvalidArgument(
+            f"The shape of the raw input '{name}' can not be deduced because there are more than one "
+            "variable-sized dimension"
+        )
+    known = math.prod(size for size in dims if size != -1)
+    return tuple(elements // known if size == -1 and known else size for size in dims)

@@ -1,0 +1,181 @@
+"""The template: a small process with numpy and our worker code imported, from which workers are forked.
+
+A fork is ready in milliseconds and shares the template's pages, where a fresh Python would take a tenth of a second and
+25 MB each time. The template runs no models, has one thread and one loop: orders come by a socket, as a line of JSON
+with the worker's descriptors attached; deaths are reported back, because only the parent learns how a process ended.
+
+If the server dies the template hears of it (``PR_SET_PDEATHSIG``, and the end of the control socket), and ends the
+workers with all that they have started. If the template itself is killed, its workers are (``PR_SET_PDEATHSIG``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+import triton_python_backend_utils  # noqa: F401  imported for the workers' sake
+from nerite.instances.placement import adopt_thread_counts, bind_to_place
+from nerite.workers import helper_process
+from nerite.workers.child import worker
+from nerite.workers.host.fork_server import MARK, OrphanReaper, end_all, orphan_mark
+
+_DEATH_SIGNAL = 1
+_NAME = 15
+_SUBREAPER = 36
+_ENOUGH = 64 * 1024
+_DESCRIPTORS = 4
+"""That come with an order."""
+_PROGRAMS = {"worker": worker.main, "helper": helper_process.main}
+"""What a fork may become."""
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    """Call prctl(2) where there is one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class ForkServerLoop:
+    """Forks on order, reports deaths."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._wakeup, wakeup = socket.socketpair()
+        self._wakeup.setblocking(False)
+        wakeup.setblocking(False)
+        self._signals = wakeup
+        self._workers: dict[int, int] = {}
+        """Those that live, with the numbers of their orders."""
+        self._orphans = OrphanReaper(self._workers)
+        self._ends = False
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._asked_to_end)
+        signal.set_wakeup_fd(wakeup.fileno())
+
+    def _asked_to_end(self, *_: object) -> None:
+        self._ends = True
+
+    def run(self) -> None:
+        """Serve until the server goes away."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(self._wakeup, selectors.EVENT_READ)
+            while not self._ends:
+                for key, _ in selector.select(self._orphans.pause):
+                    if key.fileobj is self._wakeup:
+                        self._reap()
+                    elif not self._obey():
+                        return
+                self._orphans.look()
+
+    def end(self) -> None:
+        """End the workers, and all that they have started."""
+        for pid in self._workers:
+            os.kill(pid, signal.SIGKILL)
+        end_all()
+
+    def _obey(self) -> bool:
+        line, descriptors, _, _ = socket.recv_fds(self._control, _ENOUGH, 8)
+        if not line:
+            return False
+        order = json.loads(line)
+        order["mark"] = orphan_mark(os.getpid(), order["order"])
+        try:
+            if len(descriptors) < _DESCRIPTORS:
+                raise OSError(errno.EMFILE, "no descriptors are left for the worker")
+            pid = os.fork()
+        except OSError as error:
+            self._report(order=order["order"], failed=str(error))
+        else:
+            if pid == 0:
+                self._become_worker(order, descriptors)
+            self._workers[pid] = order["order"]
+            self._report(order=order["order"], pid=pid)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def _report(self, **report: object) -> None:
+        self._control.sendall(json.dumps(report).encode() + b"\n")
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakeup.recv(4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._workers:  # otherwise it was an orphan
+                order = self._workers.pop(pid)
+                self._report(order=order, exited=os.waitstatus_to_exitcode(status))
+                self._orphans.end(pid, orphan_mark(os.getpid(), order))
+
+    def _become_worker(self, order: dict[str, Any], descriptors: list[int]) -> NoReturn:
+        """Turn the fork into a worker. Never returns, so nothing of the template's stack runs twice."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # By its group, and by the mark where that was left, orphans are known to belong here.
+            os.setpgid(0, 0)
+            os.environ[MARK] = order["mark"]
+            _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+            _prctl(_NAME, order["name"].encode())
+            self._control.close()
+            self._wakeup.close()
+            self._signals.close()
+            channel, files, output, errors = descriptors
+            os.dup2(output, 1)
+            os.dup2(errors, 2)
+            os.close(output)
+            os.close(errors)
+            sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+            if refusal := bind_to_place(order["cores"], order["memory_node"]):
+                print(refusal, file=sys.stderr)
+            os.environ.update(order["environment"])
+            adopt_thread_counts(order["environment"])
+            if order["interpreter"]:
+                os.set_inheritable(channel, True)
+                os.set_inheritable(files, True)
+                os.execv(
+                    order["interpreter"],
+                    [order["interpreter"], "-u", "-m", "nerite.workers.child.worker", str(channel), str(files)],
+                )
+            _PROGRAMS[order["program"]](channel, files)
+        except BaseException as error:
+            print(f"the worker could not start: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def main(control: int) -> None:
+    """Be the template, on a control socket."""
+    _prctl(_DEATH_SIGNAL, signal.SIGTERM)
+    _prctl(_SUBREAPER, 1)
+    _prctl(_NAME, b"nerite template")
+    # Ctrl-C reaches every process of the terminal; what then happens is the server's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    template = ForkServerLoop(socket.socket(fileno=control))
+    # What is frozen is never touched by the collector, so its pages stay shared with every fork.
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(ConnectionError):  # the server is gone
+        template.run()
+    template.end()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

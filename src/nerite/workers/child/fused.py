@@ -1,0 +1,178 @@
+"""Steps of an ensemble that follow each other inside a worker: what one answers, the next is asked at once.
+
+It goes as far as it can. Where the next model is at work for somebody else, or is not there any more, or would refuse
+what it is asked, the server gets the answer of the step before and goes on in its own way, as it would have anyway.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from nerite.core import headers
+from nerite.core.byte_budget import ENSEMBLES, Memo
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
+from nerite.instances import instance
+from nerite.scheduling import fused_steps
+from nerite.scheduling.fused_steps import StepQuestion
+from nerite.workers.child.hosted_model import HostedModel, WorkerBatch, WorkerRequest
+from nerite.workers.ipc.messages import FusedBatch, FusedRun
+
+_answered: Final = threading.Condition()
+
+
+class FusedFollower(WorkerRequest):
+    """What the model of a step is asked that follows another. It has one answer, which does not leave by itself."""
+
+    __slots__ = ("_answer",)
+
+    _answer: InferenceResponse
+
+    def respond(self, response: InferenceResponse, final: bool = True) -> None:
+        """Keep the answer of a model that sends it, instead of returning it. On any thread."""
+        with _answered:
+            if self.finished:
+                return
+            if not response.empty or not hasattr(self, "_answer"):
+                self._answer = response
+            self.finished = final
+            _answered.notify_all()
+
+    def awaited(self) -> InferenceResponse:
+        """Return the answer, once the model has sent it."""
+        with _answered:
+            _answered.wait_for(lambda: self.finished)
+        return self._answer
+
+
+class FusedHop:
+    """From one step to the next: how, and who serves that here."""
+
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        """``value`` as the STRETCH message has it."""
+        self.link = fused_steps.link_from_json(value["link"])
+        self.seat: int = value["seat"]
+        self.version: str = value["version"]
+        self._most: int = value["most"]
+        """Rows that may be executed together; 0: each request alone."""
+        self._questions: Memo[tuple[RequestHeader, ResponseHeader], StepQuestion | None] = Memo()
+
+    def question(self, first: RequestHeader, before: ResponseHeader) -> StepQuestion | None:
+        """Return what is asked, as the link has it. Repeated ones are mostly the same object."""
+        key = first, before
+        question = self._questions.get(key, ...)
+        if question is ...:
+            question = self.link.question(first, before)
+            size = headers.request_header_bytes(first) + headers.response_header_bytes(before)
+            if question is not None:
+                size += headers.request_header_bytes(question.header)
+            ENSEMBLES.put(self._questions, key, question, size)
+        return question
+
+    def portions(self, asked: Mapping[int, InferenceRequest]) -> Iterator[list[int]]:
+        """Yield which of the requests may run together."""
+        portion: list[int] = []
+        rows = 0
+        key: object = None
+        for index, request in asked.items():
+            header = request.header
+            rows += header.batch_size
+            if portion and (rows > self._most or header.batch_key != key):
+                yield portion
+                portion, rows = [], header.batch_size
+            portion.append(index)
+            key = header.batch_key
+        if portion:
+            yield portion
+
+
+class FusedSteps:
+    """What may follow a batch in this worker."""
+
+    def __init__(self, hops: Sequence[Mapping[str, Any]]) -> None:
+        self._hops = [FusedHop(each) for each in hops]
+
+    def follow(
+        self,
+        batch: WorkerBatch,
+        responses: list[InferenceResponse | None],
+        own: HostedModel,
+        residents: Mapping[int, HostedModel],
+    ) -> FusedBatch:
+        """Go on from the answers to ``batch``, and put others in their place; return how far each request got.
+
+        ``own`` is the instance that gave them: whoever calls this has it.
+        """
+        along = FusedBatch([], [0] * len(responses))
+        first = list(batch.requests)
+        going: Sequence[int] = range(len(responses))
+        for number, hop in enumerate(self._hops, 1):
+            resident = residents.get(hop.seat)
+            if resident is None or (resident is not own and not resident.enlist()):
+                break
+            try:
+                asked = _asked(hop, batch, first, responses, going)
+                for portion in hop.portions(asked):
+                    _run(number, hop, resident, batch, portion, responses, along)
+            finally:
+                if resident is not own:
+                    resident.release()
+            going = tuple(asked)
+            if not going:
+                break
+        return along
+
+
+def _asked(
+    hop: FusedHop,
+    batch: WorkerBatch,
+    first: Sequence[InferenceRequest],
+    responses: Sequence[InferenceResponse | None],
+    going: Sequence[int],
+) -> dict[int, InferenceRequest]:
+    """Return what the model of a step is asked, by the place in the batch."""
+    now = time.monotonic_ns()
+    asked: dict[int, InferenceRequest] = {}
+    for index in going:
+        response = responses[index]
+        if response is None or response.header is None or batch.requests[index].cancelled:
+            continue
+        had = first[index]
+        question = hop.question(had.header, response.header)
+        if question is None:
+            continue
+        # For reading only: the model before may keep what it gave.
+        data = [
+            memoryview(response.data[at]).toreadonly() if before else had.data[at] for before, at in question.places
+        ]
+        asked[index] = batch.requests[index] = FusedFollower(question.header, data, batch, now, had.id)
+    return asked
+
+
+def _run(
+    number: int,
+    hop: FusedHop,
+    resident: HostedModel,
+    batch: WorkerBatch,
+    portion: list[int],
+    responses: list[InferenceResponse | None],
+    along: FusedBatch,
+) -> None:
+    """Execute a step, and put its answers in the place of those of the one before."""
+    assert resident.instance is not None
+    requests = [batch.requests[index] for index in portion]
+    marks = ExecutionTimes()
+    answers = instance.run_model(resident.instance, resident.name, requests, marks)
+    along.runs.append(FusedRun(number, marks, sum(request.header.batch_size for request in requests), portion))
+    for index, request, answer in zip(portion, requests, answers, strict=True):
+        if answer is None:
+            assert isinstance(request, FusedFollower)
+            answer = request.awaited()
+        if answer.error is not None:
+            answer = InferenceResponse.failed(hop.link.explained(answer.error, request.header, hop.version))
+        responses[index] = EMPTY if answer.empty else answer
+        along.reached[index] = number

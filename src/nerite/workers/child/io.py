@@ -1,0 +1,388 @@
+"""What the server sends to a worker, read by whichever of its threads waits for something.
+
+Mostly that is the main thread, which waits for the next job. While it is at work, a model may want to know whether a
+request was cancelled, or wait for the answer of another model, and a thread of its own may wait until more responses
+are wanted: then these read. An event loop whose coroutines wait for answers reads when there is something. Control
+messages take effect where they are read. Jobs are kept for the main thread, in order; while it is at work, somebody
+else is called to do them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn, TypeAlias
+
+from nerite.core.byte_budget import WORKER_REPLIES
+from nerite.core.errors import Unsupported
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import RequestHeader, current_request_ids
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.tensor import Buffer
+from nerite.core.text import MAX_RECORD, quoted_text
+from nerite.dispatch.busy_poll import BusyPollPolicy
+from nerite.workers.ipc import codec, messages
+from nerite.workers.ipc.messages import Frames
+from nerite.workers.ipc.shared_memory import TRIM_STEP, Arena, BufferBorrower, BufferLeases, Segment
+
+Message: TypeAlias = tuple[int, int, memoryview]
+_now = time.monotonic
+
+
+class Inbox:
+    """The receiving end of a worker's channel."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        control: Callable[[int, int, memoryview], bool],
+        on_failure: Callable[[Exception], NoReturn],
+    ) -> None:
+        """``control`` handles a message that is no job, and returns whether it was one. Called by any thread.
+
+        ``on_failure`` ends the process: a message could not be handled, and what follows may refer to it.
+        """
+        self.on_failure = on_failure
+        self.forked = False
+        """Whether this is the copy that a process has which the model has forked."""
+        self._channel = channel
+        self._coming = select.poll()
+        self._coming.register(channel, select.POLLIN)
+        self._control = control
+        self._frames = Frames()
+        self._jobs: deque[Message] = deque()
+        self._ended = False
+        self._at_work = False
+        """The main thread does a job."""
+        self._reading = threading.Lock()
+        self._turn = threading.Condition()
+        self._waiting = 0
+        self._loops: dict[AbstractEventLoop, int] = {}
+        """Event loops that read, and for how many who wait."""
+        self.vigil = BusyPollPolicy(0.0)
+        self.on_job: Callable[[], object] = lambda: None
+        """Called when a job has come while the main thread is at another, by any thread."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when the server is gone, by any thread."""
+
+    def job(self) -> Message | None:
+        """Wait for the next job and return it; None when the server is gone. For the main thread."""
+        jobs = self._jobs
+        self._at_work = False
+        if not jobs and self._reading.acquire(blocking=False):  # mostly nobody else does
+            try:
+                while not jobs and not self._ended:
+                    self._take(self._receive(answer=False))
+            finally:
+                self._reading.release()
+            self._released()
+        while (message := self.waiting_job()) is None and not self._ended:
+            self.wait(self._has_job, answer=False)
+        self._at_work = True
+        return message
+
+    def waiting_job(self) -> Message | None:
+        """Return the next job if one is there. For any thread."""
+        try:
+            return self._jobs.popleft() if self._jobs else None
+        except IndexError:  # another thread was quicker
+            return None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job waits."""
+        return not self._jobs
+
+    def check_process(self) -> None:
+        """Raise ``Unsupported`` in a process that the model has forked: what it reads and sends is its parent's."""
+        if self.forked:
+            raise Unsupported(
+                "A process that a model has forked cannot ask the server, or send responses: the server's channel is "
+                "that of the process which runs execute. Do it there, in a thread if need be, and pass the results on."
+            )
+
+    def look(self) -> None:
+        """Take what has come, without waiting. For any thread. Raises as ``check_process``."""
+        self.check_process()
+        if self._reading.acquire(blocking=False):
+            try:
+                self._take(self._channel.recv_into(self._frames.space(), 0, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                pass
+            finally:
+                self._reading.release()
+            self._released()
+
+    def wait(self, ready: Callable[[], bool], *, answer: bool = True) -> None:
+        """Wait until something that the server says has made ``ready`` true, or the server is gone. For any thread.
+
+        ``answer``: it is the answer to something, rather than a job. Raises as ``check_process``.
+        """
+        self.check_process()
+        self._call_others()
+        while not ready() and not self._ended:
+            if self._reading.acquire(blocking=False):
+                try:
+                    while not ready() and not self._ended:
+                        self._take(self._receive(answer))
+                finally:
+                    self._reading.release()
+                self._released()
+                continue
+            with self._turn:
+                self._waiting += 1
+                # Looked at after the number is up: whoever reads tells us from now on.
+                if self._reading.locked() and not ready():
+                    self._turn.wait()
+                self._waiting -= 1
+
+    def attend(self, loop: AbstractEventLoop) -> None:
+        """Have an event loop read, too, until ``leave``. For the thread of the loop."""
+        self._call_others()
+        waiting = self._loops.get(loop, 0)
+        self._loops[loop] = waiting + 1
+        if not waiting:
+            loop.add_reader(self._channel, self.look)
+
+    def leave(self, loop: AbstractEventLoop) -> None:
+        """Have an event loop read no more, once all who said ``attend`` have said this. For the thread of the loop."""
+        self._loops[loop] -= 1
+        if not self._loops[loop]:
+            del self._loops[loop]
+            loop.remove_reader(self._channel)
+
+    def _released(self) -> None:
+        """Let somebody else read."""
+        if self._waiting:
+            with self._turn:
+                self._turn.notify_all()
+
+    def _take(self, size: int) -> None:
+        if size == 0:
+            self._ended = True
+            self.on_end()
+            self._released()
+            return
+        try:
+            for message in self._frames.received(size):
+                if not self._control(*message):
+                    self._jobs.append(message)
+        except Exception as error:
+            self.on_failure(error)
+        self._released()
+        if self._at_work:
+            self._call_others()
+
+    def stop(self) -> None:
+        """Read no more: it is as if the server were gone. For any thread."""
+        self._channel.shutdown(socket.SHUT_RD)
+
+    def _call_others(self) -> None:
+        """Have jobs done that would have to wait until the main thread, or another, is done with one."""
+        if self._at_work and self._jobs:
+            self.on_job()
+
+    def _has_job(self) -> bool:
+        return bool(self._jobs)
+
+    def _receive(self, answer: bool) -> int:
+        """Wait for bytes, awake for a moment if they are likely to come at once; return how many came."""
+        vigil, receive, space = self.vigil, self._channel.recv_into, self._frames.space()
+        vigil.rest(_now(), answer)
+        size = -1
+        while size < 0 and vigil.awake(_now()):
+            try:
+                size = receive(space, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                os.sched_yield()
+        if size < 0:
+            # Who sleeps in ``recv`` is woken, too, each time that the server reads what was sent to it, for nothing.
+            self._coming.poll()
+            size = receive(space)
+        vigil.stir(_now())
+        return size
+
+
+# What a worker sends to the server, from whichever of its threads has something to say.
+
+
+class Outbox:
+    """The sending end of a worker's channel. Every message leaves in one piece."""
+
+    def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
+        self._channel = channel
+        self._descriptors = descriptors
+        self.loans = BufferLeases()
+        self.borrower = BufferBorrower()
+        arena = self._arena = Arena()
+        arena.on_segment.append(self._announce)
+        self._responses: codec.Packer[ResponseHeader] = codec.Packer(arena, self.loans, self.borrower, WORKER_REPLIES)
+        self._requests: codec.Packer[RequestHeader] = codec.Packer(arena, self.loans, self.borrower, WORKER_REPLIES)
+        self._sending = threading.RLock()
+        """Held by whoever packs and sends. Whoever holds it may yet log a line, or give up a call, where an object of
+        the model's goes and says so."""
+        self._trimming = threading.Lock()
+        self._gatherers: set[int] = set()
+        """Threads whose messages wait until they have said everything."""
+        self._gathered: list[bytes] = []
+        self.changes = 0
+        """How often what models count has changed after a report."""
+        self._announced = 0
+        """Of these, those that the server knows of."""
+
+    def forked(self) -> None:
+        """Let go of the channel, which is the parent's, in a process that a model has forked.
+
+        And of the lock: the thread that has it may not be here.
+        """
+        self._channel.close()
+        self._descriptors.close()
+        self._sending = threading.RLock()
+        self._gatherers.clear()
+
+    def send(self, message: bytes) -> None:
+        """Send a message that is ready."""
+        with self._sending:
+            self._emit(message)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Have what this thread sends in the block leave in one go at its end, or with what another thread sends."""
+        thread = threading.get_ident()
+        with self._sending:
+            self._gatherers.add(thread)
+        try:
+            yield
+        finally:
+            with self._sending:
+                self._gatherers.discard(thread)
+                self._flush()
+
+    def result(
+        self,
+        batch: int,
+        responses: list[InferenceResponse | None],
+        marks: ExecutionTimes,
+        along: messages.FusedBatch | None,
+        let_go: Callable[[], None],
+    ) -> None:
+        """Send what a batch returned. ``let_go`` is called when it is packed; ``responses`` is empty afterwards.
+
+        So the tokens of the inputs that the model did not keep travel with the message. ``along`` is there if other
+        models could follow. A response that cannot be sent is replaced by an error; the others are sent.
+        """
+        parts: list[Buffer] = [] if along is None else [messages.follow_part(along)]
+        kind = messages.RESULT if along is None else messages.RESULT_ON
+        count = len(responses)
+        with self._sending:
+            if self.changes != self._announced:
+                self.announce_changes()
+            self._pack(responses, parts)
+            let_go()
+            responses.clear()
+            tokens = self.borrower.take_released()
+            self._emit(messages.batch_message(kind, batch, count, tokens, marks, parts))
+
+    def _pack(self, responses: Sequence[InferenceResponse | None], parts: list[Buffer]) -> None:
+        """Append the records of responses; that of an error in the place of one that cannot be sent."""
+        packer, first = self._responses, len(parts)
+        packer.begin()
+        try:
+            for response in responses:
+                codec.response_record(packer, response, parts)
+        except Exception:
+            packer.withdraw()
+            del parts[first:]
+            for response in responses:
+                parts += codec.sendable_response(packer, response)
+
+    def part(self, batch: int, index: int, response: InferenceResponse, final: bool, marks: ExecutionTimes) -> None:
+        """Send one response to one request of a batch, and note the end of its ``marks``."""
+        kind = messages.LAST if final else messages.PART
+        with self._sending:
+            if self.changes != self._announced:
+                self.announce_changes()
+            parts = codec.sendable_response(self._responses, response)
+            tokens = self.borrower.take_released()
+            marks.end()
+            self._emit(messages.batch_message(kind, batch, index, tokens, marks, parts))
+
+    def call(self, number: int, caller: bytes, header: RequestHeader, name: str, data: Sequence[Buffer]) -> None:
+        """Send a request to another model. Raises what goes wrong with it; nothing was sent then."""
+        parts: list[Buffer] = [caller]
+        with self._sending:
+            packer = self._requests
+            packer.begin()
+            try:
+                packer.record(header, name, data, parts)
+            except BaseException:
+                packer.withdraw()
+                raise
+            tokens = self.borrower.take_released()
+            self._emit(messages.batch_message(messages.CALL, number, 1, tokens, None, parts))
+
+    def announce_changes(self) -> None:
+        """Tell the server that a report of metrics is to come, before it hears of what has changed them."""
+        with self._sending:
+            if self.changes != self._announced:
+                self._announced = self.changes
+                self._emit(messages.json_frame(messages.METRICS_DUE, self._announced))
+
+    def return_tokens(self) -> None:
+        """Tell what is done with of the server's memory, without waiting for a message to go along with."""
+        with self._sending:
+            self._emit(messages.tokens_frame(self.borrower.take_released()))
+
+    def trim(self) -> None:
+        """Give back memory of tensors that was not used since the last call. Takes a while, and keeps nobody waiting.
+
+        Does nothing while another thread is at it.
+        """
+        if not self._trimming.acquire(blocking=False):
+            return
+        try:
+            steps = self._arena.trim()
+            while True:
+                with self._sending:
+                    if next(steps, steps) is steps:
+                        return
+                time.sleep(TRIM_STEP)
+        finally:
+            self._trimming.release()
+
+    def log(self, level: str, text: str, file: str, line: int) -> None:
+        """Send a log line to the server, which writes it with the instance's name and the ids of the requests."""
+        text = quoted_text(text, MAX_RECORD)
+        try:
+            self.send(messages.json_frame(messages.LOG, [level, text, file, line, current_request_ids()]))
+        except OSError:  # the server is gone, or this is a process that the model has forked
+            with contextlib.suppress(OSError):
+                os.write(2, f"{text}\n".encode(errors="backslashreplace"))
+
+    def _announce(self, segment: Segment) -> None:
+        # Whoever allocates holds ``_sending``. In this order, because the server's loop must not wait for a descriptor
+        # that is still to be sent.
+        socket.send_fds(self._descriptors, [b"."], [segment.descriptor])
+        self._emit(messages.segment_frame(self._arena.segments.index(segment), segment.size))
+
+    def _emit(self, message: bytes) -> None:
+        """Send a message, after all that was packed before it. Whoever calls holds ``_sending``."""
+        if not self._gatherers:
+            self._channel.sendall(message)
+            return
+        self._gathered.append(message)
+        if threading.get_ident() not in self._gatherers:
+            self._flush()
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if gathered:
+            self._channel.sendall(b"".join(gathered))

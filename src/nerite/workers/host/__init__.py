@@ -1,0 +1,1 @@
+"""The server's side of worker processes: starting, watching, asking and ending them."""

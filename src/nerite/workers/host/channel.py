@@ -1,0 +1,420 @@
+"""The server's end of the channel to a worker.
+
+It has two lives. A loader thread talks to a worker that completes a configuration, and waits for the answer (``ask``).
+The channel of a worker with models in it belongs to the loop (``attach``), and nothing ever waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from nerite.core.byte_budget import WORKER_HEADERS
+from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.failures import report, system_error
+from nerite.core.request import InferenceRequest, RequestHeader
+from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
+from nerite.core.tensor import Buffer
+from nerite.core.trace_context import context_of
+from nerite.observability.custom_metrics import ReportedMetrics
+from nerite.workers.host.fork_server import ForkedProcess
+from nerite.workers.ipc import codec, messages, shared_memory
+from nerite.workers.ipc.messages import FusedBatch
+from nerite.workers.ipc.shared_memory import TRIM_EVERY, Arena, BufferBorrower, BufferLeases, ForeignSegments, Segment
+
+Log = Callable[[str, str, str, str, int, str], None]
+"""Called with worker name, level, text, the file and line that it was said in, and the ids of requests it is about."""
+
+_WRITABLE: Final = 1 << 30
+"""Added to the number of a guest that the worker maps to write."""
+
+
+Ask = Callable[[dict[str, Any], Callable[[bytes], None]], None]
+"""Called with a question of the model, and where the message with the answer goes."""
+
+OnResult = Callable[[int, list[InferenceResponse | None], ExecutionTimes, FusedBatch | None], None]
+
+
+class CallHandler(Protocol):
+    """Who takes a model's calls to other models."""
+
+    def call(
+        self, number: int, batch: int, index: int, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]
+    ) -> None:
+        """Answer a call, which is made for one request of a batch or, with the index ``ALL``, for all."""
+
+    def cancel(self, number: int) -> None:
+        """Cancel a call of which the model still waits for the answers."""
+
+    def give_up(self, number: int) -> None:
+        """Take note that the model does not wait for the answers to a call any more."""
+
+    def taken(self, number: int, count: int) -> None:
+        """Take note that the model has read some answers to a call."""
+
+
+class WorkerChannel:
+    """Packs what goes to one worker, unpacks what comes from it."""
+
+    def __init__(self, process: ForkedProcess, arena: Arena, guests: ForeignSegments, log: Log, ask: Ask) -> None:
+        """``ask`` is called with what the model asks of the server, by whichever thread has the channel."""
+        self._process = process
+        self._socket = process.channel
+        self._log = log
+        self._ask = ask
+        self._frames = messages.Frames()
+        self._arena = arena
+        self._loans = BufferLeases()
+        self._borrower = BufferBorrower()
+        self._responses: codec.Packer[ResponseHeader] = codec.Packer(
+            arena, self._loans, self._borrower, WORKER_HEADERS, self._in_guest
+        )
+        self._guests = guests
+        self._known_guests: set[int] = set()
+        """Those that the worker maps."""
+        self._own_guests: list[int] = []
+        """The worker's memory, for other workers to map."""
+        self._trim_timer: asyncio.TimerHandle | None = None
+        self._results = codec.response_unpacker(self._loans, self._borrower)
+        self._calls = codec.request_unpacker(self._loans, self._borrower)
+        self._answers: dict[int, Callable[[Any, NeriteError | None], None]] = {}
+        """By the number of what was asked."""
+        self._asked = 0
+        self._unsent: deque[memoryview] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_result: OnResult | None = None
+        self._on_part: Callable[[int, int, InferenceResponse, bool, ExecutionTimes], None] | None = None
+        self._on_report: Callable[[int, memoryview], None] = _ignored
+        self.metrics = ReportedMetrics()
+        """What the models in the worker count themselves."""
+        self._on_end: Callable[[], None] | None = None
+        self._desk: CallHandler | None = None
+        self._tells_contexts = False
+        """Somebody in the worker wants to know where requests stand in their traces."""
+
+    def ask(self, kind: int, value: object) -> Any:
+        """Ask and wait for the answer. Never after ``attach``. Raises what the worker answers, or ``Unavailable``."""
+        answers: list[tuple[Any, NeriteError | None]] = []
+        try:
+            self._socket.sendall(self._question(kind, value, lambda answer, error: answers.append((answer, error))))
+            while not answers:
+                size = self._socket.recv_into(self._frames.space())
+                if size == 0:
+                    raise ConnectionError
+                for frame in self._frames.received(size):
+                    self._handle(*frame)
+        except ConnectionError:
+            raise Unavailable(f"the worker process of '{self._process.name}' ended while loading") from None
+        answer, error = answers.pop()
+        if error is None:
+            return answer
+        try:
+            raise error
+        finally:
+            del error  # it has this frame
+
+    def attach(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_result: OnResult,
+        on_part: Callable[[int, int, InferenceResponse, bool, ExecutionTimes], None],
+        on_report: Callable[[int, memoryview], None],
+        on_end: Callable[[], None],
+        desk: CallHandler,
+    ) -> None:
+        """Give the channel to the loop.
+
+        ``on_result`` takes what a batch returned, and what became of it where others could follow. ``on_part`` takes
+        a single response to one of its requests, whether it is the last, and its times. ``on_report`` takes what the
+        engine at a seat says of itself. ``on_end`` is called once, when the worker's side is closed. ``desk`` takes the
+        models' calls to other models.
+        """
+        self._desk = desk
+        self._loop = loop
+        self._on_result = on_result
+        self._on_part = on_part
+        self._on_report = on_report
+        self._on_end = on_end
+        shared_memory.keep_spares()
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket, self._readable)
+        for segment in self._arena.segments:
+            self._announce(segment)
+        self._arena.on_segment.append(self._announce)
+        self._guests.on_gone.append(self._forget)
+
+    def request(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> None:
+        """Ask, and have the answer passed to ``answered``. Only after ``attach``."""
+        self._send(self._question(kind, value, answered))
+
+    def introduce(self, number: int, hops: Sequence[Mapping[str, Any]]) -> None:
+        """Tell the worker what may follow a batch; ``execute`` refers to it by the number."""
+        self._send(messages.json_frame(messages.STRETCH, {"number": number, "hops": hops}))
+
+    def packer(self) -> codec.Packer[RequestHeader]:
+        """Return the packer for the requests of one instance, which has just been loaded."""
+        return codec.Packer(self._arena, self._loans, self._borrower, WORKER_HEADERS, self._in_guest)
+
+    def execute(
+        self,
+        packer: codec.Packer[RequestHeader],
+        batch: int,
+        requests: Sequence[InferenceRequest],
+        stretch: int,
+        *,
+        traced: bool,
+    ) -> None:
+        """Send a batch, and which models in the worker may follow. ``traced``: some of the requests may be.
+
+        Raises what goes wrong with one of the requests; nothing was sent then.
+        """
+        parts: list[Buffer] = [messages.fused_part(stretch)] if stretch else []
+        packer.begin()
+        try:
+            contexts = _contexts_frame(batch, requests) if traced and self._tells_contexts else b""
+            for request in requests:
+                packer.record(request.header, request.id, request.data, parts)
+        except BaseException:
+            packer.withdraw()
+            raise
+        tokens = self._borrower.take_released()
+        kind = messages.EXECUTE_ON if stretch else messages.EXECUTE
+        message = messages.batch_message(kind, batch, len(requests), tokens, None, parts)
+        self._send(contexts + message if contexts else message)
+
+    def tell_contexts(self, batches: Iterable[tuple[int, Sequence[InferenceRequest]]]) -> None:
+        """Say where requests stand in their traces: those of batches that the worker has, and of each from now on."""
+        self._tells_contexts = True
+        for number, requests in batches:
+            self._send(_contexts_frame(number, requests))
+
+    def answer(self, call: int, response: InferenceResponse, final: bool) -> None:
+        """Send an answer to a call of the model: an error, if that one cannot be sent."""
+        parts = codec.sendable_response(self._responses, response)
+        tokens = self._borrower.take_released()
+        self._send(messages.batch_message(messages.ANSWER, call, final, tokens, None, parts))
+
+    def tell(self, kind: int, batch: int, index: int) -> None:
+        """Say something of one request of a batch: CANCEL, PAUSE or RESUME."""
+        self._send(messages.request_frame(kind, batch, index))
+
+    def close(self) -> None:
+        """Drop the connection. The worker, if it is still there, ends."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+        if self._trim_timer is not None:
+            self._trim_timer.cancel()
+        self._on_end = None
+        self._socket.close()
+        self._process.descriptors.close()
+        self._unsent.clear()
+        if self._announce in self._arena.on_segment:
+            self._arena.on_segment.remove(self._announce)
+            self._guests.on_gone.remove(self._forget)
+        for number in self._own_guests:
+            self._guests.remove(number)
+        self._own_guests.clear()
+        self._loans = BufferLeases()
+
+    def _readable(self) -> None:
+        try:
+            size = self._socket.recv_into(self._frames.space())
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            size = 0
+        if size == 0:
+            self._end()
+            return
+        try:
+            for kind, count, body in self._frames.received(size):
+                self._handle(kind, count, body)
+        except OSError as error:
+            self._give_up(f"the server could not take a message from it: {system_error(error)}")
+        except Exception as error:
+            report("channel", error, f"of worker '{self._process.name}'")
+            self._give_up("the server could not go on talking to it, see the log")
+
+    def _give_up(self, reason: str) -> None:
+        """End the worker, because a message could not be handled: its requests fail, and it restarts.
+
+        What came after the message cannot be understood any more, as it may refer to what was not taken in.
+        """
+        self._process.kill(reason)
+        self._end()
+
+    def _end(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._socket)
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
+
+    def _handle(self, kind: int, count: int, body: memoryview) -> None:
+        if kind == messages.RESULT:
+            self._result(count, body)
+        elif kind == messages.RESULT_ON:
+            self._result(count, body, went_on=True)
+        elif kind in (messages.PART, messages.LAST):
+            self._part(count, body, kind == messages.LAST)
+        elif kind == messages.REPORT:
+            self._on_report(count, body)
+        elif kind == messages.METRICS:
+            self.metrics.reported(*messages.read_json(body))
+        elif kind == messages.METRICS_DUE:
+            self.metrics.due(messages.read_json(body))
+        elif kind == messages.CALL:
+            self._call(body)
+        elif kind == messages.CANCEL_CALL and self._desk is not None:
+            self._desk.cancel(messages.read_batch(body)[0])
+        elif kind == messages.GIVE_UP and self._desk is not None:
+            self._desk.give_up(messages.read_batch(body)[0])
+        elif kind == messages.TAKEN and self._desk is not None:
+            self._desk.taken(messages.read_batch(body)[0], count)
+        elif kind == messages.ASK:
+            self._ask(messages.read_json(body), self._send)
+        elif kind == messages.RETURN:
+            for token in messages.read_tokens(body, count):
+                self._loans.returned(token)
+        elif kind == messages.SEGMENT:
+            self._map(**messages.read_json(body))
+        elif kind == messages.LOG:
+            self._log(self._process.name, *messages.read_json(body))
+        elif kind == messages.DONE:
+            self._answers.pop(count)(messages.read_json(body), None)
+        elif kind == messages.FAILED:
+            self._answers.pop(count)(None, messages.read_error(body))
+
+    def _map(self, **segment: Any) -> None:
+        """Map memory of the worker, of which the descriptor is to come, and offer it to other workers."""
+        descriptor = shared_memory.received_descriptors(self._process.descriptors)
+        try:
+            mapped = self._borrower.add(descriptor=descriptor, **segment)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._own_guests.append(self._guests.add(descriptor, mapped.size, mapped.base))
+        shared_memory.keep_spares()
+        if self._loop is not None and self._trim_timer is None:
+            self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
+
+    def _question(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> bytes:
+        self._asked = (self._asked + 1) & 0xFFFF
+        self._answers[self._asked] = answered
+        return messages.json_frame(kind, value, self._asked)
+
+    def _result(self, count: int, body: memoryview, *, went_on: bool = False) -> None:
+        batch, tokens, at = messages.read_batch(body)
+        marks, at = messages.read_marks(body, at)
+        along: FusedBatch | None = None
+        if went_on:
+            along, at = messages.read_follow(body, at)
+        responses: list[InferenceResponse | None] = []
+        for _ in range(count):
+            response, at = codec.read_response(self._results, body, at)
+            responses.append(response)
+        # After the records: an output may be a part of an input that is given back with this very message.
+        for token in tokens:
+            self._loans.returned(token)
+        assert self._on_result is not None
+        self._on_result(batch, responses, marks, along)
+
+    def _part(self, index: int, body: memoryview, final: bool) -> None:
+        batch, tokens, at = messages.read_batch(body)
+        marks, at = messages.read_marks(body, at)
+        response, _ = codec.read_response(self._results, body, at)
+        for token in tokens:
+            self._loans.returned(token)
+        assert self._on_part is not None
+        self._on_part(batch, index, EMPTY if response is None else response, final, marks)
+
+    def _call(self, body: memoryview) -> None:
+        call, tokens, at = messages.read_batch(body)
+        batch, index, decoupled, at = messages.read_caller(body, at)
+        header, name, data, _ = self._calls.record(body, at)
+        for token in tokens:
+            self._loans.returned(token)
+        assert isinstance(header, RequestHeader) and self._desk is not None
+        self._desk.call(call, batch, index, decoupled, header, name, data)
+
+    def _send(self, message: bytes) -> None:
+        if not self._unsent:
+            try:
+                sent = self._socket.send(message)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                return  # the worker is gone; the end of the channel is reported by ``_readable``
+            if sent == len(message):
+                return
+            assert self._loop is not None
+            self._loop.add_writer(self._socket, self._writable)
+            self._unsent.append(memoryview(message)[sent:])
+        else:
+            self._unsent.append(memoryview(message))
+
+    def _writable(self) -> None:
+        unsent = self._unsent
+        with contextlib.suppress(BlockingIOError, InterruptedError, OSError):
+            while unsent:
+                sent = self._socket.send(unsent[0])
+                if sent < len(unsent[0]):
+                    unsent[0] = unsent[0][sent:]
+                    return
+                unsent.popleft()
+        if not unsent:
+            assert self._loop is not None
+            self._loop.remove_writer(self._socket)
+
+    def _trim(self) -> None:
+        """Have the worker give back memory that it does not use, from now on every few seconds."""
+        assert self._loop is not None
+        if not self._unsent:
+            self._send(messages.frame(messages.TRIM))
+        self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
+
+    def _announce(self, segment: Segment) -> None:
+        self._send_segment(segment.descriptor, self._arena.segments.index(segment), segment.size)
+
+    def _send_segment(self, descriptor: int, number: int, size: int, *, writable: bool = True) -> None:
+        """Have the worker map memory. One that takes no more descriptors reads nothing, and is ended."""
+        try:
+            socket.send_fds(self._process.descriptors, [b"."], [descriptor], socket.MSG_DONTWAIT)
+        except OSError as error:
+            if not isinstance(error, ConnectionError):
+                self._process.kill(f"it took no more descriptors of shared memory ({error.strerror})")
+            return  # the end of the channel is reported by ``_readable``
+        self._send(messages.segment_frame(number, size, writable=writable))
+
+    def _in_guest(self, view: memoryview, address: int) -> tuple[int, int] | None:
+        """Return the place of bytes that lie in memory of others, and have the worker map that: to write if it may."""
+        found = self._guests.find(address, len(view))
+        if found is None:
+            return None
+        guest, place = found
+        number = guest.number if view.readonly else guest.number | _WRITABLE
+        if number not in self._known_guests:
+            self._known_guests.add(number)
+            self._send_segment(guest.descriptor, number, guest.size, writable=not view.readonly)
+        return number, place
+
+    def _forget(self, number: int) -> None:
+        for each in (number, number | _WRITABLE):
+            if each in self._known_guests:
+                self._known_guests.remove(each)
+                self._send(messages.json_frame(messages.FORGET, each))
+
+
+def _contexts_frame(batch: int, requests: Sequence[InferenceRequest]) -> bytes:
+    return messages.contexts_frame(batch, [context_of(request) for request in requests])
+
+
+def _ignored(_seat: int, _body: memoryview) -> None:
+    """Take no note of a report: nobody is there yet whom it could concern."""

@@ -1,0 +1,520 @@
+"""The server's hold on its worker processes: order one from the template, hear its output, learn of its death."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from nerite.backends.interface import InstanceContext
+from nerite.core.errors import Internal
+from nerite.core.failures import system_error
+from nerite.core.memory import memory_of_family
+from nerite.workers.ipc import messages
+
+# The processes that models have started: they end when the worker ends that they belong to, however that ends.
+#
+# Theory of operation. The template is the subreaper of all that its workers start: a process whose parent has ended
+# is the template's child. It belongs to the worker whose process group it is in or, if it has begun a group of its
+# own, to the worker that its environment names. When a worker has ended, what is left of it gets SIGTERM, and SIGKILL
+# if it is there after a while; what it starts meanwhile is found by looking again.
+#
+# A worker has a process group of its own, but no session: the kernel shares processor time out by session
+# (autogroup), and a worker that polls would not give way to the server that it waits for.
+#
+# A process of which neither is known any more (a group of its own, and an environment that was cleared, or none of
+# its own because it has forked without another program) ends with the server. Linux only.
+#
+# If the template itself is killed, the server does what it would have done, by group and environment alone.
+
+MARK: Final = "WORKER_OF_NERITE"
+"""The variable that names the worker, in its environment and in those that inherit it."""
+_PATIENCE: Final = 2.0
+"""Seconds between SIGTERM and SIGKILL."""
+_GIVE_UP: Final = 4.0
+"""Seconds after which what is left cannot be ended."""
+_LOOK_AGAIN: Final = 0.05
+_PROC: Final = Path("/proc")
+
+
+def orphan_mark(template: int, order: int | str) -> str:
+    """Return the mark of the worker that a template has made by this order; for "" what those of all begin with."""
+    return f"{template}-{order}"
+
+
+class OrphanEnding:
+    """The end of some processes, of which there may be more each time that it looks."""
+
+    def __init__(self, find: Callable[[], Collection[int]]) -> None:
+        """``find`` returns those that there are."""
+        self._find = find
+        self._began = time.monotonic()
+        self._told: set[int] = set()
+
+    def look(self) -> bool:
+        """Signal what is there; return whether to look again."""
+        there = self._find()
+        passed = time.monotonic() - self._began
+        for pid in there:
+            if passed > _PATIENCE:
+                _signal(pid, signal.SIGKILL)
+            elif pid not in self._told:
+                self._told.add(pid)
+                _signal(pid, signal.SIGTERM)
+        return bool(there) and passed < _GIVE_UP
+
+
+class OrphanReaper:
+    """What is left of workers that have ended. For the process that is the subreaper."""
+
+    def __init__(self, workers: Collection[int]) -> None:
+        """``workers`` are those that live, each with a group of its own."""
+        self._workers = workers
+        self._ending: list[OrphanEnding] = []
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds until ``look`` is to be called; None if there is nothing to look for."""
+        return _LOOK_AGAIN if self._ending else None
+
+    def end(self, worker: int, mark: str) -> None:
+        """End what belongs to a worker that has ended, known by its number and by its mark."""
+        named = f"{MARK}={mark}".encode()
+
+        def find() -> list[int]:
+            found = _descendants(os.getpid())
+            return [
+                pid
+                for pid, group in found.items()
+                if group == worker or (group not in self._workers and named in _environment(pid))
+            ]
+
+        self._ending.append(OrphanEnding(find))
+        self.look()
+
+    def look(self) -> None:
+        """Go on with what was begun."""
+        self._ending = [each for each in self._ending if each.look()]
+
+
+def end_all() -> None:
+    """End all that this process and its children have started. Blocks for some seconds at most."""
+    ending = OrphanEnding(lambda: _descendants(os.getpid()))
+    while ending.look():
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_LOOK_AGAIN)
+
+
+def end_those_of(template: int, workers: Collection[int]) -> None:
+    """End what workers have started whose template has ended without ending it. Blocks for some seconds at most.
+
+    Who has them for children now is not known, so all processes are looked at.
+    """
+    named = f"{MARK}={orphan_mark(template, '')}".encode()
+
+    def find() -> list[int]:
+        _, groups = _processes()
+        return [
+            pid
+            for pid, group in groups.items()
+            if group in workers or any(entry.startswith(named) for entry in _environment(pid))
+        ]
+
+    ending = OrphanEnding(find)
+    while ending.look():
+        time.sleep(_LOOK_AGAIN)
+
+
+def _processes() -> tuple[dict[int, int], dict[int, int]]:
+    """Return all processes with their parents, and those that have not ended with their groups."""
+    parents: dict[int, int] = {}
+    groups: dict[int, int] = {}
+    for folder in _PROC.iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                state, parent, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+                pid = int(folder.name)
+                parents[pid] = int(parent)
+                if state not in "ZX":
+                    groups[pid] = int(group)
+    return parents, groups
+
+
+def _descendants(ancestor: int) -> dict[int, int]:
+    """Return the processes that come from one and have not ended, each with its group."""
+    parents, groups = _processes()
+    found = {ancestor}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: group for pid, group in groups.items() if pid in found and pid != ancestor}
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+_SPAWN_TIMEOUT = 30.0
+_END_PATIENCE = 10.0
+"""Seconds that the template has to end its workers, and what they have started."""
+
+Output = Callable[[str, str, str], None]
+"""Called with worker name, ``stdout`` or ``stderr``, and a line."""
+
+
+class ForkedProcess:
+    """A worker's process: its sockets, its number, and how it ended."""
+
+    def __init__(self, name: str, channel: socket.socket, descriptors: socket.socket) -> None:
+        self.name = name
+        self.pid = 0
+        """Not known before it has begun."""
+        self.begun: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when it has begun, or cannot: then with an ``OSError``."""
+        self.channel = channel
+        self.descriptors = descriptors
+        self.since = time.time()
+        """When it began."""
+        self.exit_status: int | None = None
+        """Minus the signal, as ``subprocess`` has it; None while it lives."""
+        self.on_exit: Callable[[], None] | None = None
+        """Called once, on the loop's thread, when ``exit_status`` is known."""
+        self._reason = ""
+
+    def resume(self) -> None:
+        """Have it go on if it was stopped, so that it can do what it is told to do before it ends."""
+        if self.pid and self.exit_status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self, reason: str = "") -> None:
+        """End it now. ``reason``, if it was not asked to go, is part of how it ended."""
+        if self.pid and self.exit_status is None:
+            self._reason = reason
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def exited(self, status: int) -> None:
+        """Take note of its end."""
+        self.exit_status = status
+        if self.on_exit is not None:
+            self.on_exit()
+
+    def write_stacks(self) -> None:
+        """Have it write the stacks of its threads to its standard error. One whose model is open does so at once."""
+        if self.exit_status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, messages.STACKS_SIGNAL)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it and its own processes have for themselves now: no files, and no tensors in shared memory."""
+        return memory_of_family(self.pid)
+
+    @property
+    def ending(self) -> str:
+        """How it ended, for people."""
+        status = self.exit_status
+        if self._reason:
+            return f"{self._reason}, and it was killed"
+        if status is None:
+            return "its channel broke"
+        if status >= 0:
+            return f"it exited with status {status}"
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-status).name
+            hint = " (out of memory?)" if name == "SIGKILL" else ""
+            return f"it was ended by {name}{hint}"
+        return f"it was ended by signal {-status}"
+
+
+class _Template:
+    """The template process: takes orders for workers, and says what has become of them. They do not outlive it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start it. For any thread. Raises ``OSError``."""
+        self._loop = loop
+        self._sending = threading.Lock()
+        self._orders = 0
+        self._workers: dict[int, ForkedProcess] = {}
+        """By the number of the order, those that have not ended."""
+        self._rest = b""
+        with ExitStack() as on_failure, ExitStack() as theirs:
+            self._control, control = _connected(on_failure, theirs)
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "nerite.workers.child.fork_server", str(control.fileno())],
+                pass_fds=[control.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+            on_failure.pop_all()
+        self._control.setblocking(False)
+        loop.call_soon_threadsafe(loop.add_reader, self._control, self._report)
+
+    @property
+    def ended(self) -> bool:
+        """It takes no more orders."""
+        return self._control.fileno() < 0 or self._process.poll() is not None
+
+    def order(self, worker: ForkedProcess, order: Mapping[str, Any], files: Sequence[int]) -> None:
+        """Have a worker made. For any thread. Raises ``OSError`` if the template takes no order."""
+        with self._sending:
+            self._orders += 1
+            number = self._orders
+            self._workers[number] = worker
+            try:
+                socket.send_fds(self._control, [json.dumps({**order, "order": number}).encode()], files)
+            except OSError:
+                self._workers.pop(number, None)
+                raise
+
+    def forget(self, worker: ForkedProcess) -> None:
+        """Wait for a worker no more. If it begins yet, it finds that nobody is there, and ends."""
+        for number in [number for number, each in self._workers.copy().items() if each is worker]:
+            self._workers.pop(number, None)
+
+    def close(self) -> None:
+        """End it, and with it every worker that is left. Blocks for some seconds if it does not go by itself."""
+        self._hang_up()
+        self._process.send_signal(signal.SIGCONT)
+        # The end of the control socket tells it to end what is left.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_PATIENCE)
+        self._process.kill()
+        self._process.wait()
+
+    def _hang_up(self) -> None:
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control)
+            with self._sending:
+                self._control.close()
+
+    def _report(self) -> None:
+        """Take what the template says: a worker has started, or cannot; a worker has ended."""
+        try:
+            data = self._control.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            report: dict[str, Any] = json.loads(line)
+            number = report["order"]
+            worker = self._workers.get(number)
+            if worker is None:  # nobody waits for it any more
+                continue
+            if "pid" in report:
+                worker.pid = report["pid"]
+                worker.begun.set_result(None)
+                continue
+            del self._workers[number]
+            if "failed" in report:
+                worker.begun.set_exception(OSError(report["failed"]))
+            else:
+                worker.exited(report["exited"])
+
+    def _lost(self) -> None:
+        """The template has ended, and nobody else hears how its workers end, or ends what they have started."""
+        self._hang_up()
+        workers, self._workers = self._workers, {}
+        pids = [worker.pid for worker in workers.values() if worker.pid]
+        for worker in workers.values():
+            if worker.pid:
+                worker.kill(f"the process that it was started by (pid {self._process.pid}) has ended")
+                worker.exited(-signal.SIGKILL)
+            else:
+                worker.begun.set_exception(ConnectionError("the process that starts workers has ended"))
+        self._loop.run_in_executor(None, end_those_of, self._process.pid, pids)
+
+
+class ForkServer:
+    """Starts workers through one template process, which it starts when the first worker is wanted."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, output: Output) -> None:
+        self._loop = loop
+        self._output = output
+        self._lock = threading.Lock()
+        self._template: _Template | None = None
+        self._closed = False
+        self._shims: Path | None = None
+        self._lines: set[_Lines] = set()
+
+    def spawn(
+        self,
+        instance: InstanceContext,
+        interpreter: Path | None,
+        environment: Mapping[str, str],
+        *,
+        program: str = "worker",
+    ) -> ForkedProcess:
+        """Start the worker of an instance and return it. Blocks; for any thread but the loop's. Raises ``Internal``.
+
+        ``interpreter`` is the Python of the model's own environment, if it has one. ``program``: see ``template``.
+        """
+        name = instance.name
+        with ExitStack() as on_failure, ExitStack() as theirs:
+            try:
+                order = {
+                    "name": name,
+                    "cores": instance.cores,
+                    "memory_node": instance.memory_node,
+                    "interpreter": str(interpreter) if interpreter else "",
+                    "program": program,
+                    "environment": {**environment, **(self._foreign_path() if interpreter else {})},
+                }
+                channel, their_channel = _connected(on_failure, theirs)
+                descriptors, their_descriptors = _connected(on_failure, theirs)
+                output, their_output = _pipe(on_failure, theirs)
+                errors, their_errors = _pipe(on_failure, theirs)
+                for stream in (channel, their_channel):
+                    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+                worker = ForkedProcess(name, channel, descriptors)
+                template = self._running_template()
+                files = [their_channel.fileno(), their_descriptors.fileno(), their_output, their_errors]
+                template.order(worker, order, files)
+                _wait_for(worker, template)
+            except OSError as error:
+                raise Internal(f"could not start a worker process for '{name}': {system_error(error)}") from error
+            on_failure.pop_all()
+        self._loop.call_soon_threadsafe(self._listen, worker.name, output, errors)
+        return worker
+
+    def close(self) -> None:
+        """End the template, and with it every worker that is left; pass on what they last said."""
+        with self._lock:
+            self._closed = True
+            template, self._template = self._template, None
+        if template is not None:
+            template.close()
+        for lines in tuple(self._lines):
+            lines.read()
+        if self._shims is not None:
+            shutil.rmtree(self._shims)
+            self._shims = None
+
+    def _running_template(self) -> _Template:
+        """Return the template; another one if that has ended. Raises ``OSError``."""
+        with self._lock:
+            if self._closed:
+                raise ConnectionError("the server ends")
+            if self._template is None or self._template.ended:
+                self._template = _Template(self._loop)
+            return self._template
+
+    def _listen(self, name: str, output: int, errors: int) -> None:
+        for descriptor, stream in ((output, "stdout"), (errors, "stderr")):
+            _Lines(self._loop, descriptor, name, stream, self._output, self._lines)
+
+    def _foreign_path(self) -> dict[str, str]:
+        """Return the environment in which another Python finds our worker, and nothing else of ours.
+
+        Raises ``OSError``.
+        """
+        with self._lock:
+            if self._shims is None:
+                folder = Path(tempfile.mkdtemp(prefix="nerite-"))
+                try:
+                    for name in ("nerite", "triton_python_backend_utils", "c_python_backend_utils"):
+                        spec = importlib.util.find_spec(name)
+                        assert spec is not None and spec.origin is not None
+                        (folder / name).symlink_to(Path(spec.origin).parent)
+                except OSError:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+                self._shims = folder
+            return {"PYTHONPATH": str(self._shims)}
+
+
+def _wait_for(worker: ForkedProcess, template: _Template) -> None:
+    """Return when a worker has begun. Raises ``OSError`` if it does not."""
+    try:
+        worker.begun.result(_SPAWN_TIMEOUT)
+    except TimeoutError:
+        template.forget(worker)
+        raise TimeoutError(
+            f"the process that starts workers has not answered for {_SPAWN_TIMEOUT:g} s: is it stopped?"
+        ) from None
+
+
+def _connected(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Return a pair of sockets, each closed with its stack."""
+    here, there = socket.socketpair()
+    return ours.enter_context(here), theirs.enter_context(there)
+
+
+def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+    """Return the descriptors of a pipe, each closed with its stack."""
+    here, there = os.pipe()
+    ours.callback(os.close, here)
+    theirs.callback(os.close, there)
+    return here, there
+
+
+class _Lines:
+    """Reads a worker's output and passes it on line by line."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        descriptor: int,
+        name: str,
+        stream: str,
+        output: Output,
+        open_ones: set[_Lines],
+    ) -> None:
+        self._loop = loop
+        self._descriptor = descriptor
+        self._name = name
+        self._stream = stream
+        self._output = output
+        self._rest = b""
+        self._open_ones = open_ones
+        open_ones.add(self)
+        os.set_blocking(descriptor, False)
+        loop.add_reader(descriptor, self.read)
+
+    def read(self) -> None:
+        """Pass on what is there, and close at the end."""
+        try:
+            data = os.read(self._descriptor, 65536)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        # A line without an end must not grow for ever, and the last one may have none.
+        if not data or len(self._rest) > 65536:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            if line:
+                self._output(self._name, self._stream, line.decode(errors="replace"))
+        if not data:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._open_ones.discard(self)

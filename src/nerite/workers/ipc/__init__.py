@@ -1,0 +1,1 @@
+"""What server and workers have in common: messages, their encoding, shared memory."""

@@ -1,0 +1,391 @@
+"""Requests and responses as they lie in a message: one codec for both.
+
+    record    header key, 0; inline tensor data
+              header key, 1 + id length; a table of placements; id; inline tensor data
+              NEW, 1 + id length; key, size; JSON: header, forgotten keys; table, id and data as above
+              ERROR, 0; size; JSON: code and message
+              NOTHING, 0
+              AGAIN, 0; a record of states, or NOTHING
+
+A header (``RequestHeader``, ``ResponseHeader``) crosses with the first record that has it, and is referred to by its
+key afterwards. The sender chooses the key, remembers headers up to a budget in bytes, and says with the next NEW record
+which it has forgotten: the receiver forgets the same ones, and only then are their keys used again. Records are read in
+the order in which they were packed, so both sides agree. A large header is sent each time, with the key ``KEEP_NONE``.
+Where every tensor of a record is inline and its size follows from the header there is no table: the usual small request
+costs sixteen bytes.
+
+A message is packed as a whole or not at all: ``Packer.withdraw`` takes back what a record that failed has left.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from nerite.core import headers
+from nerite.core.byte_budget import ByteBudget
+from nerite.core.errors import Internal, NeriteError
+from nerite.core.failures import report
+from nerite.core.request import RequestHeader
+from nerite.core.response import InferenceResponse, Reschedule, ResponseHeader
+from nerite.core.signature import shape_text
+from nerite.core.tensor import Buffer, TensorSpec
+from nerite.core.text import quoted_text
+from nerite.workers.ipc import messages
+from nerite.workers.ipc.messages import PADDING
+from nerite.workers.ipc.shared_memory import Arena, BufferBorrower, BufferLeases, address_of
+
+_RECORD: Final = struct.Struct("<II")
+_PLACE: Final = struct.Struct("<QQII")
+_SIZE: Final = struct.Struct("<Q")
+
+INLINE_LIMIT: Final = 32 * 1024
+"""A tensor of this many bytes or more goes through the arena."""
+_REMEMBERED: Final = 640
+_TENSOR: Final = 192
+"""Bytes that a remembered header takes beside its own, and each tensor of it."""
+_ERROR: Final = 0xFFFFFFFF
+_NOTHING: Final = 0xFFFFFFFE
+_AGAIN: Final = 0xFFFFFFFD
+_NEW: Final = 0xFFFFFFFC
+KEEP_NONE: Final = 0xFFFFFFFF
+_INLINE: Final = 0
+_YOURS: Final = 0x80000000
+"""The data lies in the receiver's own arena: an input that is handed back as an output."""
+_NO_RECORD: Final = _RECORD.pack(_NOTHING, 0)
+_AGAIN_RECORD: Final = _RECORD.pack(_AGAIN, 0)
+
+Header = TypeVar("Header", RequestHeader, ResponseHeader)
+
+
+class _Entry(Generic[Header]):
+    """A header, and where the tensors of its plain records are."""
+
+    __slots__ = ("extent", "header", "key", "layout", "plain", "record", "sizes")
+
+    def __init__(self, header: Header) -> None:
+        specs = _specs(header)
+        self.header: Header = header
+        self.key = KEEP_NONE
+        """That of the packer."""
+        self.record = b""
+        """What a plain record begins with."""
+        self.plain = all(0 <= spec.byte_size < INLINE_LIMIT for spec in specs)
+        self.sizes = [spec.byte_size for spec in specs]
+        """Of the tensors; -1 where only the data tells."""
+        self.layout: list[tuple[int, int]] = []
+        at = _RECORD.size
+        for spec in specs:
+            self.layout.append((at, at + spec.byte_size))
+            at += (spec.byte_size + 7) & ~7
+        self.extent = at
+
+    @property
+    def footprint(self) -> int:
+        """The bytes that it takes in memory, with the header."""
+        header = self.header
+        of = headers.request_header_bytes if isinstance(header, RequestHeader) else headers.response_header_bytes
+        return _REMEMBERED + _TENSOR * len(self.sizes) + of(header)
+
+
+class _Table(Generic[Header]):
+    """What a packer remembers. An entry gets a key when the budget puts it in, and is evicted at any time."""
+
+    __slots__ = ("__weakref__", "_free", "_keys", "_told", "entries")
+    __weakref__: Any
+
+    def __init__(self) -> None:
+        self.entries: dict[Header, _Entry[Header]] = {}
+        self._free: list[int] = []
+        """Keys that no entry has."""
+        self._told = 0
+        """How many of them the receiver knows to be free: those in front."""
+        self._keys = 0
+        """How many keys there are."""
+
+    def __setitem__(self, header: Header, entry: _Entry[Header]) -> None:
+        if self._free:
+            entry.key = self._free.pop()
+            self._told = min(self._told, len(self._free))
+        else:
+            entry.key = self._keys
+            self._keys += 1
+        entry.record = _RECORD.pack(entry.key, 0)
+        self.entries[header] = entry
+
+    def pop(self, header: Header, _: None = None) -> None:
+        """Forget an entry, if it is there, and free its key."""
+        entry = self.entries.pop(header, None)
+        if entry is not None:
+            self._free.append(entry.key)
+
+    def forgotten(self) -> list[int]:
+        """Return the keys that the receiver is to forget: those that it was not told of."""
+        forgotten = self._free[self._told :]
+        self._told = len(self._free)
+        return forgotten
+
+    def withdraw(self, entries: Sequence[_Entry[Header]]) -> None:
+        """Forget entries that the receiver did not hear of, nor of what was forgotten for them."""
+        for entry in entries:
+            if self.entries.get(entry.header) is entry:
+                self.pop(entry.header)
+        self._told = 0
+
+
+class Packer(Generic[Header]):
+    """The sending half of the codec: headers to keys, tensors to places."""
+
+    __slots__ = ("_arena", "_borrower", "_budget", "_elsewhere", "_entries", "_loans", "_marked", "_new", "_table")
+
+    def __init__(
+        self,
+        arena: Arena,
+        loans: BufferLeases,
+        borrower: BufferBorrower,
+        budget: ByteBudget,
+        elsewhere: Callable[[memoryview, int], tuple[int, int] | None] = lambda _view, _address: None,
+    ) -> None:
+        """``budget`` bounds the headers that are remembered.
+
+        ``elsewhere`` gives segment and offset of a view in other memory that the receiver maps, given its address. The
+        receiver may write there, too, unless the view is for reading only.
+        """
+        self._elsewhere = elsewhere
+        self._arena = arena
+        self._loans = loans
+        self._borrower = borrower
+        self._budget = budget
+        self._table: _Table[Header] = _Table()
+        self._entries: dict[Header, _Entry[Header]] = self._table.entries
+        self._new: list[_Entry[Header]] = []
+        """What the message which is being packed introduces."""
+        self._marked = 0
+
+    def begin(self) -> None:
+        """Begin a message: what is packed from now on is withdrawn or sent."""
+        self._marked = self._loans.mark
+        if self._new:
+            self._new.clear()
+
+    def withdraw(self) -> None:
+        """Take back what was packed since ``begin``: it is not sent."""
+        self._loans.revoke(self._marked)
+        self._table.withdraw(self._new)
+        self._new.clear()
+
+    def record(self, header: Header, name: str, data: Sequence[Buffer], parts: list[Buffer]) -> None:
+        """Append one request or response to ``parts``.
+
+        Raises what goes wrong with it: then the message has to be withdrawn.
+        """
+        entry = self._entries.get(header)
+        if entry is not None and entry.plain and not name:
+            parts.append(entry.record)
+            sizes = entry.sizes
+            at = 0
+            for buffer in data:
+                if (size := len(buffer)) != sizes[at]:
+                    raise _misfit(entry, data)
+                parts.append(buffer)
+                if odd := size & 7:
+                    parts.append(PADDING[odd])
+                at += 1  # noqa: SIM113  # enumerate costs more
+            return
+        raw = name.encode()
+        if entry is None:
+            entry = self._introduce(header, 1 + len(raw), parts)
+        else:
+            parts.append(_RECORD.pack(entry.key, 1 + len(raw)))
+        inline: list[Buffer] = []
+        sizes = entry.sizes
+        at = 0
+        for buffer in data:
+            size = len(buffer)
+            if size != sizes[at] and sizes[at] >= 0:
+                raise _misfit(entry, data)
+            at += 1  # noqa: SIM113
+            if size >= INLINE_LIMIT and (place := self._lend(memoryview(buffer))) is not None:
+                parts.append(place)
+            else:
+                parts.append(_PLACE.pack(size, 0, _INLINE, 0))
+                inline += (buffer, PADDING[size & 7])
+        parts += (raw, PADDING[len(raw) & 7], *inline)
+
+    def _introduce(self, header: Header, name: int, parts: list[Buffer]) -> _Entry[Header]:
+        """Append the beginning of a record that says what its header is; remember that, unless it is large."""
+        entry, table = _Entry(header), self._table
+        self._budget.put(table, header, entry, entry.footprint)
+        key = KEEP_NONE
+        if self._entries.get(header) is entry:  # else it is too large, or was evicted at once
+            key = entry.key
+            self._new.append(entry)
+        text = json.dumps([headers.header_to_json(header), table.forgotten()]).encode()
+        size = len(text)
+        parts += (_RECORD.pack(_NEW, name), _RECORD.pack(key, size), text, PADDING[size & 7])
+        return entry
+
+    def _lend(self, view: memoryview) -> bytes | None:
+        size = len(view)
+        address = address_of(view)
+        # What is for reading only may have other readers, and the receiver writes into its own memory and the arena.
+        place = self._elsewhere(view, address) if view.readonly else None
+        if place is None:
+            borrowed = self._borrower.find(address, size)
+            if borrowed is not None:
+                segment, offset, token = borrowed
+                return _PLACE.pack(size, offset, (segment + 1) | _YOURS, token)
+            place = self._arena.place(address) or (None if view.readonly else self._elsewhere(view, address))
+        if place is None:
+            copy = self._arena.allocate(size)
+            if copy is None:
+                return None
+            copy[:] = view
+            view = copy
+            place = self._arena.place(address_of(view))
+            assert place is not None
+        segment, offset = place
+        return _PLACE.pack(size, offset, segment + 1, self._loans.lend(view, offset))
+
+
+class Unpacker(Generic[Header]):
+    """The receiving half of the codec."""
+
+    __slots__ = ("_borrower", "_entries", "_loans", "_read")
+
+    def __init__(self, loans: BufferLeases, borrower: BufferBorrower, read: Callable[[dict[str, Any]], Header]) -> None:
+        """``read`` makes a header of what ``header_form.describe`` said."""
+        self._loans = loans
+        self._borrower = borrower
+        self._read: Callable[[dict[str, Any]], Header] = read
+        self._entries: dict[int, _Entry[Header]] = {}
+
+    def record(
+        self, body: memoryview, at: int
+    ) -> tuple[Header | NeriteError | type[Reschedule] | None, str, list[Buffer], int]:
+        """Return header (or the error or the nothing in its place), id, tensors, and where the next record begins.
+
+        ``Reschedule`` stands for the word that a request is to run again; the record of its states is the next.
+        """
+        key, name_size = _RECORD.unpack_from(body, at)
+        if key < _NEW:
+            entry = self._entries[key]
+            if not name_size:
+                return entry.header, "", [body[at + a : at + b] for a, b in entry.layout], at + entry.extent
+            at += _RECORD.size
+        elif key == _NEW:
+            entry, at = self._introduced(body, at + _RECORD.size)
+        elif key == _ERROR:
+            return self._error(body, at)
+        else:
+            return (Reschedule if key == _AGAIN else None), "", [], at + _RECORD.size
+        places = [_PLACE.unpack_from(body, at + index * _PLACE.size) for index in range(len(entry.layout))]
+        at += len(places) * _PLACE.size
+        name_size -= 1
+        name = bytes(body[at : at + name_size]).decode()
+        at += (name_size + 7) & ~7
+        data: list[Buffer] = []
+        for size, offset, segment, token in places:
+            if segment == _INLINE:
+                data.append(body[at : at + size])
+                at += (size + 7) & ~7
+            elif segment & _YOURS:
+                data.append(self._loans.part(token, offset, size))
+            else:
+                data.append(self._borrower.view(segment - 1, offset, size, token))
+        return entry.header, name, data, at
+
+    def _introduced(self, body: memoryview, at: int) -> tuple[_Entry[Header], int]:
+        """Return the header of a NEW record, kept if it has a key, and where its placements begin."""
+        key, size = _RECORD.unpack_from(body, at)
+        at += _RECORD.size
+        described, forgotten = json.loads(bytes(body[at : at + size]))
+        for each in forgotten:
+            self._entries.pop(each, None)
+        entry = _Entry(self._read(described))
+        if key != KEEP_NONE:
+            self._entries[key] = entry
+        return entry, at + ((size + 7) & ~7)
+
+    def _error(self, body: memoryview, at: int) -> tuple[NeriteError, str, list[Buffer], int]:
+        at += _RECORD.size
+        (size,) = _SIZE.unpack_from(body, at)
+        at += _SIZE.size
+        return messages.read_error(body[at : at + size]), "", [], at + ((size + 7) & ~7)
+
+
+def _specs(header: RequestHeader | ResponseHeader) -> Sequence[TensorSpec]:
+    return header.inputs if isinstance(header, RequestHeader) else header.outputs
+
+
+def _misfit(entry: _Entry[Any], data: Sequence[Buffer]) -> NeriteError:
+    """Return the error of tensors that do not have the sizes that their header says."""
+    for spec, buffer in zip(_specs(entry.header), data, strict=True):
+        if len(buffer) != spec.byte_size >= 0:
+            return Internal(
+                f"tensor '{quoted_text(spec.name)}' has {len(buffer)} bytes, and {spec.datatype.name} "
+                f"{shape_text(spec.shape)} has "
+                f"{spec.byte_size}: its array was resized after the Tensor was made. Make the Tensor of the array as "
+                "it is sent"
+            )
+    raise AssertionError("all tensors have the sizes that their header says")
+
+
+def request_unpacker(loans: BufferLeases, borrower: BufferBorrower) -> Unpacker[RequestHeader]:
+    """Return the receiving half for requests."""
+    return Unpacker(loans, borrower, headers.request_header_from_json)
+
+
+def response_unpacker(loans: BufferLeases, borrower: BufferBorrower) -> Unpacker[ResponseHeader]:
+    """Return the receiving half for responses."""
+    return Unpacker(loans, borrower, headers.response_header_from_json)
+
+
+def response_record(packer: Packer[ResponseHeader], response: InferenceResponse | None, parts: list[Buffer]) -> None:
+    """Append a response to ``parts``; nothing for None and for one that is empty. Raises as ``Packer.record``."""
+    if response is not None and response.again:
+        parts.append(_AGAIN_RECORD)
+    if response is None or response.empty:
+        parts.append(_NO_RECORD)
+    elif response.error is not None:
+        error_record(response.error, parts)
+    else:
+        assert response.header is not None
+        packer.record(response.header, "", response.data, parts)
+
+
+def sendable_response(packer: Packer[ResponseHeader], response: InferenceResponse | None) -> list[Buffer]:
+    """Return the record of a response as a message's only one: that of an error, if the response cannot be sent."""
+    parts: list[Buffer] = []
+    packer.begin()
+    try:
+        response_record(packer, response, parts)
+    except Exception as error:
+        packer.withdraw()
+        parts.clear()
+        failure = error if isinstance(error, NeriteError) else report("channel", error, "while a response was packed")
+        error_record(failure, parts)
+    return parts
+
+
+def read_response(
+    unpacker: Unpacker[ResponseHeader], body: memoryview, at: int
+) -> tuple[InferenceResponse | None, int]:
+    """Return the response of a record, None for nothing, and where the next record begins."""
+    header, _, data, at = unpacker.record(body, at)
+    if isinstance(header, ResponseHeader):
+        return InferenceResponse(header, data), at
+    if isinstance(header, NeriteError):
+        return InferenceResponse.failed(header), at
+    if header is None:
+        return None, at
+    states, _, data, at = unpacker.record(body, at)
+    return Reschedule(states if isinstance(states, ResponseHeader) else None, data), at
+
+
+def error_record(error: NeriteError, parts: list[Buffer]) -> None:
+    """Append a response that is an error."""
+    raw = json.dumps({"code": error.code, "message": error.message}).encode()
+    parts += (_RECORD.pack(_ERROR, 0), _SIZE.pack(len(raw)), raw, PADDING[len(raw) & 7])

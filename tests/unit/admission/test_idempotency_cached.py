@@ -1,0 +1,100 @@
+"""Idempotency keys of a model that has a response cache, too: a key keeps its promise wherever an answer comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_idempotency_registry import SECOND, Desk
+
+from nerite.cache.frontend import ResponseCacheFrontend
+from nerite.cache.local import LocalCache
+from nerite.core.errors import KeyReused, NeriteError
+from nerite.core.request import NAME, InferenceRequest
+from nerite.observability.statistics import VersionStatistics
+
+RATED = """
+[default]
+requests_per_minute = 2
+"""
+
+
+class Cached(Desk):
+    """A desk with a response cache between it and the turnstile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: str = "") -> None:
+        super().__init__(monkeypatch, policy)
+        gate = ResponseCacheFrontend(LocalCache(1 << 20), self.turnstile, VersionStatistics(), ["text_output"])
+        gate.renew(lambda: "llm/1/1")
+        self.entry.queue = gate
+
+    def answered(self, text: bytes, key: str | None = "k", **asked: Any) -> InferenceRequest:
+        """Have the model answer a request."""
+        request = self.asked(key, **asked)
+        self.say(text, final=True)
+        return request
+
+    @property
+    def generations(self) -> int:
+        return len(self.engine.has)
+
+    def error_of(self, key: str | None, **asked: Any) -> NeriteError | None:
+        return self.error(self.asked(key, **asked))
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Cached:
+    return Cached(monkeypatch)
+
+
+def test_the_key_of_another_request_whose_answer_the_cache_has(desk: Cached) -> None:
+    desk.answered(b"twice upon", None, prompt=b"twice")
+    desk.answered(b"once upon", "k", prompt=b"once")
+    assert isinstance(desk.error_of("k", prompt=b"twice"), KeyReused)
+    assert desk.error_of("k", prompt=b"once") is None
+
+
+def test_a_key_is_kept_though_the_cache_had_the_answer(desk: Cached) -> None:
+    desk.answered(b"once upon", None, prompt=b"once")
+    first = desk.asked("k", prompt=b"once")
+    assert (desk.heard(first), desk.generations) == (b"once upon", 1)
+    assert isinstance(desk.error_of("k", prompt=b"twice"), KeyReused)
+    again = desk.asked("k", prompt=b"once")
+    assert (desk.heard(again), desk.generations) == (b"once upon", 1)
+
+
+def test_an_answer_from_the_cache_outlives_its_entry(desk: Cached) -> None:
+    desk.answered(b"once upon", None, prompt=b"once")
+    desk.asked("k", prompt=b"once")
+    assert isinstance(desk.entry.queue, ResponseCacheFrontend)
+    desk.entry.queue.renew(lambda: "llm/1/2")  # as after a reload: nothing of before is in it
+    again = desk.asked("k", prompt=b"once")
+    assert (desk.heard(again), desk.generations) == (b"once upon", 1)
+
+
+def test_one_generation_for_two_keys_also_if_the_first_client_goes(desk: Cached) -> None:
+    first, second = desk.asked("one"), desk.asked("two")
+    first.cancel()
+    desk.say(b"all", final=True)
+    assert (desk.heard(second), desk.generations) == (b"all", 1)
+    assert desk.heard(desk.asked("one")) == b"all."
+
+
+def test_nobody_is_charged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Cached(monkeypatch, RATED)
+    desk.answered(b"all")
+    for key in ("k", "k", "other", "other", None):
+        assert desk.error_of(key) is None
+    use = desk.use("default")
+    assert (desk.generations, use.offered, use.joined) == (1, 1, 3)
+    desk.loop.advance(31 * SECOND)
+    assert desk.error_of("k") is None
+    assert desk.generations == 1, "the key is forgotten, and the cache has it"
+
+
+def test_a_key_in_a_parameter_is_no_part_of_the_question(desk: Cached) -> None:
+    desk.answered(b"all", None, parameters={NAME: "one"})
+    assert desk.heard(desk.asked(None, parameters={NAME: "two"})) == b"all"
+    assert desk.heard(desk.asked(None)) == b"all"
+    assert desk.error_of("one") is None, "as a header it is the same key"
+    assert desk.generations == 1

@@ -1,0 +1,235 @@
+"""Whatever happens to a model, in whatever order: every request is answered once, and nothing is left behind."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from doubles import Caller, FakeLoop, request
+from fake_instance import OK, FakeRunner
+from nerite.backends.interface import InstanceContext
+from nerite.config.model_config import ModelConfig, ModelSequenceBatching
+from nerite.config.options import QueueOptions
+from nerite.core.errors import Internal, InvalidArgument
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import InferenceRequest
+from nerite.core.response import EMPTY, InferenceResponse, Reschedule
+from nerite.dispatch import dispatcher as dispatcher_module
+from nerite.dispatch import sequence_picker
+from nerite.dispatch.busy_poll import BusyPoll
+from nerite.dispatch.dispatcher import Dispatcher
+from nerite.dispatch.instance_picker import AnyInstancePicker
+from nerite.dispatch.interface import SelectivePicker
+from nerite.dispatch.rate_limited import InstanceResources, RateLimitedPicker
+from nerite.dispatch.sequence_inputs import SequenceInputs
+from nerite.dispatch.sequence_picker import SequencePicker
+from nerite.instances.placement import InstancePlan
+from nerite.observability.statistics import VersionStatistics
+from nerite.scheduling.decider import BatchingRules
+from nerite.scheduling.dynamic_batcher import DynamicBatcher
+from nerite.scheduling.load_shedding import LoadShedder
+from nerite.scheduling.rate_limiter import RateLimiter, ResourceClaim, ResourcePool
+from nerite.scheduling.sequence import SequenceRequest, SequenceRules
+
+MS = 1_000_000
+ITERATIVE = ("iterative", "in turns")
+KINDS = ("any", "any, in order", "direct", "direct, patient", "oldest", "oldest, in order", "iterative", "in turns")
+
+
+def roster_of(kind: str) -> SelectivePicker:
+    """The roster of a model with batches of two rows; its sequences may be idle for 5 ms."""
+    patient = 2000 if kind == "direct, patient" else 0
+    if kind.startswith("any"):
+        return AnyInstancePicker(DynamicBatcher(BatchingRules(2, preferred_sizes=(2,), max_delay_us=1000)))
+    batching = BatchingRules(2) if kind.startswith("oldest") or kind == "in turns" else None
+    config = ModelConfig(
+        name="model", max_batch_size=2, sequence_batching=ModelSequenceBatching(iterative_sequence=kind in ITERATIVE)
+    )
+    rules = SequenceRules("model", 2, 5000, batching, max_delay_us=patient, min_utilization=1.0 if patient else 0.0)
+    return SequencePicker(config, SequenceInputs(config, Path()), rules)
+
+
+class Model:
+    """A dispatcher, its instances, and everybody who asks."""
+
+    def __init__(self, loop: FakeLoop, kind: str, limiter: RateLimiter | None) -> None:
+        self.loop: Any = loop
+        self.kind = kind
+        self.caller = Caller()
+        self.asked: list[InferenceRequest] = []
+        self.mistakes = 0
+        """Requests that were refused because of what they say."""
+        self.statistics = VersionStatistics()
+        self.rations = None if limiter is None else InstanceResources(limiter, "model")
+        self.numbers = itertools.count()
+        self.left: list[Any] = []
+        self.open: list[tuple[FakeRunner, InferenceRequest]] = []
+        """Requests whose responses come one by one."""
+        self.runners = [self.instance(), self.instance()]
+        roster = roster_of(kind)
+        self.dispatcher = Dispatcher(
+            roster if self.rations is None else RateLimitedPicker(roster, self.rations),
+            self.runners,
+            self.statistics,
+            self.loop,
+            BusyPoll(self.loop, 0.0),
+            LoadShedder(QueueOptions(max_requests=12), "model"),
+            preserve_ordering=kind.endswith("in order") or kind == "in turns",
+        )
+        if self.rations is not None:
+            self.rations.granted = self.dispatcher.look_soon
+
+    def instance(self) -> FakeRunner:
+        runner = FakeRunner(f"model_{next(self.numbers)}")
+        if self.rations is not None:
+            plan = InstancePlan(InstanceContext(runner.name), False, ResourceClaim(((ResourcePool("R"), 1),)))
+            (seat,) = self.rations.enter([plan])
+            assert seat is not None
+            self.rations.seat(runner, seat)
+        return runner
+
+    def ask(self, sequence: int, start: bool, end: bool, timeout_us: int) -> None:
+        outer = request(sink=self.caller, arrived_ns=self.loop.now_ns, timeout_us=timeout_us)
+        self.asked.append(outer)
+        if self.kind.startswith("any"):
+            self.dispatcher.submit(outer)
+            return
+        outer.header.sequence_id = 0 if self.kind in ITERATIVE else sequence
+        outer.header.sequence_start, outer.header.sequence_end = start, end
+        self.dispatcher.submit(SequenceRequest(outer))
+        if outer.finished and isinstance(self.caller.of(outer)[0].error, InvalidArgument):
+            self.mistakes += 1
+
+    def finish(self, runner: FakeRunner, how: int) -> None:
+        """How: 0 answers, 1 fails, 2 answers one by one, 3 wants those that have not begun to be answered once more."""
+        if runner.batch is None:
+            return
+        real = [each for each in runner.batch if each.sink is self.caller]
+        answers: list[InferenceResponse | None] = []
+        for each in runner.batch:
+            if each not in real or how == 0 or (how == 3 and self.kind not in ITERATIVE):
+                answers.append(OK)
+            elif how == 1:
+                answers.append(InferenceResponse.failed(Internal("no")))
+            elif how == 2:
+                answers.append(None)
+                self.open.append((runner, each))
+            else:
+                runner.part(each, OK, False, ExecutionTimes())
+                answers.append(Reschedule(None))
+        runner.finish(answers)
+
+    def part(self, number: int, final: bool) -> None:
+        if self.open:
+            runner, each = self.open[number % len(self.open)]
+            runner.part(each, EMPTY if final else OK, final, ExecutionTimes())
+            if final:
+                self.open.remove((runner, each))
+
+    def die(self, runner: FakeRunner) -> None:
+        """As ``RemoteInstance`` does it: the news, then what was open, then the batch."""
+        runner.usable = False
+        runner.on_usable(runner)
+        for each in [each for owner, each in self.open if owner is runner]:
+            self.open.remove((runner, each))
+            runner.part(each, InferenceResponse.failed(Internal("died")), True, None)
+        if runner.batch is not None:
+            batch, runner.batch = runner.batch, None
+            runner.done(runner, batch, [InferenceResponse.failed(Internal("died"))] * len(batch), None)
+
+    def leave(self, runner: FakeRunner) -> None:
+        self.runners.remove(runner)
+        self.left.append(runner)
+        self.dispatcher.remove(runner, self.left.remove)
+
+    def come(self) -> None:
+        runner = self.instance()
+        self.runners.append(runner)
+        self.dispatcher.add(runner)
+
+    @property
+    def present(self) -> list[FakeRunner]:
+        return [*self.runners, *self.left]
+
+
+EVENT = st.tuples(
+    st.sampled_from(
+        ["ask", "ask", "ask", "finish", "finish", "part", "cancel", "pause", "resume", "die", "leave", "come", "pass"]
+    ),
+    st.integers(0, 40),
+    st.integers(0, 3),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@given(st.sampled_from(KINDS), st.booleans(), st.booleans(), st.lists(EVENT, max_size=40))
+def test_any_events(
+    monkeypatch: pytest.MonkeyPatch, kind: str, limited: bool, drained: bool, events: list[tuple[str, int, int]]
+) -> None:
+    loop = FakeLoop()
+    loop.rule(monkeypatch, dispatcher_module, sequence_picker)
+    limiter = RateLimiter() if limited else None
+    model = Model(loop, kind, limiter)
+    for what, number, how in events:
+        runner = model.present[number % len(model.present)]
+        if what == "ask":
+            model.ask(1 + number % 5, how in (0, 1), how in (1, 2), 3000 if number > 30 else 0)
+        elif what == "finish":
+            model.finish(runner, how)
+        elif what == "part":
+            model.part(number, how == 0)
+        elif what in ("cancel", "pause", "resume") and model.asked:
+            asked = model.asked[number % len(model.asked)]
+            asked.cancel() if what == "cancel" else asked.pause(what == "pause")
+        elif what == "die":
+            if runner.usable:
+                model.die(runner)
+            elif runner in model.runners:
+                runner.come_back()
+        elif what == "leave" and len(model.runners) > 1 and runner in model.runners:
+            model.leave(runner)
+        elif what == "come" and len(model.present) < 5:
+            model.come()
+        elif what == "pass":
+            loop.advance(number * MS // 4)
+        if how != 3:
+            loop.settle()
+    gone: list[bool] = []
+    if drained:
+        model.dispatcher.when_drained(lambda: gone.append(True))
+    for runner in [runner for runner in model.runners if not runner.usable]:
+        runner.come_back()
+    for asked in model.asked:
+        asked.pause(False)
+    loop.settle()
+    for _ in range(200):
+        loop.advance(0 if drained else 10 * MS)
+        while model.open:
+            model.part(0, True)
+        loop.settle()
+        working = [runner for runner in model.present if runner.batch is not None]
+        if working:
+            model.finish(working[0], 0)
+            loop.settle()
+        elif not model.dispatcher.in_flight:
+            break
+        else:
+            loop.advance(3 * MS)
+    answers = [[final for each, _, final in model.caller.answers if each is asked].count(True) for asked in model.asked]
+    assert answers == [1] * len(model.asked)
+    assert model.dispatcher.in_flight == 0
+    assert model.dispatcher._answers.settled
+    assert gone == [True] * drained
+    loop.advance(10 * MS)
+    assert not model.left
+    assert loop.next_timer is None
+    assert model.statistics.success.count + model.statistics.fail.count == len(model.asked) - model.mistakes
+    if limiter is not None:
+        assert not any(limiter._taken.values())
+        assert not limiter._queue
+        assert len(limiter._seats) == len(model.runners)

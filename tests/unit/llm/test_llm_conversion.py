@@ -1,0 +1,138 @@
+"""Conversions of checkpoints, by a program in the exporter's place: once for a content, and whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nerite.backends.interface import ModelContext
+from nerite.backends.python import environments
+from nerite.core.errors import InvalidArgument, Unavailable
+from nerite.llm import installation
+
+EXPORTER = f"""#!{sys.executable}
+import os, pathlib, sys
+source, target = pathlib.Path(sys.argv[4]), pathlib.Path(sys.argv[5])
+with (source.parent / "calls").open("a") as calls:
+    print(*sys.argv[6:], os.environ["HF_HUB_OFFLINE"], file=calls)
+print("exporting", flush=True)
+if "broken" in (source / "tokenizer.json").read_text():
+    sys.exit("this tokenizer is broken")
+(target / "openvino_model.xml").touch()
+if "strange" not in (source / "tokenizer.json").read_text():
+    (target / "openvino_tokenizer.xml").touch()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "optimum-cli"
+    program.parent.mkdir()
+    program.write_text(EXPORTER)
+    program.chmod(0o755)
+    monkeypatch.setattr(installation, "made", lambda wanted, place: program.with_name("python"))
+    monkeypatch.setattr(environments, "stopped", threading.Event())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., ModelContext]:
+    def made(name: str = "m", tokenizer: str = "{}", **parameters: str) -> ModelContext:
+        version = tmp_path / name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        (version / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        (version / "model.safetensors").write_bytes(b"weights")
+        (version / "tokenizer.json").write_text(tokenizer)
+        config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
+        settings = {environments.SETTING: str(tmp_path / "kept")}
+        return ModelContext(name, 1, version.parent, config, settings)
+
+    return made
+
+
+def calls(tmp_path: Path, name: str = "m") -> list[str]:
+    file = tmp_path / name / "calls"
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+def test_once_for_its_content(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    first = installation.converted(model())
+    assert (first / "openvino_model.xml").is_file()
+    assert calls(tmp_path) == ["--task text-generation-with-past --weight-format fp16 1"]
+    # The same files, elsewhere and of another age.
+    assert installation.converted(model("other")) == first
+    os.utime(tmp_path / "m" / "1" / "model.safetensors", (1, 1))
+    assert installation.converted(model()) == first
+    assert installation.converted(model(WEIGHT_FORMAT="int8")) != first
+    (tmp_path / "m" / "1" / "model.safetensors").write_bytes(b"other weights")
+    context = model(tokenizer="{} ")
+    assert installation.converted(context) not in (first, tmp_path / "m" / "1")
+    assert len(calls(tmp_path)) == 3
+    assert calls(tmp_path, "other") == []
+    origins = {Path(kept.origin) for kept in environments.list_environments(tmp_path / "kept")}
+    assert origins == {tmp_path / "m" / "1"}
+
+
+@pytest.mark.parametrize(
+    ("described", "task"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "text-generation-with-past"),
+        ({"architectures": ["BertModel"]}, "feature-extraction"),
+        ({"architectures": ["BertForSequenceClassification"]}, "text-classification"),
+        ({"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {}}, "image-text-to-text"),
+    ],
+)
+def test_for_what_the_model_does(
+    model: Callable[..., ModelContext], tmp_path: Path, described: dict[str, object], task: str
+) -> None:
+    context = model()
+    (context.version_directory / "config.json").write_text(json.dumps(described))
+    installation.converted(context)
+    assert calls(tmp_path) == [f"--task {task} --weight-format fp16 1"]
+
+
+def test_a_repository_with_a_relative_path(
+    model: Callable[..., ModelContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = installation.converted(replace(model(), directory=Path("m")))
+    assert (made / "openvino_model.xml").is_file()
+
+
+def test_several_at_once(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    contexts = [model() for _ in range(4)]
+    threads = [threading.Thread(target=installation.converted, args=(context,)) for context in contexts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls(tmp_path)) == 1
+
+
+def test_what_fails_says_why_and_leaves_nothing(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        installation.converted(model(tokenizer="broken"))
+    assert refused.value.message == (
+        f"the conversion of '{tmp_path}/m/1' cannot be made:\nexporting\nthis tokenizer is broken"
+    )
+    with pytest.raises(InvalidArgument, match="made no tokenizer"):
+        installation.converted(model(tokenizer="strange"))
+    assert environments.list_environments(tmp_path / "kept") == []
+
+
+def test_what_is_refused_before(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"'WEIGHT_FORMAT' of model 'm' is 'int5'; it may be .* Did you mean int"):
+        installation.converted(model(WEIGHT_FORMAT="int5"))
+    context = model()
+    (tmp_path / "m" / "1" / "config.json").write_text("{}")
+    with pytest.raises(Unavailable, match="does not say what the model does"):
+        installation.converted(context)
+    (tmp_path / "m" / "1" / "openvino_model.xml").touch()
+    assert installation.converted(context) == tmp_path / "m" / "1"
+    assert calls(tmp_path) == []

@@ -1,0 +1,300 @@
+"""Our side of vLLM, on a stand-in for it: what is told to whom, and what comes of mistakes, aborts and its death.
+
+The real one is in tests/service/test_llm_vllm.py, where it is installed.
+"""
+
+from __future__ import annotations
+
+import io
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import PIL.Image
+import pytest
+
+import llm_listening
+from llm_listening import Heard, eventually
+from nerite.backends.interface import ModelContext
+from nerite.core import tensor as dtypes
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import NOBODY, Caller, InferenceRequest, RequestHeader
+from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.llm.backend import LlmInstance
+from nerite.llm.engine import EngineStats, FinishReason
+from nerite.llm.request import SamplingParameters
+from nerite.llm.streaming import StepReport
+from nerite.llm.vllm import VllmEngine, framework
+from nerite.llm.vllm.framework import VllmArguments
+from pages import ROOT
+from process_family import lives
+
+FEW = SamplingParameters(max_tokens=4)
+ENDLESS = SamplingParameters(max_tokens=None)
+REFUSED, DEADLY = 8, 9
+
+
+class Server:
+    """Hears what the engine says of itself."""
+
+    def __init__(self) -> None:
+        self.stats: list[EngineStats] = []
+        self.given_up: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "stand_ins" / "vllm"))
+    # It sets them, too; so they are as they were afterwards.
+    for name, value in framework.VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    # It makes a group of this process and its children, which is pytest's business.
+    monkeypatch.setattr(framework, "_end_children_with_us", lambda: None)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def started(server: Server) -> Iterator[Callable[..., VllmEngine]]:
+    engines = []
+
+    def start(adapters: dict[str, str] | None = None, **given: Any) -> VllmEngine:
+        engine = VllmEngine(VllmArguments("m", {"model": "m", **given}, adapters or {}))
+        engine.start(server.stats.append, server.given_up.put)
+        engines.append(engine)
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.stop()
+
+
+Started = Callable[..., VllmEngine]
+
+
+def asked(
+    engine: VllmEngine, sampling: SamplingParameters = FEW, id: str = "a", prompt: Any = "once", **more: Any
+) -> Heard:
+    return llm_listening.asked(engine, sampling, prompt, id, **more)
+
+
+def test_a_delta_for_each_step(started: Started, server: Server) -> None:
+    engine = started()
+    told = len(server.stats)
+    heard = asked(engine).over()
+    assert (heard.prompt_tokens, heard.text()) == (5, "abcd")
+    assert [delta.finish_reason for delta in heard.deltas] == [None, None, None, FinishReason.LENGTH]
+    assert len(server.stats) - told == 4
+    last = server.stats[-1]
+    assert (last.running, last.free_blocks, last.total_blocks, last.context_length) == (0, 64, 64, 100)
+    assert (last.prompt_tokens, last.generated_tokens, last.prefix_hits) == (5, 4, (last.prefix_queries or 0) // 2)
+    assert asked(engine, special_tokens=False).over().prompt_tokens == 4
+
+
+def test_capabilities(started: Started) -> None:
+    able = started({"A": "somewhere"}, scheduling_policy="priority").capabilities()
+    assert (able.engine, able.context_length, able.most_sequences, able.top_logprobs) == ("vllm", 100, 4, 20)
+    assert (able.adapters, able.priorities) == ({"A"}, True)
+    assert able.grammars == {"json_schema", "regex", "ebnf"}
+
+
+def test_sequences_probabilities_and_adapters(started: Started) -> None:
+    engine = started({"A": "somewhere"})
+    heard = asked(engine, replace(FEW, n=2, logprobs=1), lora="A").over()
+    assert heard.text(0) == heard.text(1) == "AAAA"
+    first = heard.deltas[0].logprobs[0]
+    assert (first.token, first.logprob, first.rank, first.text) == (0, -0.5, 1, "A")
+    assert [(other.token, other.rank) for other in first.others] == [(99, 2)]
+
+
+def test_several_run_and_are_aborted(started: Started, server: Server) -> None:
+    engine = started()
+    running = [asked(engine, ENDLESS, id).begun() for id in "abc"]
+    eventually(lambda: engine.stats().running == 3)
+    assert asked(engine, id="d").over().text() == "abcd"
+    for id in "abc":
+        engine.abort(id)
+    for heard in running:
+        assert heard.over().deltas[-1].finish_reason is FinishReason.ABORT
+    eventually(lambda: server.stats[-1].running == 0)
+    assert engine.is_healthy()
+
+
+def test_a_prompt_is_cut(started: Started) -> None:
+    engine = started()
+    assert asked(engine, replace(FEW, truncate_prompt_tokens=2), prompt="x" * 200).over().prompt_tokens == 2
+    assert asked(engine, replace(FEW, truncate_prompt_tokens=-1), prompt="x" * 200).over().prompt_tokens == 96
+
+
+def test_the_salt_of_a_prompt(started: Started) -> None:
+    engine = started(most_images=2)
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
+    for images in ([], [file.getvalue()]):
+        for salt in ("", "acme"):
+            asked(engine, images=images, cache_salt=salt).over()
+    salts = [prompt.get("cache_salt") for prompt in engine._engine.prompts[1:]]  # the first warms up
+    assert salts == [None, "acme", None, "acme"]
+
+
+class Reporter:
+    """Hears of nothing that matters here."""
+
+    def report(self, report: object) -> None:
+        pass
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [
+        (None, [None, "acme", "other", "\0003", "\0004"]),
+        ("false", [None, "acme", "other", "\0003", "\0004"]),
+        ("true", [None] * 5),
+    ],
+)
+def test_tenants_have_salts_of_their_own(started: Started, parameter: str | None, expected: list[str | None]) -> None:
+    engine = started()
+    config: dict[str, Any] = {"output": [{"name": "text_output"}]}
+    if parameter is not None:
+        config["parameters"] = {"TENANTS_SHARE_CACHE": {"string_value": parameter}}
+    step = StepReport(Reporter(), 0)  # type: ignore[arg-type]  # as much of one as is needed
+    instance = LlmInstance(ModelContext("m", 1, ROOT, config), "m_0", engine, step)
+    for tenant in (None, "acme", "other", "", ""):  # the last two are of several tenants
+        header = RequestHeader(
+            "m", "", [TensorSpec("text_input", dtypes.BYTES, (1,))], caller=None if tenant is None else Caller(tenant)
+        )
+        request = InferenceRequest(header, [join_bytes([b"once"])], NOBODY, 0)
+        assert instance.execute([request], marks=ExecutionTimes()) == [None]
+    eventually(lambda: len(engine._engine.prompts) == 6)
+    assert [prompt.get("cache_salt") for prompt in engine._engine.prompts[1:]] == expected
+
+
+def test_images_count(started: Started) -> None:
+    engine = started(most_images=2)
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
+    heard = asked(engine, images=[file.getvalue()] * 2).over()
+    assert (heard.prompt_tokens, heard.text_tokens, heard.text()) == (5 + 4, 5, "abcd")
+    with pytest.raises(InvalidArgument, match="'image' 0 is none of JPEG"):
+        asked(engine, images=[b"hi"])
+    with pytest.raises(Unsupported, match="a prompt with images is taken as a whole"):
+        asked(engine, replace(FEW, truncate_prompt_tokens=2), images=[file.getvalue()])
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "text"),
+    [
+        (
+            {"prompt": "x" * 99},
+            InvalidArgument,
+            "the prompt has 100 tokens, and the model a context of 100: leave out",
+        ),
+        ({"prompt": "", "special_tokens": False}, InvalidArgument, "the prompt is empty"),
+        ({"lora": "C"}, Unsupported, "LoRA feature is not enabled"),
+        ({"images": [b""]}, Unsupported, "takes no images"),
+        ({"sampling": replace(FEW, logprobs=21)}, Unsupported, "'logprobs' is 21"),
+        (
+            {"sampling": replace(FEW, top_k=2000)},
+            InvalidArgument,
+            "vllm error in reading sampling parameters: top_k is",
+        ),
+        (
+            {"prompt": [1, REFUSED]},
+            InvalidArgument,
+            "vllm error in beginning a request: a token that is none",
+        ),
+    ],
+)
+def test_what_is_refused(started: Started, said: dict[str, Any], kind: type[NeriteError], text: str) -> None:
+    engine = started()
+    with pytest.raises(kind, match=text):
+        asked(engine, **said).over()
+    assert asked(engine).over().text() == "abcd"
+
+
+def test_its_death(started: Started, server: Server) -> None:
+    engine = started()
+    running = asked(engine, ENDLESS).begun()
+    deadly = asked(engine, id="b", prompt=[DEADLY])
+    for heard in (running, deadly):
+        with pytest.raises(Unavailable, match="vllm error in a step of the engine: it has died"):
+            heard.over()
+    assert "vLLM has failed" in server.given_up.get(timeout=20)
+    assert not engine.is_healthy()
+    assert server.stats[-1].running == 0
+    with pytest.raises(Unavailable, match="the engine does not run"):
+        asked(engine)
+
+
+@pytest.mark.parametrize(
+    ("given", "adapters", "text"),
+    [
+        ({"max_model_length": 5}, {}, r"'max_model_length' is no argument of vLLM\. Did you mean max_model_len\?"),
+        ({"tasks": ("embed",)}, {}, "the model generates no text: vLLM would do embed with it"),
+        ({}, {"A": "nowhere"}, "vllm error in loading model: no adapter there"),
+    ],
+)
+def test_what_cannot_be_loaded(started: Started, given: dict[str, Any], adapters: dict[str, str], text: str) -> None:
+    with pytest.raises(NeriteError, match=text):
+        started(adapters, **given)
+
+
+def test_stopping_answers_what_runs(started: Started) -> None:
+    engine = started()
+    running = asked(engine, ENDLESS).begun()
+    engine.stop()
+    assert running.over().deltas[-1].finish_reason is FinishReason.ABORT
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(Unsupported, match="nerite engines install vllm"):
+        VllmEngine(VllmArguments("m", {})).start(server.stats.append, server.given_up.put)
+
+
+@pytest.mark.parametrize("session", [True, False], ids=["as a worker is", "in a group of others"])
+def test_its_processes_end_with_the_worker(session: bool) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "from nerite.llm.vllm import framework\n"
+        "framework._end_children_with_us()\n"
+        "print(subprocess.Popen(['sleep', '100']).pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=session
+    )
+    with worker:
+        assert worker.stdout is not None
+        started = int(worker.stdout.readline())
+        assert lives(started)
+        worker.kill()
+    eventually(lambda: not lives(started))
+
+
+@dataclass(frozen=True)
+class MoreSampling(SamplingParameters):
+    """With a parameter that another engine has learned."""
+
+    curiosity: int = 0
+
+
+def test_what_it_was_not_taught_is_refused_and_not_left_out(started: Started) -> None:
+    engine = started()
+    with pytest.raises(Unsupported, match="'curiosity' is not offered by the engine vllm: take it out"):
+        asked(engine, MoreSampling(max_tokens=4, curiosity=1))
+    assert asked(engine, MoreSampling(max_tokens=4)).over().text() == "abcd"

@@ -1,0 +1,63 @@
+"""What settings follow from what was measured."""
+
+from __future__ import annotations
+
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching
+from nerite.tools.add.proposal import Latency, Proposal, Throughput, best_of_each, propose
+
+BATCHED = ModelConfig(max_batch_size=64, dynamic_batching=ModelDynamicBatching(max_queue_delay_microseconds=5))
+
+
+def latencies(**milliseconds: float) -> list[Latency]:
+    return [Latency(int(batch.removeprefix("b")), ms, ms / 2) for batch, ms in milliseconds.items()]
+
+
+def settings(proposal: Proposal) -> dict[str, str]:
+    return {each.setting: each.value for each in proposal.advice}
+
+
+def test_the_smallest_batch_that_is_nearly_the_best() -> None:
+    proposal = propose(BATCHED, latencies(b1=10, b2=11, b4=13, b8=16, b16=31, b32=60), [])
+    assert proposal.max_batch_size == 8
+    assert settings(proposal) == {"max_batch_size": "8", "dynamic_batching": "{ }", "preferred_batch_size": ""}
+    assert proposal.advice[0].reason == "500/s in 16.0 ms, where 1 has 100/s in 10.0 ms; 32 would have 533/s in 60.0 ms"
+    applied = proposal.applied(BATCHED)
+    assert (applied.max_batch_size, applied.instance_group) == (8, ())
+    assert applied.dynamic_batching == ModelDynamicBatching(max_queue_delay_microseconds=5)
+
+
+def test_batches_that_gain_nothing() -> None:
+    proposal = propose(BATCHED, latencies(b1=10, b2=20, b4=39), [])
+    assert (proposal.max_batch_size, proposal.dynamic_batching) == (64, None)
+    assert proposal.advice[0].reason == "batches gain nothing, 103/s at best with 4, 100/s with 1"
+    assert proposal.applied(BATCHED).dynamic_batching is None
+
+
+def test_a_size_that_stands_out() -> None:
+    proposal = propose(BATCHED, latencies(b1=10, b2=18, b4=20, b8=55, b16=80), [])
+    assert settings(proposal)["max_batch_size"] == "4"
+    proposal = propose(BATCHED, latencies(b1=10, b2=18, b4=20, b8=55, b16=70), [])
+    assert settings(proposal) == {"max_batch_size": "16", "dynamic_batching": "{ }", "preferred_batch_size": "[ 4 ]"}
+    assert proposal.dynamic_batching is not None
+    assert proposal.dynamic_batching.preferred_batch_size == (4,)
+
+
+def test_a_model_without_batches() -> None:
+    proposal = propose(ModelConfig(), [Latency(1, 10, 9)], [])
+    assert proposal.advice == ()
+    assert proposal.applied(ModelConfig()) == ModelConfig()
+
+
+def test_instances() -> None:
+    more = propose(ModelConfig(), [], [Throughput(1, 100), Throughput(2, 180), Throughput(4, 190)])
+    assert settings(more) == {"instance_group": "[ { count: 2 } ]"}
+    assert more.applied(ModelConfig()).instance_group[0].count == 2
+    same = propose(ModelConfig(), [], [Throughput(1, 100), Throughput(2, 110)])
+    assert settings(same) == {"instance_group": ""}
+    assert same.advice[0].reason == "more instances gain little: 100/s with 1, 110/s with 2"
+    assert same.applied(ModelConfig()).instance_group == ()
+
+
+def test_of_two_measurements_the_better_counts() -> None:
+    measured = [Throughput(1, 90), Throughput(2, 150), Throughput(2, 140), Throughput(1, 100)]
+    assert best_of_each(measured) == [Throughput(1, 100), Throughput(2, 150)]

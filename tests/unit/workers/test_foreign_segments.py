@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from nerite.core.memory import memory_file
+from nerite.workers.ipc.shared_memory import FIRST, Arena, ForeignSegments, Segment, address_of
+
+SIZE = 10_000
+
+
+def span(view: memoryview) -> tuple[int, int]:
+    """Where a view is, and how long."""
+    return address_of(view), len(view)
+
+
+def mapped(descriptor: int) -> memoryview:
+    return Segment(descriptor, SIZE).array(0, SIZE).data
+
+
+def test_views_are_found_by_where_they_are() -> None:
+    guests = ForeignSegments()
+    assert guests.find(*span(memoryview(bytearray(8)))) is None
+    one, two = memory_file(SIZE), memory_file(SIZE)
+    first, second = mapped(one), mapped(two)
+    numbers = [guests.add(one, SIZE, address_of(first)), guests.add(two, SIZE, address_of(second))]
+    assert numbers == [FIRST, FIRST + 1]
+    for number, descriptor, memory in ((FIRST, one, first), (FIRST + 1, two, second)):
+        found = guests.find(*span(memory[100:200]))
+        assert found is not None
+        guest, place = found
+        assert (guest.number, guest.descriptor, guest.size, place) == (number, descriptor, SIZE, 100)
+    assert guests.find(*span(memoryview(bytearray(8)))) is None
+
+
+def test_what_is_removed_is_told_and_closed() -> None:
+    guests = ForeignSegments()
+    descriptor = memory_file(SIZE)
+    memory = mapped(descriptor)
+    number = guests.add(descriptor, SIZE, address_of(memory))
+    told: list[int] = []
+    guests.on_gone.append(told.append)
+    guests.remove(number)
+    assert told == [number]
+    assert guests.find(*span(memory)) is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert bytes(memory[:3]) == b"\0\0\0"
+
+
+def test_what_begins_before_a_guest_or_ends_behind_it_is_no_part_of_it() -> None:
+    guests = ForeignSegments()
+    descriptor = memory_file(SIZE)
+    memory = mapped(descriptor)
+    guests.add(descriptor, SIZE - 100, address_of(memory))
+    base = address_of(memory)
+    assert guests.find(base - 1, 10) is None
+    assert guests.find(base + SIZE - 150, 51) is None
+    assert guests.find(base + SIZE - 150, 50) is not None
+    guests.remove(FIRST)
+
+
+def test_an_arena_is_a_guest_until_it_closes() -> None:
+    guests = ForeignSegments()
+    arena = Arena()
+    guests.host(arena)
+    view = arena.allocate(100_000)
+    assert view is not None
+    found = guests.find(*span(view))
+    assert found is not None
+    assert found[0].size == arena.segments[0].size
+    told: list[int] = []
+    guests.on_gone.append(told.append)
+    arena.close()
+    assert told == [found[0].number]
+    assert guests.find(*span(view)) is None
