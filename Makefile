@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check test bench bench-backends bench-llm bench-llm-overload soak fuzz lock clean
+.PHONY: help setup serve serve-llm check quick test bench bench-backends bench-llm bench-llm-overload soak fuzz lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -27,6 +27,9 @@ check: $(VENV)/dev  ## lint, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+quick: $(VENV)/dev  ## unit tests and one served model: what to run while you work (2 minutes)
+	$(BIN)/pytest -q --numprocesses auto --dist loadfile tests/unit tests/service/test_serve.py
 
 # Compiled before, as the tests start a thousand programs, and not every environment lets Python keep what it compiles.
 # Files in the order of their folders: those that take longest begin first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from doubles import Caller, FakeLoop, request
-from fake_instance import FakeRunner
+from fake_instance import FakeInstance
 from nerite.config.options import QueueOptions
 from nerite.core.request import InferenceRequest
 from nerite.dispatch.busy_poll import BusyPoll
@@ -28,7 +28,7 @@ class Bench:
         self.loop = loop
         self.caller = Caller()
         self.statistics = VersionStatistics()
-        self.runners: list[FakeRunner] = []
+        self.instances: list[FakeInstance] = []
 
     def dispatcher(
         self,
@@ -40,12 +40,12 @@ class Bench:
         bounds: QueueOptions = UNBOUNDED,
         **rules: Any,
     ) -> Dispatcher:
-        self.runners = [FakeRunner(f"model_{number}", ahead=ahead) for number in range(instances)]
+        self.instances = [FakeInstance(f"model_{number}", ahead=ahead) for number in range(instances)]
         batcher = DynamicBatcher(BatchingRules(max_batch_size, **rules))
         loop: Any = self.loop
         return Dispatcher(
             AnyInstancePicker(batcher),
-            self.runners,
+            self.instances,
             self.statistics,
             loop,
             BusyPoll(loop, 0.0),

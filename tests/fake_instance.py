@@ -16,7 +16,7 @@ _starts = itertools.count()
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
 
 
-class FakeRunner:
+class FakeInstance:
     """An instance that runs as long as the test wants."""
 
     def __init__(self, name: str = "model_0", *, ahead: bool = False) -> None:
@@ -58,10 +58,10 @@ class FakeRunner:
     def finish(self, answers: Sequence[InferenceResponse | None] | None = None, took_ns: int = 0) -> None:
         assert self.batch is not None
         batch, self.batch, self.next = self.batch, self.next, None
-        marks = ExecutionTimes()
-        marks.end()
-        marks.ended_ns = marks.started_ns + took_ns
-        self.done(self, batch, answers or [OK] * len(batch), marks)
+        timings = ExecutionTimes()
+        timings.end()
+        timings.ended_ns = timings.started_ns + took_ns
+        self.done(self, batch, answers or [OK] * len(batch), timings)
 
     def die(self) -> None:
         self.usable = False

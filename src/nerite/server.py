@@ -67,14 +67,14 @@ class InferenceServer:
         options: ServerOptions,
         manager_of: Callable[[ServerEntry, Callable[[], None]], ModelManager],
         cache: ResponseCache | None = None,
-        reception: TenantAdmission | None = None,
+        tenant_admission: TenantAdmission | None = None,
         helpers: HelperPool | None = None,
     ) -> None:
         """``manager_of`` makes the model manager, given this door and what to call when models come and go."""
         self._options = options
         self._epoch = object()
         self._cache = cache
-        self._reception = reception
+        self._tenant_admission = tenant_admission
         self.regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
         """The shared memory that clients have registered."""
         self.tracing = Tracing(options.trace, self._trace_running)
@@ -309,11 +309,11 @@ class InferenceServer:
 
     def quota(self) -> dict[str, Any]:
         """Return what tenants have used of which model, and what they have left."""
-        return self._reception.quota() if self._reception is not None else {}
+        return self._tenant_admission.quota() if self._tenant_admission is not None else {}
 
     def admission_metrics(self) -> list[MetricFamily]:
         """Return the metrics of letting requests in; none where nobody has to be let in."""
-        return self._reception.families() if self._reception is not None else []
+        return self._tenant_admission.families() if self._tenant_admission is not None else []
 
     def trace_settings(self, model: str) -> TraceSettings:
         """Return what is traced. Raises Triton's refusal of a model that does not run; an empty name is for all."""
@@ -409,8 +409,8 @@ class InferenceServer:
         for record in self._manager.records:
             for running in record.running.values():
                 running.server_stops()
-        if self._reception is not None:
-            self._reception.stop()
+        if self._tenant_admission is not None:
+            self._tenant_admission.stop()
 
     def stop_accepting(self) -> None:
         """Refuse new requests from now on."""

@@ -120,8 +120,8 @@ _SAID = {"INVALID_ARG": "Invalid argument", "INTERNAL": "Internal", "UNSUPPORTED
 def run(options: ServerOptions) -> int:
     """Serve until a signal ends it; return the exit status."""
     _allow_many_files()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(ServerProcess(options).serve())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as instance:
+        return instance.run(ServerProcess(options).serve())
 
 
 def _allow_many_files() -> None:
@@ -140,7 +140,7 @@ class ServerProcess:
         self._repositories: list[Repository] = []
         self._key_files: dict[str, KeyFile] = {}
         self._policy: WatchedPolicy | None = None
-        self._reception: TenantAdmission
+        self._tenant_admission: TenantAdmission
         self._ports: ServerPorts
         self._stop_asked = asyncio.Event()
 
@@ -160,41 +160,45 @@ class ServerProcess:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._asked_to_stop)
         lines = WorkerLines(log)
-        nursery = ForkServer(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
-        guests = ForeignSegments()
-        helpers = HelperPool(nursery, loop, guests)
+        fork_server = ForkServer(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
+        foreign_segments = ForeignSegments()
+        helpers = HelperPool(fork_server, loop, foreign_segments)
         device = self._options.device
         library = gpus.open_library()
         found = gpus.of_this_machine(library, os.environ, device.min_compute_capability)
         placement = GpuPlacement(library, found, device.min_compute_capability, device.load_gpu_limits)
-        reception = self._reception = TenantAdmission(None if self._policy is None else self._policy.policy, loop)
+        tenant_admission = self._tenant_admission = TenantAdmission(
+            None if self._policy is None else self._policy.policy, loop
+        )
         gauges = gauges_of(library, found, self._options.metrics, os.environ)
         loading = asyncio.Semaphore(max(self._options.repository.load_threads, 1))
 
-        def manager(door: ServerEntry, on_change: Callable[[], None]) -> ModelManager:
-            around = ServerContext(
+        def manager(server: ServerEntry, on_change: Callable[[], None]) -> ModelManager:
+            server_context = ServerContext(
                 loop,
                 self._loader,
                 loading,
-                nursery,
-                guests,
-                door,
+                fork_server,
+                foreign_segments,
+                server,
                 lines,
                 limit_of(self._options.stay_awake_microseconds),
                 self._options.queue,
                 HostPolicies(device.host_policies),
                 None if device.rate_limit == "off" else RateLimiter(device.rate_limit_resources),
                 infer_request.read_recorded_request,
-                reception,
+                tenant_admission,
                 self._options.metrics,
             )
             settings_of = self._options.settings_of
             repository = self._options.repository
-            maker = VersionMaker(repository, settings_of, Launcher(around), self._loader, loading, cache, placement)
+            maker = VersionMaker(
+                repository, settings_of, Launcher(server_context), self._loader, loading, cache, placement
+            )
             return ModelManager(repository, self._repositories, maker, self._loader, on_change)
 
-        server = InferenceServer(self._options, manager, cache, reception, helpers)
-        callers = None if self._policy is None else Callers(lambda: reception.policy)
+        server = InferenceServer(self._options, manager, cache, tenant_admission, helpers)
+        callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
         self._ports = ServerPorts(server, self._options, self._key_files, callers, gauges)
         watchdog: LoopWatchdog | None = None
         try:
@@ -228,7 +232,7 @@ class ServerProcess:
             if gauges is not None:
                 gauges.close()
             helpers.close()
-            nursery.close()
+            fork_server.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
             environments.stop_installer()
 
@@ -314,7 +318,7 @@ class ServerProcess:
         """Yield what goes on beside the serving: looking at workers, and at files that may change."""
         yield Auditor(lambda: _versions(server)).run
         if self._options.stall_seconds:
-            yield SlowBatchMonitor(lambda: _runners(server), self._options.stall_seconds).run
+            yield SlowBatchMonitor(lambda: _instances(server), self._options.stall_seconds).run
         if self._options.repository.control_mode == "poll":
             yield Poller(server.manager, self._options.repository.poll_secs).run
         for file in self._key_files.values():
@@ -326,7 +330,7 @@ class ServerProcess:
         """Have what is new in a file count from the next request on."""
         (log.warning if file.problem else log.info)(file.news())
         if isinstance(file, WatchedPolicy):
-            self._reception.follow(file.policy)
+            self._tenant_admission.follow(file.policy)
         self._ports.forget()
 
     async def _stop(self, server: InferenceServer) -> None:
@@ -397,7 +401,7 @@ def _versions(server: InferenceServer) -> Iterator[RunningVersion]:
         yield from record.running.values()
 
 
-def _runners(server: InferenceServer) -> Iterator[ModelInstance]:
+def _instances(server: InferenceServer) -> Iterator[ModelInstance]:
     """Yield the instances of all models that run."""
     for running in _versions(server):
-        yield from running.runners
+        yield from running.instances

@@ -83,10 +83,10 @@ _MORE: Final[tuple[dict[str, Any], ...]] = (
     {
         "platform": "ensemble",
         "backend": "",
-        "ensemble_scheduling": {"step": [{"model_name": "guest", "model_version": -1}]},
+        "ensemble_scheduling": {"step": [{"model_name": "foreign_segment", "model_version": -1}]},
     },
     {"optimization": {"priority": "PRIORITY_MAX"}},
-    {"name": "guest"},
+    {"name": "foreign_segment"},
     {"backend": "onnxruntime"},
     {"default_model_filename": "other.py"},
 )
@@ -276,7 +276,7 @@ METHODS: Final[dict[str, Callable[[random.Random], Any]]] = {
     f"{_SERVICE}ModelStatistics": _about(wire.ModelStatisticsRequest),
     f"{_SERVICE}RepositoryIndex": lambda rng: wire.RepositoryIndexRequest(ready=rng.random() < 0.5),
     f"{_SERVICE}RepositoryModelLoad": _loaded,
-    f"{_SERVICE}RepositoryModelUnload": lambda rng: wire.RepositoryModelUnloadRequest(model_name="guest"),
+    f"{_SERVICE}RepositoryModelUnload": lambda rng: wire.RepositoryModelUnloadRequest(model_name="foreign_segment"),
     f"{_SERVICE}SystemSharedMemoryStatus": lambda rng: wire.SystemSharedMemoryStatusRequest(),
     f"{_SERVICE}SystemSharedMemoryRegister": _registered,
     f"{_SERVICE}SystemSharedMemoryUnregister": lambda rng: wire.SystemSharedMemoryUnregisterRequest(name="mine"),

@@ -159,7 +159,7 @@ def config_document(rng: random.Random) -> bytes:
 
 
 _DOCUMENT: Final = {
-    "name": "guest", "backend": "python", "max_batch_size": 4,
+    "name": "foreign_segment", "backend": "python", "max_batch_size": 4,
     "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1, "4"], "format": "FORMAT_NONE"}],
     "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": ["1"], "reshape": {"shape": []}}],
     "dynamic_batching": {"preferred_batch_size": [4], "max_queue_delay_microseconds": "100"},

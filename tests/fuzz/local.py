@@ -23,7 +23,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fuzz-config-")
-        self._model = Path(self._folder.name) / "guest"
+        self._model = Path(self._folder.name) / "foreign_segment"
         (self._model / "1").mkdir(parents=True)
 
     def read(self, case: Case) -> Outcome:

@@ -57,7 +57,7 @@ MODELS: Final[dict[str, Model]] = {
     "vectors": Model((Tensor("text_input", "BYTES", 1),), output="embedding"),
     "ratings": Model((Tensor("query", "BYTES", 1), Tensor("documents", "BYTES")), rows=0, output="scores"),
 }
-GUESTS: Final = ("guest", "guest_b", "guest_é")
+GUESTS: Final = ("foreign_segment", "foreign_segment_b", "foreign_segment_é")
 """Models that are not there at first: loads bring them."""
 ON_DISK: Final = "disk"
 """A model of the repository that is not loaded at first, whose configuration changes."""

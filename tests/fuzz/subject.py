@@ -310,7 +310,7 @@ class Server:
         """Let it come to rest; return what it holds that it did not hold at first."""
         if self._dead:
             return []
-        await self._forget_guests()
+        await self._forget_foreign_segments()
         caches = int(sum((await self._counted("nerite_internal_cache_bytes")).values()))
         await self._close_lanes()
         pid = self._serving.process.pid
@@ -345,7 +345,7 @@ class Server:
         held = {kind: count for kind, count in kinds.items() if _FREED.search(kind)}
         return [Symptom("cycles", min(held), str(held))] if held else []
 
-    async def _forget_guests(self) -> None:
+    async def _forget_foreign_segments(self) -> None:
         """Unload what loads have brought, and forget regions that inputs have registered."""
         # The index has those of the repository alone.
         answers, _ = await self._own.ask([request(b"GET /v2/models/stats", b"")])

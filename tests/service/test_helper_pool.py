@@ -28,9 +28,9 @@ Scenario = Callable[["Caller"], Awaitable[None]]
 class Caller:
     """Calls, and waits for answers."""
 
-    def __init__(self, pool: HelperPool, guests: ForeignSegments) -> None:
+    def __init__(self, pool: HelperPool, foreign_segments: ForeignSegments) -> None:
         self.pool = pool
-        self.guests = guests
+        self.foreign_segments = foreign_segments
         self.call: HelperCall
 
     def begin(self, function: str, *arguments: Any, seconds: float = 60) -> asyncio.Future[list[Any]]:
@@ -52,14 +52,14 @@ class Caller:
 @asynccontextmanager
 async def calling(most: int) -> AsyncIterator[Caller]:
     loop = asyncio.get_running_loop()
-    nursery = ForkServer(loop, lambda *said: None)
-    guests = ForeignSegments()
-    pool = HelperPool(nursery, loop, guests, most)
+    fork_server = ForkServer(loop, lambda *said: None)
+    foreign_segments = ForeignSegments()
+    pool = HelperPool(fork_server, loop, foreign_segments, most)
     try:
-        yield Caller(pool, guests)
+        yield Caller(pool, foreign_segments)
     finally:
         pool.close()
-        nursery.close()
+        fork_server.close()
 
 
 def run(scenario: Scenario, most: int = 1) -> None:
@@ -102,20 +102,20 @@ def test_workers_can_map_a_large_answer_as_long_as_somebody_has_it() -> None:
             await caller.ask("builtins:bytes", b"x" * 1000),
             await caller.ask("builtins:bytes", b"x" * (1 << 20)),
         )
-        assert caller.guests.find(address_of(small), 1000) is None
+        assert caller.foreign_segments.find(address_of(small), 1000) is None
         address = address_of(large)
-        found = caller.guests.find(address, 1 << 20)
+        found = caller.foreign_segments.find(address, 1 << 20)
         assert found is not None
-        guest, place = found
-        assert os.pread(guest.descriptor, 1 << 20, place) == b"x" * (1 << 20)
+        foreign_segment, place = found
+        assert os.pread(foreign_segment.descriptor, 1 << 20, place) == b"x" * (1 << 20)
         part = large[10:20]
         del large
         await asyncio.sleep(0)
-        assert caller.guests.find(address, 1 << 20) == found
+        assert caller.foreign_segments.find(address, 1 << 20) == found
         del part
-        await asyncio.to_thread(eventually, lambda: caller.guests.find(address, 1) is None)
+        await asyncio.to_thread(eventually, lambda: caller.foreign_segments.find(address, 1) is None)
         with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(guest.descriptor)
+            os.fstat(foreign_segment.descriptor)
 
     run(scenario)
 

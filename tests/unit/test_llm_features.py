@@ -29,10 +29,10 @@ def shown() -> Iterator[tuple[str, str]]:
             if file.startswith("test_") and file.endswith(".py"):
                 text = (Path(folder) / file).read_text()
                 if MARK in text:
-                    yield from marks(ast.parse(text))
+                    yield from timings(ast.parse(text))
 
 
-def marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def timings(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             for mark in node.decorator_list:

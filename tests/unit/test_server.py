@@ -38,7 +38,7 @@ class FakeManager:
 class Bench:
     def __init__(self) -> None:
         self.manager: Any = FakeManager()
-        self.server = InferenceServer(ServerOptions(), lambda door, on_change: self.manager)
+        self.server = InferenceServer(ServerOptions(), lambda server, on_change: self.manager)
         self.server.started()
 
     def model(self, name: str, *, unreadable: str = "", **states: VersionState) -> None:

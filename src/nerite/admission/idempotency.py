@@ -311,17 +311,17 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
     As long as it is kept the model does not wait either, but for the one who follows alone.
     """
 
-    __slots__ = ("_followers", "_rejoining", "_said", "carrier", "entry")
+    __slots__ = ("_followers", "_idempotency", "_said", "carrier", "entry")
 
     def __init__(
-        self, key: tuple[object, ...], question: object, entry: IdempotentQueue, rejoining: IdempotencyRegistry
+        self, key: tuple[object, ...], question: object, entry: IdempotentQueue, idempotency: IdempotencyRegistry
     ) -> None:
         super().__init__(key, question)
         self.entry = entry
         """Where the carrier was queued."""
         self.carrier: InferenceRequest | None = None
         """What was queued, until it is over."""
-        self._rejoining = rejoining
+        self._idempotency = idempotency
         self._followers: dict[InferenceRequest, ResponseFollower] = {}
         self._said: list[RecordedResponse] = []
         """Everything; of what is not kept any more, what somebody has not had."""
@@ -349,9 +349,9 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
         kept = InferenceResponse(response.header, [bytes(each) for each in response.data], response.error)
         before = self._said[-1].response.header if self._said else None
         self._said.append(RecordedResponse(kept, final))
-        self._rejoining.said(self, _size_of(kept, before))
+        self._idempotency.said(self, _size_of(kept, before))
         if final:
-            self._rejoining.ended(self, failed=response.error is not None)
+            self._idempotency.ended(self, failed=response.error is not None)
         for follower in list(self._followers.values()):
             if not follower.awaited:
                 self.go_on(follower)
@@ -372,7 +372,7 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
                 self._forget(follower)
         else:
             follower.awaited = True
-            self._rejoining.soon(self.go_on, follower)
+            self._idempotency.soon(self.go_on, follower)
         if not self.kept:
             self._trim()
 
@@ -391,14 +391,14 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
         del self._followers[follower.request]
         if follower.timer is not None:
             follower.timer.cancel()
-        self._rejoining.left(self)
+        self._idempotency.left(self)
 
     def _paused(self, request: InferenceRequest, paused: bool) -> None:
         follower = self._followers[request]
         follower.paused = paused
         if not paused and not follower.awaited:
             follower.awaited = True  # not now: whoever says so may be in the middle of something
-            self._rejoining.soon(self.go_on, follower)
+            self._idempotency.soon(self.go_on, follower)
         self._resume()
 
     def _resume(self) -> None:
@@ -422,15 +422,15 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
 
     # What whoever follows wants to know of the execution
 
-    def ran(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Pass it on."""
-        for witness, each in self._witnesses():
-            witness.ran(each, marks)
+        for observer, each in self._witnesses():
+            observer.ran(each, timings)
 
-    def parted(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Pass it on."""
-        for witness, each in self._witnesses():
-            witness.parted(each, marks)
+        for observer, each in self._witnesses():
+            observer.parted(each, timings)
 
     def _witnesses(self) -> list[tuple[ExecutionObserver, InferenceRequest]]:
         return [(each.sink, each) for each in self._followers if isinstance(each.sink, ExecutionObserver)]
@@ -463,11 +463,13 @@ def _lasting(header: RequestHeader, grace_ns: int) -> RequestHeader:
 class IdempotentQueue:
     """A queue that requests with a key go around, where another one has been made for them. For the loop's thread."""
 
-    def __init__(self, queue: RequestQueueInterface, gate: AdmissionController, rejoining: IdempotencyRegistry) -> None:
+    def __init__(
+        self, queue: RequestQueueInterface, gate: AdmissionController, idempotency: IdempotencyRegistry
+    ) -> None:
         """``gate`` counts those that join."""
         self.queue = queue
         self._gate = gate
-        self._rejoining = rejoining
+        self._idempotency = idempotency
 
     @property
     def model(self) -> str:
@@ -490,7 +492,7 @@ class IdempotentQueue:
         if key is None:
             self.queue.submit(request)
         else:
-            self._rejoining.ask(request, key, self)
+            self._idempotency.ask(request, key, self)
 
     def joined(self, request: InferenceRequest) -> None:
         """Count a request that joins another."""
@@ -499,7 +501,7 @@ class IdempotentQueue:
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call once nothing waits or runs any more: at once, if so now. No more requests come."""
-        self._rejoining.let_go(self)
+        self._idempotency.let_go(self)
         self.queue.when_drained(call)
 
     def abandon(self, error: NeriteError) -> None:

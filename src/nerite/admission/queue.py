@@ -234,11 +234,11 @@ class AdmissionQueue:
 class AdmittedSink(ForwardingSink):
     """Takes the place of a request's sink, so that the turnstile sees the answers."""
 
-    __slots__ = ("_turnstile", "instead", "ticket", "timer")
+    __slots__ = ("_admission_queue", "instead", "ticket", "timer")
 
-    def __init__(self, turnstile: AdmissionQueue, ticket: AdmissionTicket, sink: ReplySink) -> None:
+    def __init__(self, admission_queue: AdmissionQueue, ticket: AdmissionTicket, sink: ReplySink) -> None:
         super().__init__(sink)
-        self._turnstile = turnstile
+        self._admission_queue = admission_queue
         self.ticket = ticket
         self.instead: InferenceResponse | None = None
         """The last response, whatever comes as the last."""
@@ -251,7 +251,7 @@ class AdmittedSink(ForwardingSink):
                 self.timer.cancel()
             response = self.instead or response
         self._sink.respond(request, response, final)
-        self._turnstile.passed(self.ticket, request, response, final)
+        self._admission_queue.passed(self.ticket, request, response, final)
 
 
 def caller_of(request: InferenceRequest) -> Caller:
@@ -325,12 +325,12 @@ class EngineAdmissionQueue(AdmissionQueue):
         else:
             super().submit(request)
 
-    def reported(self, runner: ModelInstance, report: EngineReport | None) -> None:
+    def reported(self, instance: ModelInstance, report: EngineReport | None) -> None:
         """Take in what an engine says of itself; None: it has died."""
         if report is None:
-            self._reports.pop(runner, None)
+            self._reports.pop(instance, None)
             return
-        self._reports[runner] = report
+        self._reports[instance] = report
         reports = self._reports.values()
         total, free = sum(each.total_blocks for each in reports), sum(each.free_blocks for each in reports)
         most = [each.most_sequences for each in reports]

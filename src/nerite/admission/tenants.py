@@ -234,14 +234,14 @@ class TenantAdmission:
         self._usages: dict[UsageKey, UsageTable] = {}
         """By model, for as long as the server runs: what was used stays used when a model is loaded again."""
         self._turnstiles: WeakSet[AdmissionQueue] = WeakSet()
-        self._rejoining = IdempotencyRegistry(self.policy.keeping, loop)
+        self._idempotency = IdempotencyRegistry(self.policy.keeping, loop)
 
     @property
     def policy(self) -> AdmissionPolicy:
         """What is in force."""
         return self._accounts.policy
 
-    def turnstile(
+    def admission_queue(
         self,
         model: str,
         queue: RequestQueueInterface,
@@ -251,18 +251,18 @@ class TenantAdmission:
         """Return what lets requests in to a version of a model; None where nobody has to be let in."""
         if not self.in_force:
             return None
-        turnstile = AdmissionQueue(self._gate(model, tokens=False), queue, enter, statistics, self._loop)
-        self._turnstiles.add(turnstile)
-        return turnstile
+        admission_queue = AdmissionQueue(self._gate(model, tokens=False), queue, enter, statistics, self._loop)
+        self._turnstiles.add(admission_queue)
+        return admission_queue
 
-    def engine_turnstile(
+    def engine_admission_queue(
         self, model: str, queue: RequestQueueInterface, statistics: VersionStatistics, admission: LoadShedder
     ) -> EngineAdmissionQueue:
         """Return the same of a model whose engine generates tokens: one lets in as many as the engine can do at once.
 
         ``admission`` bounds the queue where no policy does.
         """
-        turnstile = EngineAdmissionQueue(
+        admission_queue = EngineAdmissionQueue(
             self._gate(model, tokens=True),
             queue,
             queue.submit,
@@ -270,12 +270,12 @@ class TenantAdmission:
             self._loop,
             None if self.in_force else admission,
         )
-        self._turnstiles.add(turnstile)
-        return turnstile
+        self._turnstiles.add(admission_queue)
+        return admission_queue
 
-    def keyed(self, turnstile: EngineAdmissionQueue) -> IdempotentQueue:
+    def keyed(self, admission_queue: EngineAdmissionQueue) -> IdempotentQueue:
         """Return what stands before that, for requests that have an idempotency key."""
-        return IdempotentQueue(turnstile, turnstile.gate, self._rejoining)
+        return IdempotentQueue(admission_queue, admission_queue.gate, self._idempotency)
 
     def _gate(self, model: str, *, tokens: bool) -> AdmissionController:
         usage = self._usages.setdefault(UsageKey(model, tokens), UsageTable())
@@ -284,14 +284,14 @@ class TenantAdmission:
     def follow(self, policy: AdmissionPolicy) -> None:
         """Go on by another policy. Who was let in stays, and what was used stays used."""
         self._accounts.follow(policy, _now())
-        self._rejoining.follow(policy.keeping)
-        for turnstile in self._turnstiles:
-            turnstile.gate.follow()
-            turnstile.look_soon()
+        self._idempotency.follow(policy.keeping)
+        for admission_queue in self._turnstiles:
+            admission_queue.gate.follow()
+            admission_queue.look_soon()
 
     def stop(self) -> None:
         """Keep no answers any more for clients that are gone: the server stops."""
-        self._rejoining.let_go()
+        self._idempotency.let_go()
 
     def quota(self) -> dict[str, Any]:
         """Return what tenants have used, and what they have left, as JSON."""
@@ -307,4 +307,4 @@ class TenantAdmission:
         return [self._accounts.of(name, now).standing(now) for name in names]
 
     def _gates(self) -> list[AdmissionController]:
-        return [turnstile.gate for turnstile in self._turnstiles]
+        return [admission_queue.gate for admission_queue in self._turnstiles]

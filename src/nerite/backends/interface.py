@@ -106,7 +106,7 @@ class Instance(Protocol):
     """One copy of a model, used by one thread at a time; on a CPU not always by the same."""
 
     def execute(
-        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+        self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
         """Answer each request of a batch, in order.
 

@@ -188,9 +188,9 @@ def last_wins(before: Mapping[Any, _V], now: Mapping[Any, _V]) -> dict[Any, _V]:
     return {**before, **now}
 
 
-def _three_parts(text: str, marks: tuple[str, str], refusal: str) -> tuple[str, str, str]:
-    first, found, rest = text.partition(marks[0])
-    second, found_too, third = rest.partition(marks[1])
+def _three_parts(text: str, timings: tuple[str, str], refusal: str) -> tuple[str, str, str]:
+    first, found, rest = text.partition(timings[0])
+    second, found_too, third = rest.partition(timings[1])
     if not (found and found_too and first and second and third):
         raise BadValue(refusal)
     return first, second, third

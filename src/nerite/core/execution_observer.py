@@ -61,17 +61,17 @@ class ExecutionObserver:
 
     __slots__ = ()
 
-    def ran(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
-        """Take note of the execution. ``marks`` is None if the worker died. Responses may be still to come."""
+    def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
+        """Take note of the execution. ``timings`` is None if the worker died. Responses may be still to come."""
 
-    def turned(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def turned(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Take note of an execution after which the request waits to run once more."""
 
-    def composed(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
-        """Take note that an ensemble is done. ``marks`` has the sums over its steps; None: it failed."""
+    def composed(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
+        """Take note that an ensemble is done. ``timings`` has the sums over its steps; None: it failed."""
 
-    def parted(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
-        """Take note of one of several responses; ``marks`` as in ``Part``. Sooner or later comes ``ran`` as well."""
+    def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
+        """Take note of one of several responses; ``timings`` as in ``Part``. Sooner or later comes ``ran`` as well."""
 
     @property
     def trace(self) -> object:
@@ -91,25 +91,25 @@ class ForwardingSink(ExecutionObserver):
     def __init__(self, sink: ReplySink) -> None:
         self._sink = sink
 
-    def ran(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Pass it on."""
         if isinstance(self._sink, ExecutionObserver):
-            self._sink.ran(request, marks)
+            self._sink.ran(request, timings)
 
-    def turned(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def turned(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Pass it on."""
         if isinstance(self._sink, ExecutionObserver):
-            self._sink.turned(request, marks)
+            self._sink.turned(request, timings)
 
-    def composed(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def composed(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Pass it on."""
         if isinstance(self._sink, ExecutionObserver):
-            self._sink.composed(request, marks)
+            self._sink.composed(request, timings)
 
-    def parted(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Pass it on."""
         if isinstance(self._sink, ExecutionObserver):
-            self._sink.parted(request, marks)
+            self._sink.parted(request, timings)
 
     @property
     def trace(self) -> object:

@@ -28,10 +28,10 @@ def memory_file(size: int = 0) -> int:
 def memory_of(pid: int) -> int:
     """Return the bytes that a process has for itself: no files, and nothing that is shared; 0 where nothing is told."""
     try:
-        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+        hosted, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
     except OSError:
         return 0
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return (int(hosted) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_of_family(pid: int) -> int:

@@ -277,7 +277,7 @@ class InferenceRequest:
     """Whether another request causes it: somebody inside the server waits for it."""
     repeats = False
     """Whether another request of the same call has the same prompt, which is paid for once."""
-    stretch: Any = None
+    fused_segment: Any = None
     """Of a step of an ensemble: what may follow it at once, where its model lives with others."""
 
     def __init__(

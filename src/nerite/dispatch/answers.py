@@ -60,7 +60,7 @@ class ResponseDispatcher:
         self,
         batch: Batch,
         responses: Sequence[InferenceResponse | None],
-        marks: ExecutionTimes | None,
+        timings: ExecutionTimes | None,
         apart: Sequence[InferenceRequest],
     ) -> None:
         """Pass on what a batch returned. ``apart`` are requests that ran with it, and are not done."""
@@ -79,26 +79,26 @@ class ResponseDispatcher:
             for request, response in zip(batch, responses, strict=True):
                 if response is not None:
                     self._respond(request, response)
-        now = marks.ended_ns if marks is not None and marks.followed else _now()
+        now = timings.ended_ns if timings is not None and timings.followed else _now()
         try:
-            self._statistics.executed(answered, marks, now, apart)
+            self._statistics.executed(answered, timings, now, apart)
         except Exception as error:
             report("dispatcher", error, "while a batch was counted")
 
     def part(
-        self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: ExecutionTimes | None
+        self, request: InferenceRequest, response: InferenceResponse, final: bool, timings: ExecutionTimes | None
     ) -> None:
         """Pass on one of several responses to a request. Only last ones keep an order."""
         progress = self._progress.get(request)
-        if marks is not None:
+        if timings is not None:
             if progress is None:
-                progress = self._progress[request] = ResponseProgress(marks, request.queued_ns)
-            self._statistics.responded(request, response, progress, marks)
+                progress = self._progress[request] = ResponseProgress(timings, request.queued_ns)
+            self._statistics.responded(request, response, progress, timings)
         if not final:
             request.on_pause = self._on_pause
             request.respond(response, False)
             return
-        self._statistics.ended(request, response, progress, marks, _now())
+        self._statistics.ended(request, response, progress, timings, _now())
         if request in self.open:
             self.open.remove(request)
             self.entered -= 1
@@ -148,23 +148,23 @@ class ResponseDispatcher:
 # others.
 
 
-def tell_of_batch(batch: Batch, responses: Sequence[InferenceResponse | None], marks: ExecutionTimes | None) -> None:
+def tell_of_batch(batch: Batch, responses: Sequence[InferenceResponse | None], timings: ExecutionTimes | None) -> None:
     """Tell of an execution. Never raises."""
-    if marks is not None:
-        marks.requests = len(batch)
+    if timings is not None:
+        timings.requests = len(batch)
     for request, response in zip(batch, responses, strict=True):
         if isinstance(request.sink, ExecutionObserver):
             again = response is not None and response.again
             try:
-                (request.sink.turned if again else request.sink.ran)(request, marks)
+                (request.sink.turned if again else request.sink.ran)(request, timings)
             except Exception as error:
                 report("dispatcher", error, "while a trace was written", request.id)
 
 
-def tell_of_response(request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+def tell_of_response(request: InferenceRequest, timings: ExecutionTimes | None) -> None:
     """Tell of one of several responses. Never raises."""
     if isinstance(request.sink, ExecutionObserver):
         try:
-            request.sink.parted(request, marks)
+            request.sink.parted(request, timings)
         except Exception as error:
             report("dispatcher", error, "while a trace was written", request.id)

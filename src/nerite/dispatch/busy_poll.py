@@ -66,11 +66,11 @@ _now = time.monotonic
 class BusyPoll:
     """One for the loop, told by all who start and finish work on it."""
 
-    __slots__ = ("_awake", "_loop", "_vigil", "_work")
+    __slots__ = ("_awake", "_loop", "_poll_policy", "_work")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
         self._loop = loop
-        self._vigil = BusyPollPolicy(limit)
+        self._poll_policy = BusyPollPolicy(limit)
         self._awake = False
         self._work = False
         """Something is to be done in this turn of the loop, and nobody else comes first."""
@@ -83,16 +83,16 @@ class BusyPoll:
     def stir(self, working: bool) -> None:
         """Note that something happened; ``working``: an answer of a model is what is waited for next."""
         now = _now()
-        vigil = self._vigil
-        vigil.stir(now)
-        vigil.rest(now, working)
-        if not self._awake and vigil.awake(now):
+        poll_policy = self._poll_policy
+        poll_policy.stir(now)
+        poll_policy.rest(now, working)
+        if not self._awake and poll_policy.awake(now):
             self._awake = True
             self._loop.call_soon(self._look)
 
     def _look(self) -> None:
         """Have the loop look for events once more, without sleeping."""
-        if self._vigil.awake(_now()):
+        if self._poll_policy.awake(_now()):
             if self._work:
                 self._work = False
             else:

@@ -89,30 +89,30 @@ class AnyInstancePicker:
             batch = decider.take(now)
             if batch is None:
                 return None
-            runner = self.idle.popleft()
-            if runner.ahead:
-                self._behind.append(runner)
-            return runner, batch
+            instance = self.idle.popleft()
+            if instance.ahead:
+                self._behind.append(instance)
+            return instance, batch
         if self._brief and self._behind and (batch := decider.take_full(now)) is not None:
-            runner = self._behind.popleft()
-            self._full.add(runner)
-            return runner, batch
+            instance = self._behind.popleft()
+            self._full.add(instance)
+            return instance, batch
         return None
 
     def ended(
-        self, runner: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
+        self, instance: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
     ) -> Ended:
-        """Note that ``runner`` has finished a batch, whose requests all come to their end with it."""
-        if runner in self._present:
+        """Note that ``instance`` has finished a batch, whose requests all come to their end with it."""
+        if instance in self._present:
             self._brief = took_ns < BRIEF_NS
-            if not runner.ahead:
-                self.idle.append(runner)
-            elif runner in self._full:
-                self._full.remove(runner)
-                self._behind.append(runner)
+            if not instance.ahead:
+                self.idle.append(instance)
+            elif instance in self._full:
+                self._full.remove(instance)
+                self._behind.append(instance)
             else:
-                self._behind.remove(runner)
-                self.idle.append(runner)
+                self._behind.remove(instance)
+                self.idle.append(instance)
         return batch, responses, _NONE
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
@@ -128,25 +128,25 @@ class AnyInstancePicker:
     def finish(self) -> None:
         """Do nothing: no request waits for another one."""
 
-    def came(self, runner: ModelInstance) -> None:
-        """Note that ``runner`` is there, up and idle."""
-        self._present.add(runner)
-        self.idle.append(runner)
+    def came(self, instance: ModelInstance) -> None:
+        """Note that ``instance`` is there, up and idle."""
+        self._present.add(instance)
+        self.idle.append(instance)
 
-    def gone(self, runner: ModelInstance) -> Sequence[Refusal]:
-        """Note that ``runner`` went down or left. Others can do what it would have done."""
-        self.retire(runner)
+    def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
+        """Note that ``instance`` went down or left. Others can do what it would have done."""
+        self.retire(instance)
         return ()
 
-    def retire(self, runner: ModelInstance) -> None:
-        """Give no more batches to ``runner``, whatever it runs."""
-        self._present.discard(runner)
-        self._full.discard(runner)
+    def retire(self, instance: ModelInstance) -> None:
+        """Give no more batches to ``instance``, whatever it runs."""
+        self._present.discard(instance)
+        self._full.discard(instance)
         for among in (self.idle, self._behind):
-            if runner in among:
-                among.remove(runner)
+            if instance in among:
+                among.remove(instance)
 
-    def holds(self, runner: ModelInstance) -> bool:
+    def holds(self, instance: ModelInstance) -> bool:
         """Return False: whoever leaves need only finish what it runs."""
         return False
 
@@ -169,12 +169,12 @@ class AnyInstancePicker:
     def _bring_forward(self, may: May, now: int) -> bool:
         """Have the batch that is due, if one is, go to an idle instance that may begin; return whether there is one."""
         due = self._decider.due(now)
-        runner = next(filter(may, self.idle), None) if due else None
-        self._barred = due and runner is None
-        if runner is not None:
-            self.idle.remove(runner)
-            self.idle.appendleft(runner)
-        return runner is not None
+        instance = next(filter(may, self.idle), None) if due else None
+        self._barred = due and instance is None
+        if instance is not None:
+            self.idle.remove(instance)
+            self.idle.appendleft(instance)
+        return instance is not None
 
 
 # Which instance has which batch. Each batch that was handed to an instance comes back exactly once.
@@ -186,11 +186,11 @@ class AnyInstancePicker:
 class BatchSplit:
     """A batch that runs request by request: what is left to run, and the answers so far."""
 
-    __slots__ = ("_left", "awaited", "batch", "looping", "marks", "responses")
+    __slots__ = ("_left", "awaited", "batch", "looping", "responses", "timings")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.marks: ExecutionTimes | None = None
+        self.timings: ExecutionTimes | None = None
         """The times of the request that ran last."""
         self.responses: list[InferenceResponse | None] = [None] * len(batch)
         # A request that only fills a slot has no caller, and no answer.
@@ -207,12 +207,12 @@ class BatchSplit:
         return self.awaited
 
     def answered(
-        self, alone: Batch, responses: Sequence[InferenceResponse | None], marks: ExecutionTimes | None
+        self, alone: Batch, responses: Sequence[InferenceResponse | None], timings: ExecutionTimes | None
     ) -> None:
         """Take the answer to the request that ran in ``alone``."""
         assert self.awaited is not None
         self.responses[self.awaited] = responses[alone.index(self.batch[self.awaited])]
-        self.marks = marks or self.marks
+        self.timings = timings or self.timings
         self.awaited = None
 
 
@@ -224,9 +224,9 @@ class Leases(dict[int, tuple[ModelInstance, Batch]]):
 
     __slots__ = ()
 
-    def holds(self, runner: ModelInstance) -> bool:
-        """Return whether ``runner`` has a batch."""
-        return any(holder is runner for holder, _ in self.values())
+    def holds(self, instance: ModelInstance) -> bool:
+        """Return whether ``instance`` has a batch."""
+        return any(holder is instance for holder, _ in self.values())
 
     def batches(self) -> Iterator[Batch]:
         """Yield each batch that is out."""
@@ -234,7 +234,7 @@ class Leases(dict[int, tuple[ModelInstance, Batch]]):
 
     def lost(self) -> Sequence[tuple[ModelInstance, Batch]]:
         """Return the batches whose instance says that it has nothing under way."""
-        return [(runner, batch) for runner, batch in self.values() if not runner.busy]
+        return [(instance, batch) for instance, batch in self.values() if not instance.busy]
 
 
 def unanswered(holder: Callable[[InferenceRequest], None], since: int) -> list[InferenceRequest]:

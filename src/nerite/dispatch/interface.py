@@ -106,9 +106,9 @@ class InstancePicker(Protocol):
         """Return an instance and the batch that it is given now; None if nothing should start."""
 
     def ended(
-        self, runner: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
+        self, instance: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
     ) -> Ended:
-        """Note that ``runner`` has finished a batch."""
+        """Note that ``instance`` has finished a batch."""
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
         """Take note of one of several responses to a request; return what its caller gets of it, None if it has none.
@@ -116,16 +116,16 @@ class InstancePicker(Protocol):
         What is ``empty`` and not the last, the caller does not get.
         """
 
-    def came(self, runner: ModelInstance) -> None:
-        """Note that ``runner`` is there, up and idle."""
+    def came(self, instance: ModelInstance) -> None:
+        """Note that ``instance`` is there, up and idle."""
 
-    def gone(self, runner: ModelInstance) -> Sequence[Refusal]:
-        """Note that ``runner`` went down or left, and return the requests that only it could have run."""
+    def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
+        """Note that ``instance`` went down or left, and return the requests that only it could have run."""
 
-    def retire(self, runner: ModelInstance) -> None:
-        """Begin nothing new with ``runner``, which is to leave."""
+    def retire(self, instance: ModelInstance) -> None:
+        """Begin nothing new with ``instance``, which is to leave."""
 
-    def holds(self, runner: ModelInstance) -> bool:
+    def holds(self, instance: ModelInstance) -> bool:
         """Return whether an instance that is to leave is needed still, for something that it has begun."""
 
     def resume(self, request: InferenceRequest) -> None:
@@ -191,7 +191,7 @@ class VersionHandle(ServedVersion, Protocol):
         """Tell whether all its instances can serve."""
 
     @property
-    def runners(self) -> Collection[object]:
+    def instances(self) -> Collection[object]:
         """Its instances."""
 
 

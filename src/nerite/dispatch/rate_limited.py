@@ -42,36 +42,36 @@ class InstanceResources:
             if seat is not None:
                 self._limiter.leave(seat)
 
-    def seat(self, runner: ModelInstance, seat: RateLimitedInstance) -> None:
+    def seat(self, instance: ModelInstance, seat: RateLimitedInstance) -> None:
         """Note whose seat it is."""
-        self._seats[runner] = seat
+        self._seats[instance] = seat
 
-    def acquire(self, runner: ModelInstance) -> bool:
+    def acquire(self, instance: ModelInstance) -> bool:
         """Return whether an instance may execute now. If not, ``granted`` is called later."""
-        return self._limiter.acquire(self._seats[runner])
+        return self._limiter.acquire(self._seats[instance])
 
-    def granted_to(self, runner: ModelInstance) -> bool:
+    def granted_to(self, instance: ModelInstance) -> bool:
         """Return whether an instance has what it asked for."""
-        return self._seats[runner].holding
+        return self._seats[instance].holding
 
-    def executes(self, runner: ModelInstance) -> None:
+    def executes(self, instance: ModelInstance) -> None:
         """Count an execution."""
-        self._seats[runner].count()
+        self._seats[instance].count()
 
-    def release(self, runner: ModelInstance, *, again: bool = False) -> None:
+    def release(self, instance: ModelInstance, *, again: bool = False) -> None:
         """Let others have what an instance had or waited for, unless it has left; ``again``: it wants it once more."""
-        seat = self._seats.get(runner)
+        seat = self._seats.get(instance)
         if seat is not None:
             self._limiter.release(seat, again=again)
 
-    def leave(self, runner: ModelInstance) -> None:
+    def leave(self, instance: ModelInstance) -> None:
         """Forget an instance that will not execute any more."""
-        self._limiter.leave(self._seats.pop(runner))
+        self._limiter.leave(self._seats.pop(instance))
 
     def close(self) -> None:
         """Forget all that are left."""
-        for runner in tuple(self._seats):
-            self.leave(runner)
+        for instance in tuple(self._seats):
+            self.leave(instance)
 
     def _granted(self) -> None:
         self.granted()
@@ -82,11 +82,11 @@ class RateLimitedPicker:
 
     ahead = False
 
-    def __init__(self, roster: SelectivePicker, rations: InstanceResources) -> None:
-        self._roster = roster
-        self._rations = rations
-        self.timed = roster.timed
-        self.settles = roster.settles
+    def __init__(self, picker: SelectivePicker, resources: InstanceResources) -> None:
+        self._picker = picker
+        self._resources = resources
+        self.timed = picker.timed
+        self.settles = picker.settles
         self._running: set[ModelInstance] = set()
         self._retired: set[ModelInstance] = set()
         self._waiting: set[ModelInstance] = set()
@@ -95,129 +95,129 @@ class RateLimitedPicker:
     @property
     def idle(self) -> Collection[ModelInstance]:
         """The instances that are up and run nothing."""
-        return self._roster.idle
+        return self._picker.idle
 
     @property
     def size(self) -> int:
         """Requests that wait."""
-        return self._roster.size
+        return self._picker.size
 
     @property
     def waiting(self) -> Mapping[int, int]:
         """How many requests wait, by priority."""
-        return self._roster.waiting
+        return self._picker.waiting
 
     @property
     def releases(self) -> Mapping[BatchReason, int]:
         """How many batches began for which reason."""
-        return self._roster.releases
+        return self._picker.releases
 
     def renewed(self) -> RateLimitedPicker:
         """Return an empty one with the same rules. An instance that runs keeps what it has until it has finished."""
-        return RateLimitedPicker(self._roster.renewed(), self._rations)
+        return RateLimitedPicker(self._picker.renewed(), self._resources)
 
     def alone(self, batch: Batch, index: int) -> Batch:
         """Return a batch in which one request of ``batch`` runs without the others."""
-        return self._roster.alone(batch, index)
+        return self._picker.alone(batch, index)
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait, or return why it is refused."""
-        return self._roster.offer(request, now)
+        return self._picker.offer(request, now)
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
         """Return who is refused because too many wait."""
-        return self._roster.give_way(request)
+        return self._picker.give_way(request)
 
     def choose(self, now: int) -> tuple[ModelInstance, Batch] | None:
         """Return an instance that has what it needs, and its batch; None if nothing should start."""
         while True:
             self._waiting.clear()
-            chosen = self._roster.choose(now, self._may_begin)
+            chosen = self._picker.choose(now, self._may_begin)
             if chosen is not None:
-                self._rations.executes(chosen[0])
+                self._resources.executes(chosen[0])
                 self._running.add(chosen[0])
                 return chosen
             self._stand_back()
             # What one of our instances stands back from may be what another one waits for.
-            if not any(map(self._rations.granted_to, self._waiting)):
+            if not any(map(self._resources.granted_to, self._waiting)):
                 return None
 
     def ended(
-        self, runner: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
+        self, instance: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
     ) -> Ended:
-        """Note that ``runner`` has finished a batch, and have it give back what it had."""
-        self._running.discard(runner)
-        ended = self._roster.ended(runner, batch, responses, took_ns)
-        self._rations.release(runner, again=self._roster.size > 0 and runner in self._roster.idle)
+        """Note that ``instance`` has finished a batch, and have it give back what it had."""
+        self._running.discard(instance)
+        ended = self._picker.ended(instance, batch, responses, took_ns)
+        self._resources.release(instance, again=self._picker.size > 0 and instance in self._picker.idle)
         return ended
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
         """Take note of one of several responses to a request; return what its caller gets of it."""
-        return self._roster.settle(request, response)
+        return self._picker.settle(request, response)
 
-    def came(self, runner: ModelInstance) -> None:
-        """Note that ``runner`` is there, up and idle: what it had before it gives back."""
-        self._rations.release(runner)
-        self._roster.came(runner)
+    def came(self, instance: ModelInstance) -> None:
+        """Note that ``instance`` is there, up and idle: what it had before it gives back."""
+        self._resources.release(instance)
+        self._picker.came(instance)
 
-    def gone(self, runner: ModelInstance) -> Sequence[Refusal]:
-        """Note that ``runner`` went down or left. What it has it gives back now, or when its batch has ended."""
-        lost = self._roster.gone(runner)
-        if runner not in self._running:
-            self._rations.release(runner)
-            if runner in self._retired:
-                self._retired.remove(runner)
-                self._rations.leave(runner)
+    def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
+        """Note that ``instance`` went down or left. What it has it gives back now, or when its batch has ended."""
+        lost = self._picker.gone(instance)
+        if instance not in self._running:
+            self._resources.release(instance)
+            if instance in self._retired:
+                self._retired.remove(instance)
+                self._resources.leave(instance)
         return lost
 
-    def retire(self, runner: ModelInstance) -> None:
-        """Begin nothing new with ``runner``, which is to leave."""
-        self._retired.add(runner)
-        self._roster.retire(runner)
+    def retire(self, instance: ModelInstance) -> None:
+        """Begin nothing new with ``instance``, which is to leave."""
+        self._retired.add(instance)
+        self._picker.retire(instance)
 
-    def holds(self, runner: ModelInstance) -> bool:
+    def holds(self, instance: ModelInstance) -> bool:
         """Return whether an instance that is to leave is needed still."""
-        return self._roster.holds(runner)
+        return self._picker.holds(instance)
 
     def resume(self, request: InferenceRequest) -> None:
         """Take note that the caller of ``request``, of which responses have left, wants more again."""
-        self._roster.resume(request)
+        self._picker.resume(request)
 
     def server_stops(self) -> None:
         """Take note that few requests come yet."""
-        self._roster.server_stops()
+        self._picker.server_stops()
 
     def finish(self) -> None:
         """Take note that no more requests come."""
-        self._roster.finish()
+        self._picker.finish()
 
     def wake_at(self) -> int | None:
         """Return when to call ``expire`` and ``choose`` again, if nothing else happens before."""
-        return self._roster.wake_at()
+        return self._picker.wake_at()
 
     def expire(self, now: int) -> Sequence[Refusal]:
         """Drop and return the requests that waited too long."""
-        return self._roster.expire(now)
+        return self._picker.expire(now)
 
     def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Take note that the caller of ``request`` gave up; return all that waits no more for that reason."""
-        return self._roster.withdraw(request)
+        return self._picker.withdraw(request)
 
     def drain(self) -> list[InferenceRequest]:
         """Drop and return everything that waits."""
-        drained = self._roster.drain()
+        drained = self._picker.drain()
         self._waiting.clear()
         self._stand_back()
         return drained
 
-    def _may_begin(self, runner: ModelInstance) -> bool:
-        may = self._rations.acquire(runner)
+    def _may_begin(self, instance: ModelInstance) -> bool:
+        may = self._resources.acquire(instance)
         if not may:
-            self._waiting.add(runner)
+            self._waiting.add(instance)
         return may
 
     def _stand_back(self) -> None:
         """Let others have what the instances that have nothing to do got or asked for."""
-        for runner in self._roster.idle:
-            if runner not in self._waiting:
-                self._rations.release(runner)
+        for instance in self._picker.idle:
+            if instance not in self._waiting:
+                self._resources.release(instance)

@@ -313,7 +313,7 @@ class SequenceInputs:
         )
         self._headers: Memo[tuple[RequestHeader, int | str, bool, bool, StateForm | None], SequenceHeader] = Memo()
 
-    def dress(
+    def attach(
         self, request: InferenceRequest, sequence: RequestSequence, *, start: bool, end: bool, ready: bool = True
     ) -> None:
         """Give a request, whose header and data are the caller's, what the model is to know of its sequence.
@@ -373,18 +373,18 @@ class SequenceInputs:
     ) -> SequenceHeader:
         """Return what becomes of a caller's header."""
         key = (header, sequence_id, start, end, form)
-        dressed = self._headers.get(key)
-        if dressed is None:
-            dressed = self._made(*key)
-            size = headers.request_header_bytes(header) + headers.request_header_bytes(dressed)
-            SEQUENCES.put(self._headers, key, dressed, size)
-        return dressed
+        attached = self._headers.get(key)
+        if attached is None:
+            attached = self._made(*key)
+            size = headers.request_header_bytes(header) + headers.request_header_bytes(attached)
+            SEQUENCES.put(self._headers, key, attached, size)
+        return attached
 
     def _made(
         self, header: RequestHeader, sequence_id: int | str, start: bool, end: bool, form: StateForm | None
     ) -> SequenceHeader:
         states = () if self._states is None else self._states.outputs
-        dressed = SequenceHeader(
+        attached = SequenceHeader(
             header.model_name,
             header.model_version,
             [*header.inputs, *self._controls.specs, *(() if form is None else form.specs)],
@@ -402,6 +402,6 @@ class SequenceInputs:
             caller=header.caller,
             returned=self._returnable & header.wanted if header.outputs else self._returnable,
         )
-        dressed.batch_size = header.batch_size
-        dressed.batch_key = header.batch_key if form is None or not form.varies else (header.batch_key, form)
-        return dressed
+        attached.batch_size = header.batch_size
+        attached.batch_key = header.batch_key if form is None or not form.varies else (header.batch_key, form)
+        return attached

@@ -30,13 +30,13 @@ class SequencePicker:
     ahead = False
     settles = True
 
-    def __init__(self, config: ModelConfig, dress: SequenceInputs, rules: SequenceRules) -> None:
-        """``dress`` adds controls and states to requests, and takes states out of answers."""
+    def __init__(self, config: ModelConfig, attach: SequenceInputs, rules: SequenceRules) -> None:
+        """``attach`` adds controls and states to requests, and takes states out of answers."""
         self._config = config
         self._rules = rules
         self._model = rules.model
         self._batcher: SequenceBatcher[ModelInstance] = SequenceBatcher(rules, self._prepare)
-        self._dress = dress
+        self._attach = attach
         batching = config.sequence_batching
         self._iterative = batching is not None and batching.iterative_sequence
         self._by_slot = rules.batching is None
@@ -65,12 +65,12 @@ class SequencePicker:
 
     def renewed(self) -> SequencePicker:
         """Return an empty one with the same rules, which knows no instances and no sequences."""
-        return SequencePicker(self._config, self._dress, self._rules)
+        return SequencePicker(self._config, self._attach, self._rules)
 
     def alone(self, batch: Batch, index: int) -> Batch:
         """Return a batch in which one request of ``batch`` has its slot, and the slots before it are empty."""
         request = batch[index]
-        return [*(self._dress.null(request) for _ in range(index)), request] if self._by_slot else [request]
+        return [*(self._attach.null(request) for _ in range(index)), request] if self._by_slot else [request]
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Let ``request`` wait for its turn in its sequence, or return why it is refused."""
@@ -100,14 +100,14 @@ class SequencePicker:
         chosen = self._batcher.choose(now, may)
         if chosen is None:
             return None
-        runner, slots = chosen
+        instance, slots = chosen
         some = next(request for request in slots if request is not None)
-        return runner, [self._dress.null(some) if request is None else request for request in slots]
+        return instance, [self._attach.null(some) if request is None else request for request in slots]
 
     def ended(
-        self, runner: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
+        self, instance: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
     ) -> Ended:
-        """Note that ``runner`` has finished a batch, and keep what its requests left for the next."""
+        """Note that ``instance`` has finished a batch, and keep what its requests left for the next."""
         real: list[SequenceRequest] = []
         settled: list[InferenceResponse | None] = []
         again: list[SequenceRequest] = []
@@ -122,7 +122,7 @@ class SequencePicker:
                 continue
             real.append(request)
             settled.append(kept)
-        self._batcher.ended(runner, real, _now(), again)
+        self._batcher.ended(instance, real, _now(), again)
         return [*real], settled, [*nulls, *again]
 
     def _settled(self, request: SequenceRequest, response: InferenceResponse) -> InferenceResponse | None:
@@ -139,7 +139,7 @@ class SequencePicker:
         """
         if not isinstance(request, SequenceRequest):
             return None
-        return self._dress.settle(request, response, request.sequence)
+        return self._attach.settle(request, response, request.sequence)
 
     def resume(self, request: InferenceRequest) -> None:
         """Let ``request`` run once more, if that waited for the caller."""
@@ -154,21 +154,21 @@ class SequencePicker:
         """Let sequences be over of which nothing waits or runs: no more requests come."""
         self._batcher.finish()
 
-    def came(self, runner: ModelInstance) -> None:
-        """Note that ``runner`` is there, up and idle."""
-        self._batcher.came(runner)
+    def came(self, instance: ModelInstance) -> None:
+        """Note that ``instance`` is there, up and idle."""
+        self._batcher.came(instance)
 
-    def gone(self, runner: ModelInstance) -> Sequence[Refusal]:
-        """Note that ``runner`` is no more, and with it the sequences that it had."""
-        return self._batcher.gone(runner, f"the instance that had it, '{runner.name}', died")
+    def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
+        """Note that ``instance`` is no more, and with it the sequences that it had."""
+        return self._batcher.gone(instance, f"the instance that had it, '{instance.name}', died")
 
-    def retire(self, runner: ModelInstance) -> None:
-        """Begin no sequence on ``runner`` any more."""
-        self._batcher.retire(runner)
+    def retire(self, instance: ModelInstance) -> None:
+        """Begin no sequence on ``instance`` any more."""
+        self._batcher.retire(instance)
 
-    def holds(self, runner: ModelInstance) -> bool:
-        """Return whether ``runner`` has sequences that are not over."""
-        return self._batcher.holds(runner)
+    def holds(self, instance: ModelInstance) -> bool:
+        """Return whether ``instance`` has sequences that are not over."""
+        return self._batcher.holds(instance)
 
     def wake_at(self) -> int | None:
         """Return when a sequence was idle for too long, a request in the backlog, or a batch has waited enough."""
@@ -193,9 +193,9 @@ class SequencePicker:
         Return why that failed, if it did.
         """
         try:
-            request.undress()
+            request.detach()
             end = request.header.sequence_end and bool(request.header.sequence_id)
-            self._dress.dress(request, request.sequence, start=request.starts, end=end)
+            self._attach.attach(request, request.sequence, start=request.starts, end=end)
         except Exception as error:
             return report("dispatcher", error, f"of model '{self._model}'", request.id)
         return None

@@ -73,7 +73,7 @@ class StepRequest(ChildRequest):
         self.start = start
         self.reached = start.step
         """The step whose answer comes: another one than was asked, if it could go on from there."""
-        self.stretch = start.stretch if run.goes_on else None
+        self.fused_segment = start.fused_segment if run.goes_on else None
         self.wave = wave
 
 
@@ -127,7 +127,7 @@ class EnsembleRun(ExecutionObserver):
         """Ask the model of a step. The bytes are handed on as they are."""
         child = StepRequest(self, wave, start)
         self._open.add(child)
-        self._ensemble.door.infer(child, "")
+        self._ensemble.server.infer(child, "")
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Take an answer of a step, and go on from there."""
@@ -158,32 +158,32 @@ class EnsembleRun(ExecutionObserver):
                 # Now that it waits for these only, they may wait for it.
                 break_deadlocks(self.under_way[0])
 
-    def ran(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Add what a step took to what all of them took. Several responses are added one by one."""
         step = request.origin
         assert isinstance(step, StepRequest)
-        if marks is not None and not step.start.step.decoupled:
-            self._add(request, marks)
+        if timings is not None and not step.start.step.decoupled:
+            self._add(request, timings)
 
-    def followed(self, marks: ExecutionTimes) -> None:
+    def followed(self, timings: ExecutionTimes) -> None:
         """Add what a step took that followed another in its worker."""
-        self._input_ns += marks.inputs_ready_ns - marks.started_ns
-        self._infer_ns += marks.computed_ns - marks.inputs_ready_ns
-        self._output_ns += marks.ended_ns - marks.computed_ns
+        self._input_ns += timings.inputs_ready_ns - timings.started_ns
+        self._infer_ns += timings.computed_ns - timings.inputs_ready_ns
+        self._output_ns += timings.ended_ns - timings.computed_ns
 
-    def turned(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def turned(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Add what one of the turns of a step took."""
-        self.ran(request, marks)
+        self.ran(request, timings)
 
-    def composed(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def composed(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Add what a step took that is an ensemble itself."""
-        if marks is not None:
-            self._add(request, marks)
+        if timings is not None:
+            self._add(request, timings)
 
-    def parted(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Add what one of several responses took."""
-        if marks is not None:
-            self._add(request, marks)
+        if timings is not None:
+            self._add(request, timings)
 
     def fail(self, error: NeriteError, outcome: RequestOutcome) -> None:
         """EnsembleAnswer with ``error``, and give up what runs."""
@@ -193,11 +193,11 @@ class EnsembleRun(ExecutionObserver):
         self.request.respond(InferenceResponse.failed(error))
         self._ensemble.over(self)
 
-    def _add(self, request: InferenceRequest, marks: ExecutionTimes) -> None:
-        self._queue_ns += marks.started_ns - request.queued_ns
-        self._input_ns += marks.inputs_ready_ns - marks.started_ns
-        self._infer_ns += marks.computed_ns - marks.inputs_ready_ns
-        self._output_ns += marks.ended_ns - marks.computed_ns
+    def _add(self, request: InferenceRequest, timings: ExecutionTimes) -> None:
+        self._queue_ns += timings.started_ns - request.queued_ns
+        self._input_ns += timings.inputs_ready_ns - timings.started_ns
+        self._infer_ns += timings.computed_ns - timings.inputs_ready_ns
+        self._output_ns += timings.ended_ns - timings.computed_ns
 
     def _follow(self, wave: StepWave, cause: StepRequest | None) -> None:
         """Do what the situation of ``wave`` asks for. ``cause`` may bring more such situations."""
@@ -265,7 +265,7 @@ class Ensemble:
     def __init__(
         self,
         graph: EnsembleGraph,
-        door: ServerEntry,
+        server: ServerEntry,
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
         admission: LoadShedder,
@@ -277,7 +277,7 @@ class Ensemble:
 
         ``admission`` says how many may be under way in all.
         """
-        self.door = door
+        self.server = server
         self.decoupled = decoupled
         self._graph = graph
         self._name = graph.signature.model_name
@@ -406,12 +406,12 @@ class Ensemble:
         request = run.request
         self._statistics.composed(request, queue, before, during, after, _now())
         if self._tells and isinstance(request.sink, ExecutionObserver):
-            marks = ExecutionTimes()
-            marks.started_ns = request.queued_ns + queue
-            marks.inputs_ready_ns = marks.started_ns + before
-            marks.computed_ns = marks.inputs_ready_ns + during
-            marks.ended_ns = marks.computed_ns + after
-            request.sink.composed(request, marks)
+            timings = ExecutionTimes()
+            timings.started_ns = request.queued_ns + queue
+            timings.inputs_ready_ns = timings.started_ns + before
+            timings.computed_ns = timings.inputs_ready_ns + during
+            timings.ended_ns = timings.computed_ns + after
+            request.sink.composed(request, timings)
 
     def failed(self, run: EnsembleRun, outcome: RequestOutcome) -> None:
         """Count a request that failed."""
@@ -436,7 +436,7 @@ class Ensemble:
         """Return the error of a step as the caller is told: Triton's words, and then where it was."""
         step = request.start.step
         try:
-            version = self.door.find(step.model, step.version, "", step.namespace).label
+            version = self.server.find(step.model, step.version, "", step.namespace).label
         except NeriteError:  # the very thing that went wrong, perhaps
             version = step.version or "latest"
         return explain_step_failure(error, self._name, step.number, step.model, version, request.header)

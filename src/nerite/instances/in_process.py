@@ -70,14 +70,14 @@ class InProcessInstance:
         answered(self._instance.is_ready())
 
     def _execute(
-        self, batch: Batch, marks: ExecutionTimes, span: TraceContext | None
+        self, batch: Batch, timings: ExecutionTimes, span: TraceContext | None
     ) -> list[InferenceResponse | None]:
         """Return one answer for each request, whatever happens. On any thread."""
         try:
-            return run_model(self._instance, self.name, batch, marks, span, contained=True)
+            return run_model(self._instance, self.name, batch, timings, span, contained=True)
         except BaseException as error:
-            marks.failed = True
-            marks.end()
+            timings.failed = True
+            timings.end()
             return [InferenceResponse.failed(report("dispatcher", error, f"of instance '{self.name}'"))] * len(batch)
 
     def _finalize(self) -> None:
@@ -118,7 +118,7 @@ class ThreadInstance(InProcessInstance):
         super().__init__(name, instance, ahead=True)
         self._loop = loop
         self._settle = settle
-        self._brevity = BriefExecutionPolicy() if on_loop else None
+        self._brief_policy = BriefExecutionPolicy() if on_loop else None
         self._pending = 0
         self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None] | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -130,28 +130,28 @@ class ThreadInstance(InProcessInstance):
 
     def run(self, batch: Batch) -> None:
         """Execute a batch at once if it will be brief; else hand it to the thread."""
-        brevity = self._brevity
+        brief_policy = self._brief_policy
         span = current_span_of(batch) if self.traced else None
-        if brevity is not None and brevity.on_loop and not self._pending:
-            marks = ExecutionTimes()
-            responses = self._execute(batch, marks, span)
-            brevity.ran_on_loop(marks.ended_ns - marks.started_ns)
-            self.done(self, batch, responses, marks)
+        if brief_policy is not None and brief_policy.on_loop and not self._pending:
+            timings = ExecutionTimes()
+            responses = self._execute(batch, timings, span)
+            brief_policy.ran_on_loop(timings.ended_ns - timings.started_ns)
+            self.done(self, batch, responses, timings)
             return
 
         def job() -> Callable[[], None]:
-            marks = ExecutionTimes()
+            timings = ExecutionTimes()
             computing = time.thread_time_ns()
-            responses = self._execute(batch, marks, span)
+            responses = self._execute(batch, timings, span)
             computed = time.thread_time_ns() - computing
 
             def hand_over() -> None:
                 self._pending -= 1
-                if brevity is not None:
-                    brevity.ran_in_thread(computed, marks.ended_ns - marks.started_ns)
-                    if brevity.on_loop and not self._pending:
+                if brief_policy is not None:
+                    brief_policy.ran_in_thread(computed, timings.ended_ns - timings.started_ns)
+                    if brief_policy.on_loop and not self._pending:
                         self._end_thread()
-                self.done(self, batch, responses, marks)
+                self.done(self, batch, responses, timings)
 
             return hand_over
 
@@ -208,9 +208,9 @@ class LoopInstance(InProcessInstance):
 
     def run(self, batch: Batch) -> None:
         """Execute a batch at once; ``done`` is called before this returns."""
-        marks = ExecutionTimes()
+        timings = ExecutionTimes()
         span = current_span_of(batch) if self.traced else None
-        self.done(self, batch, self._execute(batch, marks, span), marks)
+        self.done(self, batch, self._execute(batch, timings, span), timings)
 
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model."""

@@ -305,7 +305,7 @@ def run_model(
     instance: Instance,
     name: str,
     requests: Sequence[InferenceRequest],
-    marks: ExecutionTimes,
+    timings: ExecutionTimes,
     span: TraceContext | None = None,
     *,
     contained: bool = False,
@@ -319,21 +319,21 @@ def run_model(
     before = at_hand.set(requests)
     entered = None if span is None else enter_span(span)
     try:
-        responses: list[InferenceResponse | None] = list(instance.execute(requests, marks))
+        responses: list[InferenceResponse | None] = list(instance.execute(requests, timings))
         if len(responses) != len(requests):
             raise Internal(f"instance '{name}' gave {len(responses)} responses to {len(requests)} requests")
     except NeriteError as error:
-        marks.failed = True
+        timings.failed = True
         responses = [InferenceResponse.failed(error.without_frames())] * len(requests)
     except BaseException as error:
         if not (contained or isinstance(error, Exception)):
             raise
         _log.error("instance '%s' failed\n%s", name, traceback_of(error))
-        marks.failed = True
+        timings.failed = True
         failure = Internal(f"{type(error).__name__}: {message_of(error)}")
         responses = [InferenceResponse.failed(failure)] * len(requests)
     if entered is not None:
         leave_span(entered)
     at_hand.reset(before)
-    marks.end()
+    timings.end()
     return responses

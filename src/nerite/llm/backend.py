@@ -225,7 +225,7 @@ class LlmInstance:
         self._numbers = itertools.count()
 
     def execute(
-        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+        self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
         """Give the engine each request. What is refused is answered here, in the words of Triton's vLLM backend."""
         return [self._begun(request) for request in requests]

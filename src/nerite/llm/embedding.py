@@ -102,7 +102,7 @@ class EmbeddingInstance:
         self._batched = bool(config.get("max_batch_size"))
         self._headers = ResponseHeaders(model.name, str(model.version), [output["name"] for output in config["output"]])
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
         """Answer each request; those that are wrong are answered with what is wrong with them."""
         responses: list[InferenceResponse | None] = []
         asked: list[tuple[int, _Asked, list[int]]] = []
@@ -113,10 +113,10 @@ class EmbeddingInstance:
                 asked.append((place, understood, self._embedder.tokens(understood.texts)))
             except NeriteError as error:
                 responses[place] = InferenceResponse.failed(error)
-        marks.inputs_ready()
+        timings.inputs_ready()
         if asked:
             vectors = self._embedder.vectors([text for _, each, _ in asked for text in each.texts])
-        marks.computed()
+        timings.computed()
         at = 0
         for place, each, tokens in asked:
             rows = vectors[at : at + len(each.texts)]
@@ -177,7 +177,7 @@ class RerankingInstance:
             model.name, str(model.version), [output["name"] for output in model.config["output"]]
         )
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
         """Answer each request."""
         return [self._answer(request) for request in requests]
 

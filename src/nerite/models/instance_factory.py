@@ -49,9 +49,9 @@ class NoInstances:
 class WorkerFactory:
     """A process for each instance, or a place in one for each."""
 
-    def __init__(self, plan_of: Callable[[InstanceContext], WorkerPlan], households: WorkerPool) -> None:
+    def __init__(self, plan_of: Callable[[InstanceContext], WorkerPlan], worker_pool: WorkerPool) -> None:
         self._plan_of = plan_of
-        self._households = households
+        self._worker_pool = worker_pool
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
@@ -61,17 +61,17 @@ class WorkerFactory:
             plan = self._plan_of(context)
             plan = replace(plan, context=replace(plan.context, config=config))
             async with self._slots:
-                runner = RemoteInstance(plan, self, self._households.home(plan, self))
-                await runner.move_in()
-            return runner
+                instance = RemoteInstance(plan, self, self._worker_pool.home(plan, self))
+                await instance.move_in()
+            return instance
 
         made = await asyncio.gather(*(start(each.context) for each in plans), return_exceptions=True)
-        runners: list[ModelInstance] = [item for item in made if not isinstance(item, BaseException)]
-        if len(runners) < len(made):
-            for runner in runners:
-                runner.close(lambda: None)
+        instances: list[ModelInstance] = [item for item in made if not isinstance(item, BaseException)]
+        if len(instances) < len(made):
+            for instance in instances:
+                instance.close(lambda: None)
             raise next(item for item in made if isinstance(item, BaseException))
-        return runners
+        return instances
 
     def close(self) -> None:
         """Do nothing: the last one to leave a process takes it along."""
@@ -93,29 +93,31 @@ class InProcessFactory:
         try:
             with stage("initialize"):
                 for context in (plan.context for plan in plans):
-                    made.append((context, await self._loop.run_in_executor(self._loader, self._instance, context)))
+                    made.append(
+                        (context, await self._loop.run_in_executor(self._loader, self._backend_instance, context))
+                    )
         except BaseException:  # whatever it was: nothing may be left behind
-            for _, instance in made:
-                instance.close()
+            for _, backend_instance in made:
+                backend_instance.close()
             raise
-        return [self._runner(each, instance) for each, instance in made]
+        return [self._instance(each, backend_instance) for each, instance in made]
 
-    def _instance(self, context: InstanceContext) -> Instance:
+    def _backend_instance(self, context: InstanceContext) -> Instance:
         if not context.cores:
             return self._model.instance(context)
         # The threads that a framework starts run where the thread does that makes the instance.
         with ThreadPoolExecutor(1, context.name, _settle, (context,)) as settled:
             return settled.submit(self._model.instance, context).result()
 
-    def _runner(self, context: InstanceContext, instance: Instance) -> ModelInstance:
+    def _instance(self, context: InstanceContext, backend_instance: Instance) -> ModelInstance:
         if self._on_loop_only:
             if context.cores:
                 _log.warning("'%s' runs on the server's loop: its host policy does not count there", context.name)
-            return LoopInstance(context.name, instance)
+            return LoopInstance(context.name, backend_instance)
         settling = partial(_settle, context) if context.cores else None
         # What a framework keeps for an accelerator often belongs to one thread.
         return ThreadInstance(
-            context.name, instance, self._loop, on_loop=context.kind != "GPU" and not settling, settle=settling
+            context.name, backend_instance, self._loop, on_loop=context.kind != "GPU" and not settling, settle=settling
         )
 
     def close(self) -> None:
@@ -132,24 +134,24 @@ def _settle(context: InstanceContext) -> None:
 class RateLimitedFactory:
     """Makes instances by another maker, once it is known that they could execute. A ``InstanceFactory``."""
 
-    def __init__(self, maker: InstanceFactory, rations: InstanceResources) -> None:
+    def __init__(self, maker: InstanceFactory, resources: InstanceResources) -> None:
         self._maker = maker
-        self._rations = rations
+        self._resources = resources
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
         """Make instances. Raises ``InvalidArgument`` where there will never be what one of them needs."""
-        seats = self._rations.enter(plans)
+        seats = self._resources.enter(plans)
         try:
-            runners = await self._maker.make(plans, config)
+            instances = await self._maker.make(plans, config)
         except BaseException:  # whatever it was: nothing may be left behind
-            self._rations.give_up(seats)
+            self._resources.give_up(seats)
             raise
-        for runner, seat in zip(runners, seats, strict=True):
+        for instance, seat in zip(instances, seats, strict=True):
             if seat is not None:
-                self._rations.seat(runner, seat)
-        return runners
+                self._resources.seat(instance, seat)
+        return instances
 
     def close(self) -> None:
         """Give back what the instances shared, and their seats."""
-        self._rations.close()
+        self._resources.close()
         self._maker.close()

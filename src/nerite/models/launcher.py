@@ -62,8 +62,8 @@ def picker_for(config: ModelConfig, directory: Path) -> SelectivePicker:
             f"model '{config.name}' uses 'ensemble_scheduling', which this version of the server does not offer"
         )
     if config.sequence_batching is not None:
-        dress = SequenceInputs(config, directory)
-        return SequencePicker(config, dress, _sequence_rules(config, config.sequence_batching, hold))
+        attach = SequenceInputs(config, directory)
+        return SequencePicker(config, attach, _sequence_rules(config, config.sequence_batching, hold))
     if config.dynamic_batching is not None:
         return AnyInstancePicker(DynamicBatcher(_batching_rules(config, config.dynamic_batching, hold)))
     return AnyInstancePicker(DefaultScheduler(hold))
@@ -130,9 +130,9 @@ _log = logging.getLogger("nerite.execution")
 class Launcher:
     """One for the server. Its coroutines are for the loop; the blocking work is done by the loader."""
 
-    def __init__(self, around: ServerContext) -> None:
-        self._around = around
-        self._households = WorkerPool()
+    def __init__(self, server_context: ServerContext) -> None:
+        self._server_context = server_context
+        self._worker_pool = WorkerPool()
 
     def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
         """Have a backend complete a configuration. Blocks. Raises ``NeriteError``."""
@@ -141,7 +141,7 @@ class Launcher:
         instance = InstanceContext(f"{context.name}_auto_complete")
         arena = Arena()
         plan = self._plan(backend, context, instance, arena, _interpreter(context))
-        ask = partial(self._around.errands.take, asker=plan.asker(loading=True))
+        ask = partial(self._server_context.control_calls.take, control_caller=plan.control_caller(loading=True))
         process, channel = plan.start(instance.name, arena, ask)
         try:
             completed: Mapping[str, Any] = channel.ask(messages.COMPLETE, write_context(backend, context))
@@ -153,20 +153,24 @@ class Launcher:
     async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
         """Load a model version and all its instances. Raises ``NeriteError``; nothing is left behind then."""
         began = time.monotonic()
-        scheduler = await self._around.blocking(picker_for, config, context.directory)
-        bounds = bounds_of(config, self._around.queue)
+        scheduler = await self._server_context.blocking(picker_for, config, context.directory)
+        bounds = bounds_of(config, self._server_context.queue)
         admission = LoadShedder(bounds, context.name)
-        plans = instance_plans(config, self._around.policies)
+        plans = instance_plans(config, self._server_context.policies)
         arena = Arena()
-        self._around.guests.host(arena)
-        warm_up = await self._around.blocking(self._samples, config, context, signature)
+        self._server_context.foreign_segments.host(arena)
+        warm_up = await self._server_context.blocking(self._samples, config, context, signature)
         maker = await self._maker(config, context, arena)
         if warm_up:
-            rehearsal = await self._around.blocking(_rehearsal, config, context.directory)
-            maker = WarmUpFactory(maker, context.name, warm_up, rehearsal)
-        rations = None if self._around.limiter is None else InstanceResources(self._around.limiter, context.name)
-        if rations is not None:
-            maker = RateLimitedFactory(maker, rations)
+            warm_up_run = await self._server_context.blocking(_warm_up_run, config, context.directory)
+            maker = WarmUpFactory(maker, context.name, warm_up, warm_up_run)
+        resources = (
+            None
+            if self._server_context.limiter is None
+            else InstanceResources(self._server_context.limiter, context.name)
+        )
+        if resources is not None:
+            maker = RateLimitedFactory(maker, resources)
         elif any(group.rate_limiter is not None for group in config.instance_group):
             _log.info(
                 "'%s': 'instance_group.rate_limiter' has no effect: start the server with --rate-limit=execution_count",
@@ -174,24 +178,24 @@ class Launcher:
             )
         config_json = to_json(config)
         try:
-            runners = await maker.make(plans, config_json)
+            instances = await maker.make(plans, config_json)
         except BaseException:  # whatever it was: nothing may be left behind
             maker.close()
             arena.close()
             raise
-        statistics = new_statistics(self._around.metrics, config)
-        instances = dict(zip(plans, runners, strict=True))
+        statistics = new_statistics(self._server_context.metrics, config)
+        by_plan = dict(zip(plans, instances, strict=True))
         dispatcher = Dispatcher(
-            scheduler if rations is None else RateLimitedPicker(scheduler, rations),
-            [runner for plan, runner in instances.items() if not plan.passive],
+            scheduler if resources is None else RateLimitedPicker(scheduler, resources),
+            [instance for plan, instance in by_plan.items() if not plan.passive],
             statistics,
-            self._around.loop,
-            self._around.sentry,
+            self._server_context.loop,
+            self._server_context.busy_poll,
             admission,
             preserve_ordering=preserves_ordering(config),
         )
-        if rations is not None:
-            rations.granted = dispatcher.look_soon
+        if resources is not None:
+            resources.granted = dispatcher.look_soon
         running = RunningVersion(
             context.name,
             context.version,
@@ -200,15 +204,15 @@ class Launcher:
             signature,
             statistics,
             dispatcher,
-            instances,
+            by_plan,
             maker,
             arena,
-            self._around.loop,
+            self._server_context.loop,
         )
-        running.let_in_by(self._around.reception, bounds)
+        running.let_in_by(self._server_context.tenant_admission, bounds)
         # Whoever has to be let in, or may be answered from elsewhere, does not go on in the worker.
         alone = running.decoupled or running.cached or config.backend in registry.GENERATING
-        if rations is None and config.sequence_batching is None and not alone:
+        if resources is None and config.sequence_batching is None and not alone:
             running.worker = sharing_models(context)
         running.load_seconds = time.monotonic() - began
         return running
@@ -219,17 +223,23 @@ class Launcher:
         """Make a version of an ensemble run. ``parts`` are the models of its steps, which it was checked against."""
         assert config.ensemble_scheduling is not None
         arena = Arena()
-        self._around.guests.host(arena)
-        statistics = new_statistics(self._around.metrics, config)
+        self._server_context.foreign_segments.host(arena)
+        statistics = new_statistics(self._server_context.metrics, config)
         limit = config.ensemble_scheduling.max_inflight_requests
         if limit:
             _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)
         graph = EnsembleGraph(signature, str(version), config.ensemble_scheduling.step, parts)
         decoupled = any(part.decoupled for part in parts)
-        bounds = bounds_of(config, self._around.queue)
+        bounds = bounds_of(config, self._server_context.queue)
         admission = LoadShedder(bounds, name)
         scheduler = Ensemble(
-            graph, self._around.door, statistics, self._around.loop, admission, decoupled=decoupled, most_inflight=limit
+            graph,
+            self._server_context.server,
+            statistics,
+            self._server_context.loop,
+            admission,
+            decoupled=decoupled,
+            most_inflight=limit,
         )
         running = RunningVersion(
             name,
@@ -242,17 +252,17 @@ class Launcher:
             {},
             NoInstances(),
             arena,
-            self._around.loop,
+            self._server_context.loop,
         )
-        running.let_in_by(self._around.reception, bounds)
+        running.let_in_by(self._server_context.tenant_admission, bounds)
         return running
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
         """Give a running version the instances that ``config`` asks for. Raises as ``launch``; it is as before then."""
-        await running.resize(config, to_json(config), instance_plans(config, self._around.policies))
+        await running.resize(config, to_json(config), instance_plans(config, self._server_context.policies))
 
     async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> InstanceFactory:
-        run = self._around.blocking
+        run = self._server_context.blocking
         if await run(is_isolated, context):
             # Not on the loop: an environment may have to be made.
             with stage("environment"):
@@ -261,12 +271,12 @@ class Launcher:
             def plan(instance: InstanceContext) -> WorkerPlan:
                 return self._plan(config.backend, context, instance, arena, interpreter)
 
-            return WorkerFactory(plan, self._households)
+            return WorkerFactory(plan, self._worker_pool)
         with stage("initialize"):
             found = await run(registry.backend_of, context)
             model = await run(found.open, context)
         return InProcessFactory(
-            model, self._around.loop, self._around.loader, on_loop_only=_mode(context) == "in_process"
+            model, self._server_context.loop, self._server_context.loader, on_loop_only=_mode(context) == "in_process"
         )
 
     def _samples(self, config: ModelConfig, context: ModelContext, signature: Signature) -> list[WarmUpSample]:
@@ -274,7 +284,7 @@ class Launcher:
         directory = context.directory
         return [
             *configured_samples(config, signature, directory, _skipped),
-            *recorded_samples(config, signature, directory, self._around.read_request),
+            *recorded_samples(config, signature, directory, self._server_context.read_request),
         ]
 
     def _plan(
@@ -292,12 +302,12 @@ class Launcher:
             interpreter,
             thread_variables(context, instance, os.environ),
             arena,
-            self._around,
+            self._server_context,
             sharing_models(context),
         )
 
 
-def _rehearsal(config: ModelConfig, directory: Path) -> Callable[[], WarmUpRun] | None:
+def _warm_up_run(config: ModelConfig, directory: Path) -> Callable[[], WarmUpRun] | None:
     """Return what makes samples requests of sequences, if the model has any. Blocks. Raises as ``SequenceInputs``."""
     batching = config.sequence_batching
     if batching is None:

@@ -85,7 +85,7 @@ class RunningVersion:
         signature: Signature,
         statistics: VersionStatistics,
         scheduler: VersionScheduler,
-        runners: Mapping[InstancePlan, ModelInstance],
+        instances: Mapping[InstancePlan, ModelInstance],
         maker: InstanceFactory,
         arena: Arena,
         loop: asyncio.AbstractEventLoop,
@@ -98,7 +98,7 @@ class RunningVersion:
         self.config_json = config_json
         self.signature = signature
         self.statistics = statistics
-        self._instances = dict(runners)
+        self._instances = dict(instances)
         self.decoupled = bool(config.model_transaction_policy and config.model_transaction_policy.decoupled)
         self.number = next(_numbers)
         """No other version that this process loads has the same."""
@@ -116,15 +116,15 @@ class RunningVersion:
         self._arena = arena
         self._loop = loop
         self._maker = maker
-        self._open = set(runners.values())
+        self._open = set(instances.values())
         """Instances that are not closed yet: some may be leaving."""
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
         self._listeners: list[OnReport] = []
-        for plan, runner in runners.items():
-            self._hear(runner)
+        for plan, instance in instances.items():
+            self._hear(instance)
             if plan.passive:
-                runner.on_usable = _ignored
+                instance.on_usable = _ignored
         self._scheduler = scheduler
         self._queue: RequestQueueInterface = scheduler
         self._gate: ResponseCacheFrontend | None = None
@@ -137,14 +137,14 @@ class RunningVersion:
             self._trim()
 
     @property
-    def runners(self) -> tuple[ModelInstance, ...]:
+    def instances(self) -> tuple[ModelInstance, ...]:
         """The instances, passive ones among them."""
         return tuple(self._instances.values())
 
     @property
     def _active(self) -> tuple[ModelInstance, ...]:
         """The instances that take batches."""
-        return tuple(runner for plan, runner in self._instances.items() if not plan.passive)
+        return tuple(instance for plan, instance in self._instances.items() if not plan.passive)
 
     @property
     def pending(self) -> int:
@@ -179,12 +179,12 @@ class RunningVersion:
     @property
     def restarts(self) -> int:
         """How often an instance had to be started again."""
-        return sum(runner.restarts for runner in self.runners)
+        return sum(instance.restarts for instance in self.instances)
 
     @property
     def memory(self) -> int:
         """Bytes of memory that its workers have for themselves now; 0 where it has none."""
-        return sum(runner.memory() for runner in self.runners)
+        return sum(instance.memory() for instance in self.instances)
 
     def submit(self, request: InferenceRequest) -> None:
         """Take a request whose header was bound to this version's signature; answer through ``respond``."""
@@ -235,7 +235,7 @@ class RunningVersion:
         self.tell_witnesses()
         self._submit = submit
 
-    def let_in_by(self, reception: TenantAdmission, bounds: QueueOptions) -> None:
+    def let_in_by(self, tenant_admission: TenantAdmission, bounds: QueueOptions) -> None:
         """Have requests let in before they come to the queue, if that is called for. Called before ``put_before``.
 
         ``bounds`` are those of the queue.
@@ -243,16 +243,18 @@ class RunningVersion:
         if self.generates:
             dispatcher = self._scheduler
             assert isinstance(dispatcher, Dispatcher)
-            engine = reception.engine_turnstile(self.name, dispatcher, self.statistics, LoadShedder(bounds, self.name))
+            engine = tenant_admission.engine_admission_queue(
+                self.name, dispatcher, self.statistics, LoadShedder(bounds, self.name)
+            )
             dispatcher.on_usable = lambda: engine.set_ready(dispatcher.able)
             engine.on_late = self._too_late
             self.listen(engine.reported)
-            self._keyed = reception.keyed(engine)
+            self._keyed = tenant_admission.keyed(engine)
             self._enter_by(self._keyed)
         else:
-            turnstile = reception.turnstile(self.name, self._queue, self._entry, self.statistics)
-            if turnstile is not None:
-                self._enter_by(turnstile)
+            admission_queue = tenant_admission.admission_queue(self.name, self._queue, self._entry, self.statistics)
+            if admission_queue is not None:
+                self._enter_by(admission_queue)
 
     def put_before(self, cache: ResponseCache) -> None:
         """Answer from a cache what was answered before. Called before there are requests."""
@@ -271,9 +273,9 @@ class RunningVersion:
     def listen(self, listener: OnReport) -> None:
         """Have ``listener`` called with what the engines of the instances report, and at once with the last of each."""
         self._listeners.append(listener)
-        for runner in self.runners:
-            if runner.report is not None:
-                listener(runner, runner.report)
+        for instance in self.instances:
+            if instance.report is not None:
+                listener(instance, instance.report)
 
     def renew_origin(self, origin_of: Callable[[RunningVersion], str]) -> None:
         """Have the cache, if there is one before this, ask where answers come from now."""
@@ -288,19 +290,19 @@ class RunningVersion:
         """Return writable memory that the instances can read as it is; None if there is none left."""
         return self._arena.allocate(size)
 
-    def _hear(self, runner: ModelInstance) -> None:
+    def _hear(self, instance: ModelInstance) -> None:
         """Listen to what an instance reports. It may have said something before."""
-        runner.on_report = self._reported
-        if runner.report is not None:
-            self._reported(runner, runner.report)
+        instance.on_report = self._reported
+        if instance.report is not None:
+            self._reported(instance, instance.report)
 
-    def _reported(self, runner: ModelInstance, report: EngineReport | None) -> None:
+    def _reported(self, instance: ModelInstance, report: EngineReport | None) -> None:
         if self.tokens is None:
             self.tokens = TokenStatistics(0 if report is None else report.context_length)
-        self.tokens.reported(runner, report, time.monotonic_ns())
+        self.tokens.reported(instance, report, time.monotonic_ns())
         for listener in self._listeners:
             try:
-                listener(runner, report)
+                listener(instance, report)
             except Exception as error:
                 internal_errors.report("admission", error, f"of model '{self.name}'")
 
@@ -316,7 +318,7 @@ class RunningVersion:
         if not self._scheduler.sound:
             answered(False)
             return
-        all_ready([partial(runner.is_ready, patience=patience) for runner in self._active], answered)
+        all_ready([partial(instance.is_ready, patience=patience) for instance in self._active], answered)
 
     def audit(self) -> list[str]:
         """Restore what is lost between the queue and the instances; return what that was, for the log."""
@@ -334,16 +336,16 @@ class RunningVersion:
         made = await self._maker.make(new, config_json)
         self._open.update(made)
         if self._closing:
-            for runner in made:
-                self._close_one(runner)
+            for instance in made:
+                self._close_one(instance)
             raise Unavailable(f"model '{self.name}' is being unloaded")
-        for plan, runner in zip(new, made, strict=True):
-            self._instances[plan] = runner
-            self._hear(runner)
+        for plan, instance in zip(new, made, strict=True):
+            self._instances[plan] = instance
+            self._hear(instance)
             if plan.passive:
-                runner.on_usable = _ignored
+                instance.on_usable = _ignored
             else:
-                dispatcher.add(runner)
+                dispatcher.add(instance)
         for plan in self._instances.keys() - set(plans):
             leaving = self._instances.pop(plan)
             if plan.passive:
@@ -370,17 +372,17 @@ class RunningVersion:
         self._on_closed = closed
         if not self._open:
             self._check_closed()
-        for runner in self.runners:
-            self._close_one(runner)
+        for instance in self.instances:
+            self._close_one(instance)
 
-    def _close_one(self, runner: ModelInstance) -> None:
+    def _close_one(self, instance: ModelInstance) -> None:
         def closed() -> None:
-            self._open.discard(runner)
-            if runner.report is not None:
-                self._reported(runner, None)
+            self._open.discard(instance)
+            if instance.report is not None:
+                self._reported(instance, None)
             self._check_closed()
 
-        runner.close(closed)
+        instance.close(closed)
 
     def _check_closed(self) -> None:
         """Give back what the instances shared, if the last of them is closed and no more may come."""
@@ -408,7 +410,7 @@ class RunningVersion:
         self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
 
 
-def _ignored(runner: ModelInstance) -> None:
+def _ignored(instance: ModelInstance) -> None:
     """Take no note of how a passive instance is: it comes back by itself, and nobody waits for it."""
 
 

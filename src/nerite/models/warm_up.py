@@ -44,36 +44,36 @@ class WarmUpRun:
     recorded with a correlation id has that: it goes on with what an earlier one began, if there was one.
     """
 
-    def __init__(self, dress: SequenceInputs, *, iterative: bool) -> None:
-        self._dress = dress
+    def __init__(self, attach: SequenceInputs, *, iterative: bool) -> None:
+        self._attach = attach
         self._iterative = iterative
         self._recorded: dict[int | str, RequestSequence] = {}
 
     def begin(self, batch: Batch, said: Said) -> Batch:
         """Return the requests of a sample as the model is to see them; ``said`` are inputs that it names itself."""
-        dressed: Batch = []
+        attached: Batch = []
         for number, outer in enumerate(batch, 1):
             request = SequenceRequest(outer)
             if request.sequence_id:
                 self._go_on(request)
             else:
                 request.sequence, request.starts, request.ends = RequestSequence(number), True, not self._iterative
-            self._dress.dress(request, request.sequence, start=request.starts, end=request.ends)
+            self._attach.attach(request, request.sequence, start=request.starts, end=request.ends)
             if said:
-                self._dress.overrule(request, said)
-            dressed.append(request)
-        return dressed
+                self._attach.overrule(request, said)
+            attached.append(request)
+        return attached
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
         """Keep the states that a response leaves; return the rest of it."""
         assert isinstance(request, SequenceRequest)
-        return self._dress.settle(request, response, request.sequence)
+        return self._attach.settle(request, response, request.sequence)
 
     def again(self, request: InferenceRequest) -> None:
         """Have a request that the model wants once more carry what it left."""
         assert isinstance(request, SequenceRequest)
-        request.undress()
-        self._dress.dress(request, request.sequence, start=False, end=request.ends)
+        request.detach()
+        self._attach.attach(request, request.sequence, start=False, end=request.ends)
 
     def _go_on(self, request: SequenceRequest) -> None:
         known = self._recorded.pop(request.sequence_id, None)
@@ -248,67 +248,67 @@ class WarmUpFactory:
         maker: InstanceFactory,
         model: str,
         samples: Sequence[WarmUpSample],
-        rehearsal: Callable[[], WarmUpRun] | None = None,
+        warm_up_run: Callable[[], WarmUpRun] | None = None,
     ) -> None:
-        """``rehearsal`` makes what an instance of a model with sequences needs."""
+        """``warm_up_run`` makes what an instance of a model with sequences needs."""
         self._maker = maker
         self._model = model
         self._samples = samples
-        self._rehearsal = rehearsal
+        self._warm_up_run = warm_up_run
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
         """Make instances that have answered every sample. If one fails, none is left."""
-        runners = await self._maker.make(plans, config)
+        instances = await self._maker.make(plans, config)
         with stage("warm-up"):
-            outcomes = await asyncio.gather(*map(self._warm_up, runners), return_exceptions=True)
+            outcomes = await asyncio.gather(*map(self._warm_up, instances), return_exceptions=True)
         failure = next((outcome for outcome in outcomes if outcome is not None), None)
         if failure is not None:
-            await asyncio.gather(*map(_closed, runners))
+            await asyncio.gather(*map(_closed, instances))
             raise failure
-        return runners
+        return instances
 
     def close(self) -> None:
         """Give back what the instances shared."""
         self._maker.close()
 
-    async def _warm_up(self, runner: ModelInstance) -> None:
-        rehearsal = None if self._rehearsal is None else self._rehearsal()
+    async def _warm_up(self, instance: ModelInstance) -> None:
+        warm_up_run = None if self._warm_up_run is None else self._warm_up_run()
         for sample in self._samples:
             for iteration in range(1, sample.times + 1):
                 _log.debug(
                     "model '%s' instance %s is running warmup sample '%s' for iteration %d",
                     self._model,
-                    runner.name,
+                    instance.name,
                     sample.name,
                     iteration,
                 )
-                await _Trial(runner, rehearsal).run(sample)
+                await _Trial(instance, warm_up_run).run(sample)
 
 
 class _Trial:
     """One batch of a sample on one instance. The sink of its requests."""
 
-    def __init__(self, runner: ModelInstance, rehearsal: WarmUpRun | None) -> None:
-        self._runner = runner
-        self._rehearsal = rehearsal
+    def __init__(self, instance: ModelInstance, warm_up_run: WarmUpRun | None) -> None:
+        self._instance = instance
+        self._warm_up_run = warm_up_run
         self._errors: list[NeriteError] = []
         self._open = 0
         """Requests without their last answer."""
         self._running = False
         """The instance has a batch: a model may send the last answer before it returns."""
         self._over = asyncio.Event()
-        runner.done = self._done
-        runner.part = self._part
-        runner.on_usable = lambda _: None
+        instance.done = self._done
+        instance.part = self._part
+        instance.on_usable = lambda _: None
 
     async def run(self, sample: WarmUpSample) -> None:
         """Return when every request has its last answer. Raises ``NeriteError`` if one is an error."""
-        if not self._runner.usable:
+        if not self._instance.usable:
             raise self._died()
         batch = sample.requests(self, time.monotonic_ns())
         self._open = len(batch)
-        if self._rehearsal is not None:
-            batch = self._rehearsal.begin(batch, sample.said)
+        if self._warm_up_run is not None:
+            batch = self._warm_up_run.begin(batch, sample.said)
         self._hand_over(batch)
         await self._over.wait()
         if self._errors:
@@ -329,10 +329,10 @@ class _Trial:
 
     def _done(
         self,
-        runner: ModelInstance,
+        instance: ModelInstance,
         batch: Batch,
         responses: Sequence[InferenceResponse | None],
-        marks: ExecutionTimes | None,
+        timings: ExecutionTimes | None,
     ) -> None:
         self._running = False
         again: Batch = []
@@ -349,42 +349,42 @@ class _Trial:
         self._check_over()
 
     def _part(
-        self, request: InferenceRequest, response: InferenceResponse, final: bool, marks: ExecutionTimes | None
+        self, request: InferenceRequest, response: InferenceResponse, final: bool, timings: ExecutionTimes | None
     ) -> None:
         rest = self._settled(request, response)
         if final or not rest.empty:
             request.respond(rest, final)
 
     def _settled(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
-        return response if self._rehearsal is None else self._rehearsal.settle(request, response)
+        return response if self._warm_up_run is None else self._warm_up_run.settle(request, response)
 
     def _run_again(self, batch: Batch) -> None:
-        assert self._rehearsal is not None, "only models of iterative sequences want a request once more"
+        assert self._warm_up_run is not None, "only models of iterative sequences want a request once more"
         for request in batch:
-            self._rehearsal.again(request)
-            if not self._runner.usable:
+            self._warm_up_run.again(request)
+            if not self._instance.usable:
                 request.respond(InferenceResponse.failed(self._died()))
-        if self._runner.usable:
+        if self._instance.usable:
             self._hand_over(batch)
 
     def _hand_over(self, batch: Batch) -> None:
         self._running = True
         try:
-            self._runner.run(batch)
+            self._instance.run(batch)
         except Exception as error:
             self._running = False
-            failure = report("dispatcher", error, f"while instance '{self._runner.name}' was warmed up")
+            failure = report("dispatcher", error, f"while instance '{self._instance.name}' was warmed up")
             for request in batch:
                 request.respond(InferenceResponse.failed(failure))
 
     def _died(self) -> NeriteError:
-        return Unavailable(f"instance '{self._runner.name}' died")
+        return Unavailable(f"instance '{self._instance.name}' died")
 
 
-async def _closed(runner: ModelInstance) -> None:
+async def _closed(instance: ModelInstance) -> None:
     """Close an instance, and return when that is done."""
     done = asyncio.Event()
-    runner.close(done.set)
+    instance.close(done.set)
     await done.wait()
 
 

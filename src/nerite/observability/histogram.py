@@ -167,10 +167,10 @@ class StageTimes:
         self.exemplars: dict[int, Exemplar] = {}
         """Of ``whole``: by place, the last request that was traced."""
 
-    def ran(self, batch: Sequence[InferenceRequest], marks: ExecutionTimes, now: int) -> None:
+    def ran(self, batch: Sequence[InferenceRequest], timings: ExecutionTimes, now: int) -> None:
         """Note a batch that ran, each of whose requests waited for all of it."""
         places, whole, queue = _PLACES, self.whole, self.queue
-        started = marks.started_ns
+        started = timings.started_ns
         for request in batch:
             ns = now - request.arrived_ns
             place, bound = places[ns.bit_length()]
@@ -179,13 +179,13 @@ class StageTimes:
             place, bound = places[ns.bit_length()]
             queue[place if ns <= bound else place + 1] += 1
         size = len(batch)
-        ns = marks.inputs_ready_ns - started
+        ns = timings.inputs_ready_ns - started
         place, bound = places[ns.bit_length()]
         self.compute_input[place if ns <= bound else place + 1] += size
-        ns = marks.computed_ns - marks.inputs_ready_ns
+        ns = timings.computed_ns - timings.inputs_ready_ns
         place, bound = places[ns.bit_length()]
         self.compute_infer[place if ns <= bound else place + 1] += size
-        ns = marks.ended_ns - marks.computed_ns
+        ns = timings.ended_ns - timings.computed_ns
         place, bound = places[ns.bit_length()]
         self.compute_output[place if ns <= bound else place + 1] += size
 

@@ -150,7 +150,7 @@ class Exporter:
         self._options = options
         self._leaves = leaves
         self._collector = Collector(options)
-        self._foundry = SpanTemplates()
+        self._templates = SpanTemplates()
         self._resource = {**_RESOURCE, **options.resource}
         self._most = options.bsp_max_queue_size
         self._batch = max(1, min(options.bsp_max_export_batch_size, options.bsp_max_queue_size))
@@ -239,7 +239,7 @@ class Exporter:
             while self._queue and spans < self._batch and len(traces) < _SLICE:
                 traces.append(self._queue.popleft())
                 spans += traces[-1].spans
-            parts.append(self._foundry.spans_of(traces, epoch))
+            parts.append(self._templates.spans_of(traces, epoch))
             self._show(traces, epoch)
             self._rest()
         delivered = self._deliver(otlp_spans.message(self._resource, _SCOPE, b"".join(parts)))

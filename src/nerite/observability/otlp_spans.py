@@ -122,8 +122,8 @@ def spans_of(trace: OtelTrace, epoch: int) -> bytes:
     if not trace.parent:
         found.append(_request(trace, epoch, state + status))
     found.append(_model(trace, epoch, state + status))
-    for number, (queued_ns, marks) in enumerate(trace.executions):
-        if marks is not None:
+    for number, (queued_ns, timings) in enumerate(trace.executions):
+        if timings is not None:
             found += (
                 span(
                     _QUEUE,
@@ -131,10 +131,10 @@ def spans_of(trace: OtelTrace, epoch: int) -> bytes:
                     trace.queue_span(number),
                     trace.model_span,
                     epoch + queued_ns,
-                    epoch + max(queued_ns, marks.started_ns),
+                    epoch + max(queued_ns, timings.started_ns),
                     state,
                 ),
-                _compute(trace, epoch, number, marks, state + status if marks.failed else state),
+                _compute(trace, epoch, number, timings, state + status if timings.failed else state),
             )
     return b"".join(found)
 
@@ -196,23 +196,23 @@ def _model(trace: OtelTrace, epoch: int, more: bytes) -> bytes:
     )
 
 
-def _compute(trace: OtelTrace, epoch: int, number: int, marks: ExecutionTimes, more: bytes) -> bytes:
+def _compute(trace: OtelTrace, epoch: int, number: int, timings: ExecutionTimes, more: bytes) -> bytes:
     """Return the span of an execution, which other requests may have shared: the first of them is linked."""
     own = trace.compute_span(number)
-    form = span_header("compute", INTERNAL, ("nerite.batch.requests", marks.requests))
-    end = marks.ended_ns
+    form = span_header("compute", INTERNAL, ("nerite.batch.requests", timings.requests))
+    end = timings.ended_ns
     if trace.last_part is not None and number == len(trace.executions) - 1:
         end = max(end, trace.last_part.ended_ns)  # it went on answering
-    leader = marks.leader
+    leader = timings.leader
     if leader is not None and leader.span_id != own:
         more += span_link(leader.trace_id, leader.span_id)
-    times = (marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns)
+    times = (timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns)
     return span(
         form,
         trace.trace_id,
         own,
         trace.model_span,
-        epoch + marks.started_ns,
+        epoch + timings.started_ns,
         epoch + end,
         *(event(name, epoch + at) for name, at in zip(_NAMES, times, strict=True)),
         more,
@@ -287,18 +287,18 @@ class SpanTemplate:
 
     def _packed(self, trace: OtelTrace) -> bytes:
         """Return what a trace has of its own, as ``_given`` has it."""
-        ((queued_ns, marks),) = trace.executions
-        assert marks is not None
-        leader = marks.leader
+        ((queued_ns, timings),) = trace.executions
+        assert timings is not None
+        leader = timings.leader
         return self._pack(
             trace.first_ns,
             trace.received_ns,
             trace.began_ns,
             queued_ns,
-            marks.started_ns,
-            marks.inputs_ready_ns,
-            marks.computed_ns,
-            marks.ended_ns,
+            timings.started_ns,
+            timings.inputs_ready_ns,
+            timings.computed_ns,
+            timings.ended_ns,
             trace.ended_ns,
             trace.answered_ns,
             *trace.sends,
@@ -322,27 +322,27 @@ class SpanTemplates:
         made: list[bytes] = []
         alike: dict[Sequence[object], list[OtelTrace]] = {}
         for trace in traces:
-            marks = _usual(trace)
-            if marks is None:
+            timings = _usual(trace)
+            if timings is None:
                 made.append(spans_of(trace, epoch))
                 continue
             key = (
                 trace.header.model_name,
                 trace.version,
                 trace.protocol,
-                marks.requests,
+                timings.requests,
                 (trace.number.bit_length() + 6) // 7,
                 len(trace.id),
                 trace.parent_span > 0,
-                marks.leader is not None and _is_led(trace, marks),
+                timings.leader is not None and _is_led(trace, timings),
             )
             alike.setdefault(key, []).append(trace)
         for like, those in alike.items():
-            mould = self._moulds.get(like)
-            if mould is None:
-                mould = SpanTemplate(those[0])
-                TRACES.put(self._moulds, like, mould, mould.footprint)
-            made.append(mould.cast(those, epoch))
+            template = self._moulds.get(like)
+            if template is None:
+                template = SpanTemplate(those[0])
+                TRACES.put(self._moulds, like, template, template.footprint)
+            made.append(template.cast(those, epoch))
         return b"".join(made)
 
 
@@ -359,16 +359,16 @@ def _usual(trace: OtelTrace) -> ExecutionTimes | None:
         or not trace.id.isascii()
     ):
         return None
-    ((queued_ns, marks),) = trace.executions
-    if marks is None or not queued_ns <= marks.started_ns:
+    ((queued_ns, timings),) = trace.executions
+    if timings is None or not queued_ns <= timings.started_ns:
         return None
     # The ends of spans are those of the last that happens in them.
-    return marks if trace.ended_ns <= trace.final_ns == trace.sends[0] <= trace.sends[1] else None
+    return timings if trace.ended_ns <= trace.final_ns == trace.sends[0] <= trace.sends[1] else None
 
 
-def _is_led(trace: OtelTrace, marks: ExecutionTimes) -> bool:
+def _is_led(trace: OtelTrace, timings: ExecutionTimes) -> bool:
     """Return whether another request of the batch is linked."""
-    return marks.leader is not None and marks.leader.span_id != trace.compute_span(0)
+    return timings.leader is not None and timings.leader.span_id != trace.compute_span(0)
 
 
 def _stand_in(like: OtelTrace) -> OtelTrace:
@@ -377,11 +377,11 @@ def _stand_in(like: OtelTrace) -> OtelTrace:
     ((_, given),) = like.executions
     assert given is not None
     trace.first_ns, trace.received_ns, trace.began_ns = 1, 2, 3
-    marks = ExecutionTimes()
-    marks.requests = given.requests
-    marks.leader = _LEADER if _is_led(like, given) else None
-    marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns = 5, 6, 7, 8
-    trace.executions = [(4, marks)]
+    timings = ExecutionTimes()
+    timings.requests = given.requests
+    timings.leader = _LEADER if _is_led(like, given) else None
+    timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns = 5, 6, 7, 8
+    trace.executions = [(4, timings)]
     trace.ended_ns, trace.answered_ns = 9, 10
     trace.final_ns = 11
     trace.sends = [11, 12]

@@ -38,13 +38,15 @@ class OptionalTimes:
         """Return the quantiles of a stage in the last minute, None if there are none to be."""
         return None if self._wanted is None else self._stages[stage].read(self._wanted, time.monotonic_ns())
 
-    def ran(self, batch: Sequence[InferenceRequest], marks: ExecutionTimes, now: int) -> None:
+    def ran(self, batch: Sequence[InferenceRequest], timings: ExecutionTimes, now: int) -> None:
         """Note a batch that ran."""
-        before, during = marks.inputs_ready_ns - marks.started_ns, marks.computed_ns - marks.inputs_ready_ns
+        before, during = timings.inputs_ready_ns - timings.started_ns, timings.computed_ns - timings.inputs_ready_ns
         for request in batch:
             whole = now - request.arrived_ns
             self.responded(whole)
-            self.took(whole, marks.started_ns - request.queued_ns, before, during, marks.ended_ns - marks.computed_ns)
+            self.took(
+                whole, timings.started_ns - request.queued_ns, before, during, timings.ended_ns - timings.computed_ns
+            )
 
     def took(self, whole: int, queue: int, before: int, during: int, after: int, count: int = 1) -> None:
         """Note ``count`` requests of which each took these times."""
@@ -236,11 +238,11 @@ class VersionStatistics:
     def executed(
         self,
         batch: Sequence[InferenceRequest],
-        marks: ExecutionTimes | None,
+        timings: ExecutionTimes | None,
         now: int,
         apart: Sequence[InferenceRequest] = (),
     ) -> None:
-        """Note a batch that ran. ``marks`` is None if its worker died under it.
+        """Note a batch that ran. ``timings`` is None if its worker died under it.
 
         The times of a batch count once for each of its requests, as each of them waited for all of it. A response
         that is an error counts as a success of the server, unless the execution as a whole failed. ``apart`` are
@@ -249,15 +251,15 @@ class VersionStatistics:
         size = len(batch)
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
-        if marks is None:
+        if timings is None:
             self._failed_batch(batch, RequestOutcome.WORKER_DIED, now)
             return
-        if marks.failed:
+        if timings.failed:
             self._failed_batch(batch, RequestOutcome.BACKEND, now)
-            self._of_size(_rows(batch) + _rows(apart), *_phases(marks))
+            self._of_size(_rows(batch) + _rows(apart), *_phases(timings))
             return
         rows = total = queued = 0
-        started = marks.started_ns
+        started = timings.started_ns
         for request in batch:
             rows += request.header.batch_size
             total += now - request.arrived_ns
@@ -268,7 +270,7 @@ class VersionStatistics:
         success.ns += total
         queue.count += size
         queue.ns += queued
-        before, during, after = _phases(marks)
+        before, during, after = _phases(timings)
         of = self.compute_input
         of.count += size
         of.ns += before * size
@@ -280,18 +282,18 @@ class VersionStatistics:
         of.ns += after * size
         self._of_size(rows + _rows(apart) if apart else rows, before, during, after)
         if self.stages is not None:
-            self.stages.ran(batch, marks, now)
+            self.stages.ran(batch, timings, now)
         if self.optional is not None:
-            self.optional.ran(batch, marks, now)
+            self.optional.ran(batch, timings, now)
 
-    def followed(self, size: int, rows: int, marks: ExecutionTimes) -> None:
+    def followed(self, size: int, rows: int, timings: ExecutionTimes) -> None:
         """Note a batch of ``size`` requests that went on from another model in the same worker, and waited nowhere."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
-        before, during, after = _phases(marks)
-        took = marks.ended_ns - marks.started_ns
+        before, during, after = _phases(timings)
+        took = timings.ended_ns - timings.started_ns
         self._of_size(rows, before, during, after)
-        if marks.failed:
+        if timings.failed:
             self.failures[RequestOutcome.BACKEND] += size
             self.fail.add(took * size, size)
             return
@@ -313,22 +315,29 @@ class VersionStatistics:
             self.optional.responded(whole)
 
     def responded(
-        self, request: InferenceRequest, response: InferenceResponse, progress: ResponseProgress, marks: ExecutionTimes
+        self,
+        request: InferenceRequest,
+        response: InferenceResponse,
+        progress: ResponseProgress,
+        timings: ExecutionTimes,
     ) -> None:
-        """Note one of several responses. The computing of it began when its inputs were ready, as ``marks`` has it."""
+        """Note one of several responses.
+
+        The computing of it began when its inputs were ready, as ``timings`` has it.
+        """
         place = min(progress.count, MOST_RESPONSES - 1)
         progress.count += 1
         if place == len(self.responses):
             self.responses.append(ResponseStatistics())
         of = self.responses[place]
-        infer = marks.computed_ns - marks.inputs_ready_ns
-        output = marks.ended_ns - marks.computed_ns
+        infer = timings.computed_ns - timings.inputs_ready_ns
+        output = timings.ended_ns - timings.computed_ns
         nothing = response.empty or response.error is not None
         if nothing and (request.cancelled or isinstance(response.error, Cancelled)):
             of.cancel.add(infer + output)
             return
         if self.optional is not None and progress.count == 1 and not response.empty:
-            self.optional.responded(marks.ended_ns - request.arrived_ns)
+            self.optional.responded(timings.ended_ns - request.arrived_ns)
         of.compute_infer.add(infer)
         if response.empty:
             of.empty_response.add(infer)
@@ -341,10 +350,10 @@ class VersionStatistics:
         request: InferenceRequest,
         response: InferenceResponse,
         progress: ResponseProgress | None,
-        marks: ExecutionTimes | None,
+        timings: ExecutionTimes | None,
         now: int,
     ) -> None:
-        """Note the last of several responses. Without ``marks`` the worker died, and ``response`` says so.
+        """Note the last of several responses. Without ``timings`` the worker died, and ``response`` says so.
 
         This is when the request counts, and its computing is all the time since its inputs were ready. Whoever ends a
         request with an error has failed, unless the client had given it up.
@@ -352,7 +361,7 @@ class VersionStatistics:
         self.last_inference_ms = time.time_ns() // 1_000_000
         if request.cancelled or isinstance(response.error, Cancelled):
             self._failed(request, RequestOutcome.CANCELED, now)
-        elif marks is None:
+        elif timings is None:
             self._failed(request, RequestOutcome.WORKER_DIED, now)
         elif response.error is not None or progress is None:
             self._failed(request, RequestOutcome.BACKEND, now)
@@ -362,8 +371,8 @@ class VersionStatistics:
                 now - request.arrived_ns,
                 progress.started_ns - progress.queued_ns,
                 progress.ready_ns - progress.started_ns,
-                marks.computed_ns - progress.ready_ns,
-                marks.ended_ns - marks.computed_ns,
+                timings.computed_ns - progress.ready_ns,
+                timings.ended_ns - timings.computed_ns,
             )
 
     def _succeeded(self, whole: int, queue: int, before: int, during: int, after: int, count: int = 1) -> None:
@@ -397,12 +406,12 @@ class VersionStatistics:
         of_size.compute_output.add(after)
 
 
-def _phases(marks: ExecutionTimes) -> tuple[int, int, int]:
+def _phases(timings: ExecutionTimes) -> tuple[int, int, int]:
     """Return how long an execution took before, during and after its computation."""
     return (
-        marks.inputs_ready_ns - marks.started_ns,
-        marks.computed_ns - marks.inputs_ready_ns,
-        marks.ended_ns - marks.computed_ns,
+        timings.inputs_ready_ns - timings.started_ns,
+        timings.computed_ns - timings.inputs_ready_ns,
+        timings.ended_ns - timings.computed_ns,
     )
 
 

@@ -303,45 +303,45 @@ class Trace(ForwardingSink):
             if not self._runs:
                 self._complete(self)
 
-    def parted(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Take note that an instance answers: sooner or later it says how it ran."""
         self._runs = not self._ran
         self._between = False
-        self.last_part = marks
-        super().parted(request, marks)
+        self.last_part = timings
+        super().parted(request, timings)
 
-    def composed(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def composed(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Note that all steps are done: each has a trace of its own, with its times."""
-        super().composed(request, marks)
+        super().composed(request, timings)
         self._note_end(request, None)
 
-    def turned(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def turned(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Note one of several executions: who gives up before the next ends the request there."""
-        super().turned(request, marks)
+        super().turned(request, timings)
         self._runs, self._between = False, True
-        self._note_execution(request, marks)
+        self._note_execution(request, timings)
 
-    def ran(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Note the execution, after which there is no other."""
         if isinstance(self._sink, ExecutionObserver):
-            self._sink.ran(request, marks)
-        self._note_end(request, marks)
+            self._sink.ran(request, timings)
+        self._note_end(request, timings)
 
     def let_go(self) -> None:
         """Keep nothing of the request but what is noted."""
         self._sink = NOBODY
 
-    def _note_execution(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
-        if marks is not None and marks.requests > 1 and marks.leader is None:
-            self._lead(request, marks)
+    def _note_execution(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
+        if timings is not None and timings.requests > 1 and timings.leader is None:
+            self._lead(request, timings)
         queued_ns, began_ns = request.queued_ns, self.began_ns
-        self.executions.append((queued_ns if queued_ns > began_ns else began_ns, marks))
+        self.executions.append((queued_ns if queued_ns > began_ns else began_ns, timings))
 
-    def _lead(self, request: InferenceRequest, marks: ExecutionTimes) -> None:
+    def _lead(self, request: InferenceRequest, timings: ExecutionTimes) -> None:
         """Have the others of a batch refer to this one, the first of it, where they can."""
 
-    def _note_end(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
-        self._note_execution(request, marks)
+    def _note_end(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
+        self._note_execution(request, timings)
         self._ran = True
         self._runs = self._between = False
         self.ended_ns = _now()
@@ -392,8 +392,8 @@ class OtelTrace(Trace):
         """Return the span of the execution that is under way, or comes next; of the last, once that is known."""
         return TraceContext(self.trace_id, self.compute_span(len(self.executions) - self._ran), self.state)
 
-    def _lead(self, request: InferenceRequest, marks: ExecutionTimes) -> None:
-        marks.leader = self.context_of(request)
+    def _lead(self, request: InferenceRequest, timings: ExecutionTimes) -> None:
+        timings.leader = self.context_of(request)
 
     @property
     def model_span(self) -> int:

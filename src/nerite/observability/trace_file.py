@@ -120,10 +120,10 @@ def trace_events(trace: Trace) -> list[tuple[int, str]]:
     if trace.protocol:
         found += zip((trace.first_ns, trace.received_ns), RECEIVED[trace.protocol], strict=True)
     found.append((trace.began_ns, "REQUEST_START"))
-    for queued_ns, marks in trace.executions:
+    for queued_ns, timings in trace.executions:
         found.append((queued_ns, "QUEUE_START"))
-        if marks is not None:
-            times = (marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns)
+        if timings is not None:
+            times = (timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns)
             found += zip(times, _COMPUTED, strict=True)
     if trace.ended_ns:
         found.append((trace.ended_ns, "REQUEST_END"))
@@ -172,8 +172,8 @@ def _usual(trace: Trace) -> tuple[int, ...] | None:
     """Return the times of a request that ran once and was answered once, by and by; None if it is none."""
     if len(trace.executions) != 1 or len(trace.sends) != 2 or trace.parent:
         return None
-    ((queued, marks),) = trace.executions
-    if marks is None:
+    ((queued, timings),) = trace.executions
+    if timings is None:
         return None
     first, received, began, ended, answered = (
         trace.first_ns,
@@ -182,7 +182,7 @@ def _usual(trace: Trace) -> tuple[int, ...] | None:
         trace.ended_ns,
         trace.answered_ns,
     )
-    started, ready, computed, over = marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns
+    started, ready, computed, over = timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns
     begun, sent = trace.sends
     if first <= received <= began <= queued <= started <= ready <= computed <= over <= ended <= answered <= begun:
         return first, received, began, queued, started, ready, computed, over, ended, answered, begun, sent
@@ -191,14 +191,14 @@ def _usual(trace: Trace) -> tuple[int, ...] | None:
 
 def _cast(trace: Trace, times: tuple[int, ...]) -> bytes:
     """Return the text of a usual trace."""
-    text = _mould(trace.header.model_name, trace.version, trace.protocol, trace.id != "") % times
+    text = _template(trace.header.model_name, trace.version, trace.protocol, trace.id != "") % times
     if trace.id:
         text = text.replace(_REQUEST_ID, orjson.dumps(trace.id))
     return text.replace(_NUMBER, b"%d" % trace.number)
 
 
 @lru_cache(256)
-def _mould(model: str, version: int, protocol: str, named: bool) -> bytes:
+def _template(model: str, version: int, protocol: str, named: bool) -> bytes:
     """Return the text of usual traces, with ``%d`` for each time; ``named``: of requests with an id."""
     request_id = b',"request_id":' + _REQUEST_ID if named else b""
     first = b'{"id":%b,"model_name":%b,"model_version":%d%b}' % (_NUMBER, orjson.dumps(model), version, request_id)

@@ -102,25 +102,25 @@ class Descriptions:
     def instances(self) -> Iterator[dict[str, Any]]:
         """Yield each instance of the versions that run now, when its turn comes: where it is and how it does."""
         for running in self.running():
-            for runner in running.runners:
-                pid, since = runner.process() or (None, None)
+            for instance in running.instances:
+                pid, since = instance.process() or (None, None)
                 yield {
                     "model": running.name,
                     "version": running.label,
-                    "instance": runner.name,
-                    "usable": runner.usable,
-                    "busy": runner.busy,
-                    "reason": "" if runner.failure is None else runner.failure.message,
+                    "instance": instance.name,
+                    "usable": instance.usable,
+                    "busy": instance.busy,
+                    "reason": "" if instance.failure is None else instance.failure.message,
                     "pid": pid,
                     "since": since,
-                    "memory": runner.memory(),
-                    "restarts": runner.restarts,
+                    "memory": instance.memory(),
+                    "restarts": instance.restarts,
                 }
 
     async def custom_metrics(self) -> list[Reading]:
         """Return what models count themselves, by process: some are in one. No response is there without its counts."""
-        runners = [runner for running in self.running() for runner in running.runners]
-        processes = {runner.metrics for runner in runners if runner.metrics is not None}
+        instances = [instance for running in self.running() for instance in running.instances]
+        processes = {instance.metrics for instance in instances if instance.metrics is not None}
         await custom_metrics.complete(processes)
         return custom_metrics.of_this_process() + [reading for each in processes for reading in each.readings]
 

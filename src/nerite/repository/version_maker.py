@@ -237,7 +237,7 @@ class VersionMaker:
         groups = finished.config.instance_group
         if groups != running.config.instance_group:
             await self._launcher.resize(running, replace(running.config, instance_group=groups))
-            _log.info("'%s' version %d has %d instances now", running.name, running.version, len(running.runners))
+            _log.info("'%s' version %d has %d instances now", running.name, running.version, len(running.instances))
 
     async def _make(self, polled: PolledModel, version: int) -> RunningVersion:
         memo: dict[str, Any] = {}

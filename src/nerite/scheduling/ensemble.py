@@ -77,7 +77,7 @@ class StepPlan(NamedTuple):
     """In the order in which they are answered: the last declared first, as with Triton."""
     shared: frozenset[str]
     """Tensors that have several takers: steps, and the caller."""
-    stretches: Mapping[int, FusedSegment]
+    fused_segments: Mapping[int, FusedSegment]
     """By the number of the first step."""
 
 
@@ -117,10 +117,12 @@ class EnsembleGraph:
         steps = tuple(step for step in self.steps if step.number in needed)
         takers = Counter([*outputs, *(tensor for step in steps for _, tensor in step.inputs)])
         shared = frozenset(name for name, count in takers.items() if count > 1)
-        stretches = self._stretches(steps, shared.union(outputs))
-        return StepPlan(steps, outputs, shared, {stretch.steps[0].number: stretch for stretch in stretches})
+        fused_segments = self._fused_segments(steps, shared.union(outputs))
+        return StepPlan(
+            steps, outputs, shared, {fused_segment.steps[0].number: fused_segment for fused_segment in fused_segments}
+        )
 
-    def _stretches(self, steps: Sequence[GraphStep], elsewhere: frozenset[str]) -> Iterator[FusedSegment]:
+    def _fused_segments(self, steps: Sequence[GraphStep], elsewhere: frozenset[str]) -> Iterator[FusedSegment]:
         """Yield what the steps form where they live together. Tensors ``elsewhere`` are not just for the next step."""
         after = {step.number: _next(step, steps, elsewhere) for step in steps}
         for first in steps:
@@ -217,7 +219,7 @@ class StepStart(NamedTuple):
     places: tuple[Place, ...]
     shared: tuple[int, ...]
     """Which of the tensors others take, too: nobody may write there."""
-    stretch: FusedSegment | None
+    fused_segment: FusedSegment | None
     """What may follow in the worker of the model, if anything."""
 
 
@@ -325,8 +327,8 @@ class EnsembleProgressCache:
                 places.append(tensor.place)
         outputs = [name for name, _ in step.outputs]
         header = step_inputs(step.model, step.version, step.namespace, specs, outputs, self._header)
-        stretch = self.plan.stretches.get(step.number)
-        return StepStart(step, header, tuple(places), tuple(shared), stretch)
+        fused_segment = self.plan.fused_segments.get(step.number)
+        return StepStart(step, header, tuple(places), tuple(shared), fused_segment)
 
     def answer(self, tensors: Mapping[str, _Tensor | None]) -> EnsembleAnswer | None:
         """Return what the caller gets, once every output it wants has come or will not come."""

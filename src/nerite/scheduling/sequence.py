@@ -116,7 +116,7 @@ class SequenceRequest(InferenceRequest):
         """The caller's."""
         return self.outer
 
-    def undress(self) -> None:
+    def detach(self) -> None:
         """Have the caller's header and data."""
         self.header, self.data = self.outer.header, self.outer.data
 

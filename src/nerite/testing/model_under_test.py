@@ -131,14 +131,14 @@ class ModelUnderTest:
         signature: Signature,
         instance: PythonInstance,
         release: Callable[[], None],
-        roster: SelectivePicker | None = None,
+        picker: SelectivePicker | None = None,
     ) -> None:
-        """``roster`` is that of a model with sequences."""
+        """``picker`` is that of a model with sequences."""
         self.config = config
         """The complete configuration, as the server would show it."""
         self._signature = signature
         self._instance = instance
-        self._sequences = None if roster is None else SequencesUnderTest(roster, self._execute)
+        self._sequences = None if picker is None else SequencesUnderTest(picker, self._execute)
         self.on_close = [release]
         """Called when the model is finalized."""
 

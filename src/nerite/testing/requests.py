@@ -32,10 +32,10 @@ _LATER: Final = 1 << 62
 class SequencesUnderTest:
     """The sequences of a model with one instance, which waits for nothing."""
 
-    def __init__(self, roster: SelectivePicker, execute: Execute) -> None:
-        self._roster = roster
+    def __init__(self, picker: SelectivePicker, execute: Execute) -> None:
+        self._picker = picker
         self._execute = execute
-        roster.came(cast(ModelInstance, self))  # an instance is whatever the owner of a roster calls so
+        picker.came(cast(ModelInstance, self))  # an instance is whatever the owner of a roster calls so
 
     def run(self, requests: Sequence[InferenceRequest]) -> None:
         """Have the model work until it has nothing more to do; answers go where ``requests`` say.
@@ -43,19 +43,19 @@ class SequencesUnderTest:
         Raises what the model raises.
         """
         __tracebackhide__ = True
-        waiting = [_Streaming(request, self._roster) for request in requests]
+        waiting = [_Streaming(request, self._picker) for request in requests]
         try:
             for request in waiting:
-                refusal = self._roster.offer(request, time.monotonic_ns())
+                refusal = self._picker.offer(request, time.monotonic_ns())
                 if refusal is not None:
                     request.outer.respond(InferenceResponse.failed(refusal))
-            while (chosen := self._roster.choose(time.monotonic_ns() + _LATER)) is not None:
-                runner, batch = chosen
-                self._run(runner, batch)
+            while (chosen := self._picker.choose(time.monotonic_ns() + _LATER)) is not None:
+                instance, batch = chosen
+                self._run(instance, batch)
         finally:
             self._give_up(waiting)
 
-    def _run(self, runner: ModelInstance, batch: Batch) -> None:
+    def _run(self, instance: ModelInstance, batch: Batch) -> None:
         __tracebackhide__ = True
         batch = [request if isinstance(request, SequenceRequest) else _streaming_null(request) for request in batch]
         failed = InferenceResponse.failed(Internal("the model raised an exception"))
@@ -63,7 +63,7 @@ class SequencesUnderTest:
         try:
             responses = self._execute(batch)
         finally:
-            answered, answers, _ = self._roster.ended(runner, batch, responses, 0)
+            answered, answers, _ = self._picker.ended(instance, batch, responses, 0)
         for request, answer in zip(answered, answers, strict=True):
             if answer is not None:
                 assert isinstance(request, SequenceRequest)
@@ -72,7 +72,7 @@ class SequencesUnderTest:
     def _give_up(self, requests: Sequence[_Streaming]) -> None:
         """Refuse what still waits: nothing will change that before the test goes on."""
         for request in requests:
-            if self._roster.withdraw(request):
+            if self._picker.withdraw(request):
                 full = Unavailable(
                     f"sequence {request.sequence_id} waits for a slot: an instance works on so many sequences at a "
                     "time as max_batch_size or max_candidate_sequences says, and others have not ended"
@@ -83,17 +83,17 @@ class SequencesUnderTest:
 class _Streaming(SequenceRequest):
     """A request whose model may use the response sender, and leave states with it."""
 
-    __slots__ = ("_roster",)
+    __slots__ = ("_picker",)
 
     streams = True
 
-    def __init__(self, outer: InferenceRequest, roster: SelectivePicker) -> None:
+    def __init__(self, outer: InferenceRequest, picker: SelectivePicker) -> None:
         super().__init__(outer)
-        self._roster = roster
+        self._picker = picker
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
         """Answer the test, with what is not for the next request of the sequence."""
-        rest = self._roster.settle(self, response)
+        rest = self._picker.settle(self, response)
         if rest is not None and (final or not rest.empty):
             super().respond(rest, final)
 

@@ -142,7 +142,7 @@ class SagemakerModels:
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
         self._models: dict[str, SagemakerModel] = {}
-        self._errands = BackgroundCalls(_refusal)
+        self._background_calls = BackgroundCalls(_refusal)
 
     def __contains__(self, name: object) -> bool:
         return name in self._models
@@ -173,7 +173,7 @@ class SagemakerModels:
         """Return what loads the model that a body names. ``target_model`` is what the caller of SageMaker calls it."""
 
         def answer(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
-            self._errands.start(connection, self._load(body, target_model))
+            self._background_calls.start(connection, self._load(body, target_model))
 
         return answer
 
@@ -196,7 +196,7 @@ class SagemakerModels:
             if loaded is None:
                 connection.send([NOT_FOUND.encode()])
             else:
-                self._errands.start(connection, self._unload(loaded))
+                self._background_calls.start(connection, self._unload(loaded))
 
         return answer
 

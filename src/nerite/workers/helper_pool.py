@@ -102,15 +102,15 @@ class HelperPool:
     """The processes, and the calls that wait for one. One for the server; for the loop's thread only."""
 
     def __init__(
-        self, nursery: ForkServer, loop: asyncio.AbstractEventLoop, guests: ForeignSegments, most: int = 0
+        self, fork_server: ForkServer, loop: asyncio.AbstractEventLoop, foreign_segments: ForeignSegments, most: int = 0
     ) -> None:
         """``most`` processes; by default two, or more where there are more than four processors.
 
-        Large answers are ``guests``, as parts of them may be tensors for workers.
+        Large answers are ``foreign_segments``, as parts of them may be tensors for workers.
         """
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._loop = loop
-        self._guests = guests
+        self._foreign_segments = foreign_segments
         self._hosted: dict[int, weakref.ref[Any]] = {}
         """The answers that are guests, by their number."""
         self._most = most or min(max((os.cpu_count() or 1) // 2, 2), _MOST_PROCESSES)
@@ -175,7 +175,7 @@ class HelperPool:
         if self._starter is None:
             self._starter = ThreadPoolExecutor(1, "helpers")
         self._starting += 1
-        spawn = partial(self._nursery.spawn, InstanceContext(NAME), None, {}, program="helper")
+        spawn = partial(self._fork_server.spawn, InstanceContext(NAME), None, {}, program="helper")
         self._loop.run_in_executor(self._starter, spawn).add_done_callback(self._started)
 
     def _started(self, made: asyncio.Future[ForkedProcess]) -> None:
@@ -202,7 +202,7 @@ class HelperPool:
         array = segment.array(0, size)
         if size >= _HOSTED_SIZE:
             try:
-                number = self._guests.add(os.dup(file), size, segment.base)
+                number = self._foreign_segments.add(os.dup(file), size, segment.base)
             except OSError:  # no descriptor is left: what lies there is copied for the workers
                 return array.data
             # The last view may end in any thread.
@@ -211,7 +211,7 @@ class HelperPool:
 
     def _unused(self, number: int) -> None:
         del self._hosted[number]
-        self._guests.remove(number)
+        self._foreign_segments.remove(number)
 
     def free(self, free: _Helper) -> None:
         """Take note that a process can take another call."""

@@ -12,7 +12,7 @@ import pytest
 from doubles import Caller as Sink
 from doubles import FakeLoop, request
 from nerite.admission import queue as module
-from nerite.admission import tenants as reception_module
+from nerite.admission import tenants as tenant_admission_module
 from nerite.admission.policy import parse_policy
 from nerite.admission.tenants import TenantAdmission
 from nerite.core.errors import Cancelled, Internal, NeriteError, QuotaExceeded, TooLate, Unavailable
@@ -79,16 +79,16 @@ class House:
         self.loop = loop
         self.statistics = VersionStatistics()
         self.queue = Queue()
-        reception = TenantAdmission(parse_policy(policy), loop)  # type: ignore[arg-type]
-        turnstile = reception.turnstile(model, self.queue, self.queue.submit, self.statistics)
-        assert turnstile is not None
-        self.reception, self.turnstile = reception, turnstile
+        tenant_admission = TenantAdmission(parse_policy(policy), loop)  # type: ignore[arg-type]
+        admission_queue = tenant_admission.admission_queue(model, self.queue, self.queue.submit, self.statistics)
+        assert admission_queue is not None
+        self.tenant_admission, self.admission_queue = tenant_admission, admission_queue
         self.sink = Sink()
 
     def ask(self, tenant: str = "a", patience_ms: int = 0, sink: Any = None, **fields: Any) -> InferenceRequest:
         asked = request(sink=sink or self.sink, arrived_ns=self.loop.now(), **fields)
         asked.header.caller = Caller(tenant, patience_ns=patience_ms * MS)
-        self.turnstile.submit(asked)
+        self.admission_queue.submit(asked)
         return asked
 
     def error(self, asked: InferenceRequest) -> NeriteError | None:
@@ -96,20 +96,20 @@ class House:
         return response.error
 
     def use(self, tenant: str, level: str = "low") -> Any:
-        return self.turnstile.gate.usage.of(tenant, level)
+        return self.admission_queue.gate.usage.of(tenant, level)
 
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
     loop = FakeLoop()
-    loop.rule(monkeypatch, module, reception_module)
+    loop.rule(monkeypatch, module, tenant_admission_module)
     return House(loop)
 
 
 def test_one_after_the_other(house: House) -> None:
     first, second, third = (house.ask() for _ in range(3))
     assert house.queue.entered == [first]
-    assert (house.turnstile.pending, house.turnstile.in_flight) == (2, 3)
+    assert (house.admission_queue.pending, house.admission_queue.in_flight) == (2, 3)
     house.queue.answer()
     assert house.queue.entered == [], "the next one comes when the answers have left"
     house.loop.settle()
@@ -118,7 +118,7 @@ def test_one_after_the_other(house: House) -> None:
     house.loop.settle()
     assert house.queue.answer() is third
     assert [house.error(each) for each in (first, second, third)] == [None] * 3
-    assert (house.turnstile.pending, house.turnstile.gate.running) == (0, 0)
+    assert (house.admission_queue.pending, house.admission_queue.gate.running) == (0, 0)
     assert house.use("a", "high").finished == {"complete": 3}
 
 
@@ -149,7 +149,7 @@ def test_a_client_that_goes_while_it_waits(house: House) -> None:
     waits, next_one = house.ask("b"), house.ask("a")
     waits.cancel()
     assert isinstance(house.error(waits), Cancelled)
-    assert (house.use("b").withdrawn, house.turnstile.pending) == (1, 1)
+    assert (house.use("b").withdrawn, house.admission_queue.pending) == (1, 1)
     assert house.statistics.failures[RequestOutcome.CANCELED] == 1
     house.queue.answer()
     house.loop.settle()
@@ -186,7 +186,7 @@ def test_a_deadline_passes_while_it_waits(house: House) -> None:
     assert not house.sink.of(timeout)
     house.loop.advance(10 * MS)
     assert isinstance(house.error(timeout), TooLate)
-    assert house.turnstile.pending == 0
+    assert house.admission_queue.pending == 0
 
 
 def test_a_deadline_passes_while_it_runs(house: House) -> None:
@@ -197,7 +197,7 @@ def test_a_deadline_passes_while_it_runs(house: House) -> None:
     assert not house.sink.of(late)
     house.loop.advance(2 * MS)
     assert isinstance(house.error(late), TooLate)
-    assert (house.use("a", "high").finished, house.turnstile.gate.running) == ({"deadline": 1}, 0)
+    assert (house.use("a", "high").finished, house.admission_queue.gate.running) == ({"deadline": 1}, 0)
     house.queue.entered.clear()
     slow = house.ask(patience_ms=30)
     house.loop.advance(31 * MS)
@@ -223,9 +223,9 @@ def test_how_requests_end(house: House) -> None:
         assert house.use("a", "high").finished[reason] == before + 1
     house.ask()
     house.queue.answer(final=False)
-    assert house.turnstile.gate.running == 1
+    assert house.admission_queue.gate.running == 1
     house.queue.answer(EMPTY)
-    assert house.turnstile.gate.running == 0
+    assert house.admission_queue.gate.running == 0
 
 
 def test_a_client_that_goes_while_it_runs(house: House) -> None:
@@ -239,9 +239,9 @@ def test_what_another_request_needs_is_let_in(house: House) -> None:
     parent = house.ask()
     for _ in range(3):
         child = ChildRequest(parent, parent.header, [b"1234"], Sink(), 0)
-        house.turnstile.submit(child)
+        house.admission_queue.submit(child)
         assert house.queue.entered[-1] is child
-    assert house.turnstile.gate.running == 1
+    assert house.admission_queue.gate.running == 1
 
 
 def test_news_of_how_a_request_runs_pass(house: House) -> None:
@@ -254,21 +254,21 @@ def test_news_of_how_a_request_runs_pass(house: House) -> None:
 
 def test_drained_when_nobody_waits(house: House) -> None:
     house.ask(), house.ask()
-    house.turnstile.when_drained(lambda: None)
+    house.admission_queue.when_drained(lambda: None)
     assert not house.queue.drained
     house.queue.answer()
     house.loop.settle()
     assert len(house.queue.drained) == 1
-    house.turnstile.when_drained(lambda: None)
+    house.admission_queue.when_drained(lambda: None)
     assert len(house.queue.drained) == 2
 
 
 def test_abandoned(house: House) -> None:
     house.ask()
     waits = [house.ask(), house.ask()]
-    house.turnstile.when_drained(lambda: None)
+    house.admission_queue.when_drained(lambda: None)
     error = Unavailable("the server stops")
-    house.turnstile.abandon(error)
+    house.admission_queue.abandon(error)
     assert [house.error(each) for each in waits] == [error, error]
     assert house.queue.abandoned == [error]
     assert len(house.queue.drained) == 1
@@ -277,24 +277,24 @@ def test_abandoned(house: House) -> None:
 def test_another_policy(house: House) -> None:
     house.ask()
     waits = [house.ask(), house.ask()]
-    house.reception.follow(parse_policy(POLICY.replace("max_requests = 1", "max_requests = 3")))
+    house.tenant_admission.follow(parse_policy(POLICY.replace("max_requests = 1", "max_requests = 3")))
     house.loop.settle()
     assert house.queue.entered[1:] == waits
-    assert house.reception.policy.tenant("b").requests.burst == 2
+    assert house.tenant_admission.policy.tenant("b").requests.burst == 2
 
 
 def test_without_a_policy_nobody_has_to_be_let_in() -> None:
     loop: Any = SimpleNamespace()
-    reception = TenantAdmission(None, loop)
+    tenant_admission = TenantAdmission(None, loop)
     queue = Queue()
-    assert reception.turnstile("m", queue, queue.submit, VersionStatistics()) is None
-    assert reception.quota() == {"tenants": [], "models": [], "use": []}
-    assert reception.families() == []
+    assert tenant_admission.admission_queue("m", queue, queue.submit, VersionStatistics()) is None
+    assert tenant_admission.quota() == {"tenants": [], "models": [], "use": []}
+    assert tenant_admission.families() == []
 
 
 def test_quota(house: House) -> None:
     house.ask("b"), house.ask("b"), house.ask("b")
-    told = orjson.loads(orjson.dumps(house.reception.quota()))
+    told = orjson.loads(orjson.dumps(house.tenant_admission.quota()))
     (b,) = [each for each in told["tenants"] if each["tenant"] == "b"]
     assert (b["under_way"], b["rates"]) == (
         2,
@@ -305,14 +305,16 @@ def test_quota(house: House) -> None:
     assert (use["tenant"], use["class"], use["offered"], use["admitted"]) == ("b", "low", 3, 1)
     assert (use["refused"], use["input_bytes"]) == ({"requests_per_minute": 1}, 0)
     house.queue.answer()
-    (use,) = house.reception.quota()["use"]
+    (use,) = house.tenant_admission.quota()["use"]
     assert use["input_bytes"] == 4
 
 
 def test_metrics(house: House) -> None:
     house.ask("b"), house.ask("b"), house.ask("b")
     house.queue.answer()
-    found = {family.name.removeprefix("nerite_admission_"): family.samples for family in house.reception.families()}
+    found = {
+        family.name.removeprefix("nerite_admission_"): family.samples for family in house.tenant_admission.families()
+    }
     use = 'class="low",model="m",tenant="b"'
     assert found["offered"] == [(use, 3)]
     assert found["refused"] == [('class="low",model="m",reason="requests_per_minute",tenant="b"', 1)]
@@ -325,6 +327,6 @@ def test_metrics(house: House) -> None:
 def test_what_was_used_stays_used_when_a_model_is_loaded_again(house: House) -> None:
     house.ask()
     house.queue.answer()
-    again = house.reception.turnstile("m", house.queue, house.queue.submit, house.statistics)
+    again = house.tenant_admission.admission_queue("m", house.queue, house.queue.submit, house.statistics)
     assert again is not None
     assert again.gate.usage.of("a", "high").admitted == 1

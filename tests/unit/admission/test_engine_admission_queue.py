@@ -11,7 +11,7 @@ from doubles import Caller as Sink
 from doubles import FakeLoop
 from nerite.admission import queue as base
 from nerite.admission import queue as module
-from nerite.admission import tenants as reception_module
+from nerite.admission import tenants as tenant_admission_module
 from nerite.admission.policy import parse_policy
 from nerite.admission.tenants import TenantAdmission
 from nerite.config.options import QueueOptions
@@ -70,13 +70,15 @@ class House:
         self, monkeypatch: pytest.MonkeyPatch, policy: str = "", most: int = 2, bounds: QueueOptions | None = None
     ) -> None:
         self.loop = FakeLoop()
-        self.loop.rule(monkeypatch, module, base, reception_module)
+        self.loop.rule(monkeypatch, module, base, tenant_admission_module)
         self.engine = Engine()
-        self.reception = TenantAdmission(parse_policy(policy) if policy else None, self.loop)  # type: ignore[arg-type]
+        self.tenant_admission = TenantAdmission(parse_policy(policy) if policy else None, self.loop)  # type: ignore[arg-type]
         self.most = most
         admission = LoadShedder(bounds or QueueOptions(), "llm")
-        self.turnstile = self.reception.engine_turnstile("llm", self.engine, VersionStatistics(), admission)
-        self.gate = self.turnstile.gate
+        self.admission_queue = self.tenant_admission.engine_admission_queue(
+            "llm", self.engine, VersionStatistics(), admission
+        )
+        self.gate = self.admission_queue.gate
         self.sink = Sink()
         self.step()
 
@@ -98,13 +100,13 @@ class House:
             asked = kind(header, data, self.sink, now)
         else:
             asked = ChildRequest(parent, header, data, self.sink, now)
-        self.turnstile.submit(asked)
+        self.admission_queue.submit(asked)
         return asked
 
     def step(self, *progress: RequestProgress, free: int = 100) -> None:
         self.loop.pass_time(MS)
         report = EngineReport(0, 0, 100, free, 10, 1000, self.most, progress=progress)
-        self.turnstile.reported(RUNNER, report)
+        self.admission_queue.reported(RUNNER, report)
         self.loop.settle()
 
     def use(self, tenant: str = "a") -> Any:
@@ -152,12 +154,12 @@ def test_without_a_policy_memory_counts(house: House) -> None:
     assert waits not in house.engine.has
     house.step(RequestProgress(long, 1, None, RequestEnded.LENGTH))
     assert waits in house.engine.has
-    assert house.reception.quota()["use"][0]["input_tokens"] == 900, "the other has had no token yet"
+    assert house.tenant_admission.quota()["use"][0]["input_tokens"] == 900, "the other has had no token yet"
 
 
 def paid(house: House) -> dict[str, int]:
     """Return what tenant ``a`` has left of its rates."""
-    (standing,) = [each for each in house.reception.quota()["tenants"] if each["tenant"] == "a"]
+    (standing,) = [each for each in house.tenant_admission.quota()["tenants"] if each["tenant"] == "a"]
     return {str(rate["limit"]): rate["left"] for rate in standing["rates"]}
 
 
@@ -199,7 +201,7 @@ def test_a_prompt_that_turns_out_to_be_too_long(strict: House) -> None:
     assert strict.use().refused == {"max_input_tokens": 1}
     assert strict.use().finished == {"refused": 1}
     assert strict.gate.running == 0
-    (standing,) = [each for each in strict.reception.quota()["tenants"] if each["tenant"] == "a"]
+    (standing,) = [each for each in strict.tenant_admission.quota()["tenants"] if each["tenant"] == "a"]
     assert (standing["under_way"], standing["rates"][0]["left"]) == (0, 600)
     assert strict.use().input_tokens == 0
 
@@ -292,14 +294,14 @@ def test_how_requests_end(house: House, ended: RequestEnded, reason: str) -> Non
 
 def test_those_that_wait_outlive_the_engine(house: House) -> None:
     first, second, third = (house.ask() for _ in range(3))
-    house.turnstile.reported(RUNNER, None)
-    house.turnstile.set_ready(False)
+    house.admission_queue.reported(RUNNER, None)
+    house.admission_queue.set_ready(False)
     for died in (first, second):
         died.respond(InferenceResponse.failed(Internal("died")))
     house.loop.settle()
     assert third not in house.engine.has
-    assert house.turnstile.pending == 1
-    house.turnstile.set_ready(True)
+    assert house.admission_queue.pending == 1
+    house.admission_queue.set_ready(True)
     house.loop.settle()
     assert third in house.engine.has
     assert house.use("default").finished == {"failed": 2}
@@ -329,6 +331,6 @@ def test_what_an_ensemble_asks_is_charged_to_whoever_asks_the_ensemble(strict: H
 
 def test_metrics_are_there_without_a_policy(house: House) -> None:
     house.ask()
-    names = {family.name: family.samples for family in house.reception.families()}
+    names = {family.name: family.samples for family in house.tenant_admission.families()}
     assert names["nerite_admission_running"] == [('model="llm"', 1)]
     assert names["nerite_admission_rate_left"] == []

@@ -24,7 +24,7 @@ class Cached(Desk):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: str = "") -> None:
         super().__init__(monkeypatch, policy)
-        gate = ResponseCacheFrontend(LocalCache(1 << 20), self.turnstile, VersionStatistics(), ["text_output"])
+        gate = ResponseCacheFrontend(LocalCache(1 << 20), self.admission_queue, VersionStatistics(), ["text_output"])
         gate.renew(lambda: "llm/1/1")
         self.entry.queue = gate
 
@@ -43,58 +43,58 @@ class Cached(Desk):
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Cached:
+def bls_server(monkeypatch: pytest.MonkeyPatch) -> Cached:
     return Cached(monkeypatch)
 
 
-def test_the_key_of_another_request_whose_answer_the_cache_has(desk: Cached) -> None:
-    desk.answered(b"twice upon", None, prompt=b"twice")
-    desk.answered(b"once upon", "k", prompt=b"once")
-    assert isinstance(desk.error_of("k", prompt=b"twice"), KeyReused)
-    assert desk.error_of("k", prompt=b"once") is None
+def test_the_key_of_another_request_whose_answer_the_cache_has(bls_server: Cached) -> None:
+    bls_server.answered(b"twice upon", None, prompt=b"twice")
+    bls_server.answered(b"once upon", "k", prompt=b"once")
+    assert isinstance(bls_server.error_of("k", prompt=b"twice"), KeyReused)
+    assert bls_server.error_of("k", prompt=b"once") is None
 
 
-def test_a_key_is_kept_though_the_cache_had_the_answer(desk: Cached) -> None:
-    desk.answered(b"once upon", None, prompt=b"once")
-    first = desk.asked("k", prompt=b"once")
-    assert (desk.heard(first), desk.generations) == (b"once upon", 1)
-    assert isinstance(desk.error_of("k", prompt=b"twice"), KeyReused)
-    again = desk.asked("k", prompt=b"once")
-    assert (desk.heard(again), desk.generations) == (b"once upon", 1)
+def test_a_key_is_kept_though_the_cache_had_the_answer(bls_server: Cached) -> None:
+    bls_server.answered(b"once upon", None, prompt=b"once")
+    first = bls_server.asked("k", prompt=b"once")
+    assert (bls_server.heard(first), bls_server.generations) == (b"once upon", 1)
+    assert isinstance(bls_server.error_of("k", prompt=b"twice"), KeyReused)
+    again = bls_server.asked("k", prompt=b"once")
+    assert (bls_server.heard(again), bls_server.generations) == (b"once upon", 1)
 
 
-def test_an_answer_from_the_cache_outlives_its_entry(desk: Cached) -> None:
-    desk.answered(b"once upon", None, prompt=b"once")
-    desk.asked("k", prompt=b"once")
-    assert isinstance(desk.entry.queue, ResponseCacheFrontend)
-    desk.entry.queue.renew(lambda: "llm/1/2")  # as after a reload: nothing of before is in it
-    again = desk.asked("k", prompt=b"once")
-    assert (desk.heard(again), desk.generations) == (b"once upon", 1)
+def test_an_answer_from_the_cache_outlives_its_entry(bls_server: Cached) -> None:
+    bls_server.answered(b"once upon", None, prompt=b"once")
+    bls_server.asked("k", prompt=b"once")
+    assert isinstance(bls_server.entry.queue, ResponseCacheFrontend)
+    bls_server.entry.queue.renew(lambda: "llm/1/2")  # as after a reload: nothing of before is in it
+    again = bls_server.asked("k", prompt=b"once")
+    assert (bls_server.heard(again), bls_server.generations) == (b"once upon", 1)
 
 
-def test_one_generation_for_two_keys_also_if_the_first_client_goes(desk: Cached) -> None:
-    first, second = desk.asked("one"), desk.asked("two")
+def test_one_generation_for_two_keys_also_if_the_first_client_goes(bls_server: Cached) -> None:
+    first, second = bls_server.asked("one"), bls_server.asked("two")
     first.cancel()
-    desk.say(b"all", final=True)
-    assert (desk.heard(second), desk.generations) == (b"all", 1)
-    assert desk.heard(desk.asked("one")) == b"all."
+    bls_server.say(b"all", final=True)
+    assert (bls_server.heard(second), bls_server.generations) == (b"all", 1)
+    assert bls_server.heard(bls_server.asked("one")) == b"all."
 
 
 def test_nobody_is_charged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Cached(monkeypatch, RATED)
-    desk.answered(b"all")
+    bls_server = Cached(monkeypatch, RATED)
+    bls_server.answered(b"all")
     for key in ("k", "k", "other", "other", None):
-        assert desk.error_of(key) is None
-    use = desk.use("default")
-    assert (desk.generations, use.offered, use.joined) == (1, 1, 3)
-    desk.loop.advance(31 * SECOND)
-    assert desk.error_of("k") is None
-    assert desk.generations == 1, "the key is forgotten, and the cache has it"
+        assert bls_server.error_of(key) is None
+    use = bls_server.use("default")
+    assert (bls_server.generations, use.offered, use.joined) == (1, 1, 3)
+    bls_server.loop.advance(31 * SECOND)
+    assert bls_server.error_of("k") is None
+    assert bls_server.generations == 1, "the key is forgotten, and the cache has it"
 
 
-def test_a_key_in_a_parameter_is_no_part_of_the_question(desk: Cached) -> None:
-    desk.answered(b"all", None, parameters={NAME: "one"})
-    assert desk.heard(desk.asked(None, parameters={NAME: "two"})) == b"all"
-    assert desk.heard(desk.asked(None)) == b"all"
-    assert desk.error_of("one") is None, "as a header it is the same key"
-    assert desk.generations == 1
+def test_a_key_in_a_parameter_is_no_part_of_the_question(bls_server: Cached) -> None:
+    bls_server.answered(b"all", None, parameters={NAME: "one"})
+    assert bls_server.heard(bls_server.asked(None, parameters={NAME: "two"})) == b"all"
+    assert bls_server.heard(bls_server.asked(None)) == b"all"
+    assert bls_server.error_of("one") is None, "as a header it is the same key"
+    assert bls_server.generations == 1

@@ -50,7 +50,7 @@ class Desk(House):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: str = "", **given: Any) -> None:
         super().__init__(monkeypatch, policy, **given)
         self.loop.rule(monkeypatch, module)
-        self.entry = self.reception.keyed(self.turnstile)
+        self.entry = self.tenant_admission.keyed(self.admission_queue)
         self.paused: list[bool] = []
 
     def asked(
@@ -94,303 +94,303 @@ class Desk(House):
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+def bls_server(monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(monkeypatch)
 
 
-def test_a_retry_hears_all_of_it(desk: Desk) -> None:
-    first = desk.asked()
-    desk.say(b"one ")
-    desk.say(b"two ")
+def test_a_retry_hears_all_of_it(bls_server: Desk) -> None:
+    first = bls_server.asked()
+    bls_server.say(b"one ")
+    bls_server.say(b"two ")
     first.cancel()
-    assert isinstance(desk.error(first), Cancelled)
-    desk.say(b"three ")
-    assert not desk.carrier.cancelled
-    second = desk.asked()
-    assert desk.heard(second) == b"one two three "
-    desk.say(b"four", final=True)
-    assert (desk.heard(second), second.finished) == (b"one two three four.", True)
-    assert desk.heard(first) == b"one two "
-    assert len(desk.engine.has) == 1
-    assert (desk.use("default").offered, desk.use("default").joined) == (1, 1)
+    assert isinstance(bls_server.error(first), Cancelled)
+    bls_server.say(b"three ")
+    assert not bls_server.carrier.cancelled
+    second = bls_server.asked()
+    assert bls_server.heard(second) == b"one two three "
+    bls_server.say(b"four", final=True)
+    assert (bls_server.heard(second), second.finished) == (b"one two three four.", True)
+    assert bls_server.heard(first) == b"one two "
+    assert len(bls_server.engine.has) == 1
+    assert (bls_server.use("default").offered, bls_server.use("default").joined) == (1, 1)
 
 
-def test_both_hear_it_where_the_first_is_still_there(desk: Desk) -> None:
-    first = desk.asked()
-    desk.say(b"one ")
-    second = desk.asked()
-    desk.say(b"two", final=True)
-    assert desk.heard(first) == desk.heard(second) == b"one two."
+def test_both_hear_it_where_the_first_is_still_there(bls_server: Desk) -> None:
+    first = bls_server.asked()
+    bls_server.say(b"one ")
+    second = bls_server.asked()
+    bls_server.say(b"two", final=True)
+    assert bls_server.heard(first) == bls_server.heard(second) == b"one two."
 
 
-def test_what_is_complete_is_said_again(desk: Desk) -> None:
-    first = desk.asked()
-    desk.say(b"all", final=True)
-    desk.loop.advance(29 * SECOND)
-    again = desk.asked()
-    assert desk.heard(again) == desk.heard(first) == b"all."
-    assert len(desk.engine.has) == 1
-    desk.loop.advance(SECOND)
-    desk.asked()
-    assert len(desk.engine.has) == 2
+def test_what_is_complete_is_said_again(bls_server: Desk) -> None:
+    first = bls_server.asked()
+    bls_server.say(b"all", final=True)
+    bls_server.loop.advance(29 * SECOND)
+    again = bls_server.asked()
+    assert bls_server.heard(again) == bls_server.heard(first) == b"all."
+    assert len(bls_server.engine.has) == 1
+    bls_server.loop.advance(SECOND)
+    bls_server.asked()
+    assert len(bls_server.engine.has) == 2
 
 
-def test_who_waits_is_joined(desk: Desk) -> None:
+def test_who_waits_is_joined(bls_server: Desk) -> None:
     for number in range(2):
-        desk.asked(f"{number}")
-    waits, joins = desk.asked(), desk.asked()
-    assert desk.turnstile.pending == 1
+        bls_server.asked(f"{number}")
+    waits, joins = bls_server.asked(), bls_server.asked()
+    assert bls_server.admission_queue.pending == 1
     waits.cancel()
-    desk.engine.has[0].respond(EMPTY)
-    desk.loop.settle()
-    desk.say(b"late", final=True)
-    assert desk.heard(joins) == b"late."
+    bls_server.engine.has[0].respond(EMPTY)
+    bls_server.loop.settle()
+    bls_server.say(b"late", final=True)
+    assert bls_server.heard(joins) == b"late."
 
 
-def test_after_the_grace_it_is_stopped(desk: Desk) -> None:
-    first = desk.asked()
-    desk.step(RequestProgress(desk.carrier, 2, RequestBegun(0, 4)))
+def test_after_the_grace_it_is_stopped(bls_server: Desk) -> None:
+    first = bls_server.asked()
+    bls_server.step(RequestProgress(bls_server.carrier, 2, RequestBegun(0, 4)))
     first.cancel()
-    desk.step(RequestProgress(desk.carrier, 3))
-    desk.loop.advance(31 * SECOND)
-    carrier = desk.carrier
+    bls_server.step(RequestProgress(bls_server.carrier, 3))
+    bls_server.loop.advance(31 * SECOND)
+    carrier = bls_server.carrier
     assert carrier.cancelled
-    desk.step(RequestProgress(carrier, 1))
-    desk.step(RequestProgress(carrier, 0, None, RequestEnded.CANCELLED))
-    use = desk.use("default")
+    bls_server.step(RequestProgress(carrier, 1))
+    bls_server.step(RequestProgress(carrier, 0, None, RequestEnded.CANCELLED))
+    use = bls_server.use("default")
     assert (use.output_tokens, use.wasted_tokens, use.finished) == (6, 1, {"cancelled": 1})
-    desk.asked()
-    assert desk.carrier is not carrier
+    bls_server.asked()
+    assert bls_server.carrier is not carrier
 
 
-def test_who_comes_back_has_as_long_again(desk: Desk) -> None:
-    desk.asked().cancel()
-    desk.loop.advance(29 * SECOND)
-    second = desk.asked()
-    desk.loop.advance(29 * SECOND)
+def test_who_comes_back_has_as_long_again(bls_server: Desk) -> None:
+    bls_server.asked().cancel()
+    bls_server.loop.advance(29 * SECOND)
+    second = bls_server.asked()
+    bls_server.loop.advance(29 * SECOND)
     second.cancel()
-    desk.loop.advance(29 * SECOND)
-    assert not desk.carrier.cancelled
-    desk.loop.advance(2 * SECOND)
-    assert desk.carrier.cancelled
+    bls_server.loop.advance(29 * SECOND)
+    assert not bls_server.carrier.cancelled
+    bls_server.loop.advance(2 * SECOND)
+    assert bls_server.carrier.cancelled
 
 
 @pytest.mark.parametrize(
     "other",
     [{"prompt": b"twice"}, {"parameters": {"seed": 1}}, {"parts": (0, 2)}, {"outputs": [RequestedOutput("text")]}],
 )
-def test_the_key_of_another_request(desk: Desk, other: dict[str, Any]) -> None:
-    desk.asked()
-    error = desk.error(desk.asked(**other))
+def test_the_key_of_another_request(bls_server: Desk, other: dict[str, Any]) -> None:
+    bls_server.asked()
+    error = bls_server.error(bls_server.asked(**other))
     assert isinstance(error, KeyReused)
     assert (error.http_status, error.grpc_status) == (422, 9)
     assert "the idempotency key 'k' is that of another request to model 'llm'" in error.message
-    assert len(desk.engine.has) == 1
+    assert len(bls_server.engine.has) == 1
 
 
-def test_who_asks_and_how_urgently_does_not_matter(desk: Desk) -> None:
-    desk.asked()
-    desk.asked(caller=Caller("a", "", 5 * SECOND, retry=True), priority=3, timeout_us=5)
-    desk.asked('"k"')
-    assert len(desk.engine.has) == 1
+def test_who_asks_and_how_urgently_does_not_matter(bls_server: Desk) -> None:
+    bls_server.asked()
+    bls_server.asked(caller=Caller("a", "", 5 * SECOND, retry=True), priority=3, timeout_us=5)
+    bls_server.asked('"k"')
+    assert len(bls_server.engine.has) == 1
 
 
-def test_each_part_has_an_answer_of_its_own(desk: Desk) -> None:
+def test_each_part_has_an_answer_of_its_own(bls_server: Desk) -> None:
     for part in (0, 1):
-        desk.asked(parts=(part, 2))
-    assert len(desk.engine.has) == 2
+        bls_server.asked(parts=(part, 2))
+    assert len(bls_server.engine.has) == 2
 
 
 def test_tenants_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(monkeypatch, ONCE)
+    bls_server = Desk(monkeypatch, ONCE)
     for tenant in ("a", "b"):
-        desk.asked(caller=Caller(tenant))
-    assert len(desk.engine.has) == 2
-    assert isinstance(desk.error(desk.asked("other")), QuotaExceeded), "there is a request a minute"
-    first = desk.engine.has[0]
-    joins = desk.asked()
-    desk.say(b"all", final=True, carrier=first)
-    assert desk.heard(joins) == b"all."
-    assert (desk.use("a").offered, desk.use("a").joined, desk.use("a").admitted) == (2, 1, 1)
+        bls_server.asked(caller=Caller(tenant))
+    assert len(bls_server.engine.has) == 2
+    assert isinstance(bls_server.error(bls_server.asked("other")), QuotaExceeded), "there is a request a minute"
+    first = bls_server.engine.has[0]
+    joins = bls_server.asked()
+    bls_server.say(b"all", final=True, carrier=first)
+    assert bls_server.heard(joins) == b"all."
+    assert (bls_server.use("a").offered, bls_server.use("a").joined, bls_server.use("a").admitted) == (2, 1, 1)
 
 
 def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(monkeypatch, ONCE)
-    desk.asked("x")
-    assert isinstance(desk.error(desk.asked()), QuotaExceeded)
-    desk.loop.advance(60 * SECOND)
-    first = desk.asked()
-    desk.carrier.respond(InferenceResponse.failed(Internal("it broke")))
-    assert isinstance(desk.error(first), Internal)
-    desk.asked(caller=Caller("b"))
-    assert len(desk.engine.has) == 3
+    bls_server = Desk(monkeypatch, ONCE)
+    bls_server.asked("x")
+    assert isinstance(bls_server.error(bls_server.asked()), QuotaExceeded)
+    bls_server.loop.advance(60 * SECOND)
+    first = bls_server.asked()
+    bls_server.carrier.respond(InferenceResponse.failed(Internal("it broke")))
+    assert isinstance(bls_server.error(first), Internal)
+    bls_server.asked(caller=Caller("b"))
+    assert len(bls_server.engine.has) == 3
 
 
-def test_without_a_key_nothing_is_kept(desk: Desk) -> None:
-    first = desk.asked(None)
-    assert desk.carrier is first
+def test_without_a_key_nothing_is_kept(bls_server: Desk) -> None:
+    first = bls_server.asked(None)
+    assert bls_server.carrier is first
     first.cancel()
-    assert desk.asked(None) is desk.carrier
+    assert bls_server.asked(None) is bls_server.carrier
 
 
-def test_a_key_among_the_parameters(desk: Desk) -> None:
-    desk.asked(None, parameters={NAME: "p"})
-    desk.asked("k", parameters={NAME: "p"})
-    assert len(desk.engine.has) == 1, "what a request says counts before what its connection says"
+def test_a_key_among_the_parameters(bls_server: Desk) -> None:
+    bls_server.asked(None, parameters={NAME: "p"})
+    bls_server.asked("k", parameters={NAME: "p"})
+    assert len(bls_server.engine.has) == 1, "what a request says counts before what its connection says"
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, '""', 5])
-def test_keys_that_are_none(desk: Desk, key: Any) -> None:
-    error = desk.error(desk.asked(None, parameters={NAME: key}))
+def test_keys_that_are_none(bls_server: Desk, key: Any) -> None:
+    error = bls_server.error(bls_server.asked(None, parameters={NAME: key}))
     assert isinstance(error, InvalidArgument)
     assert "has to be a text of 1 to 255 characters" in error.message
 
 
-def test_memory_that_may_go_with_its_client(desk: Desk) -> None:
-    error = desk.error(desk.asked(outputs=[RequestedOutput("text", place=SharedMemoryInput("r", 0, 8))]))
+def test_memory_that_may_go_with_its_client(bls_server: Desk) -> None:
+    error = bls_server.error(bls_server.asked(outputs=[RequestedOutput("text", place=SharedMemoryInput("r", 0, 8))]))
     assert isinstance(error, Unsupported)
     assert "'k'" in error.message
 
 
-def test_what_another_request_needs_has_no_key(desk: Desk) -> None:
+def test_what_another_request_needs_has_no_key(bls_server: Desk) -> None:
     parent = InferenceRequest(RequestHeader("rag", "", [], caller=Caller("a")), [], Sink(), 0)
     for _ in range(2):
         header = RequestHeader("llm", "", [PROMPT], parameters={NAME: "p"})
-        desk.entry.submit(ChildRequest(parent, header, [join_bytes([b"once"])], desk.sink, 0))
-    assert len(desk.engine.has) == 2
+        bls_server.entry.submit(ChildRequest(parent, header, [join_bytes([b"once"])], bls_server.sink, 0))
+    assert len(bls_server.engine.has) == 2
 
 
-def test_who_reads_slowly_holds_up_nobody_else(desk: Desk) -> None:
-    slow, quick = desk.asked(), desk.asked()
+def test_who_reads_slowly_holds_up_nobody_else(bls_server: Desk) -> None:
+    slow, quick = bls_server.asked(), bls_server.asked()
     slow.pause(True)
-    desk.say(b"one ")
-    assert (desk.heard(slow), desk.heard(quick), desk.paused) == (b"", b"one ", [])
+    bls_server.say(b"one ")
+    assert (bls_server.heard(slow), bls_server.heard(quick), bls_server.paused) == (b"", b"one ", [])
     quick.pause(True)
-    assert desk.paused == [True]
-    desk.say(b"two ")
+    assert bls_server.paused == [True]
+    bls_server.say(b"two ")
     quick.pause(False)
-    desk.loop.settle()
-    assert (desk.heard(quick), desk.paused[-1]) == (b"one two ", False)
-    desk.say(b"three", final=True)
-    assert (desk.heard(slow), slow.finished) == (b"", False)
+    bls_server.loop.settle()
+    assert (bls_server.heard(quick), bls_server.paused[-1]) == (b"one two ", False)
+    bls_server.say(b"three", final=True)
+    assert (bls_server.heard(slow), slow.finished) == (b"", False)
     slow.pause(False)
-    desk.loop.settle()
-    assert (desk.heard(slow), slow.finished) == (b"one two three.", True)
+    bls_server.loop.settle()
+    assert (bls_server.heard(slow), slow.finished) == (b"one two three.", True)
 
 
-def test_it_goes_on_when_the_slow_one_leaves(desk: Desk) -> None:
-    slow = desk.asked()
-    desk.say(b"one ")
+def test_it_goes_on_when_the_slow_one_leaves(bls_server: Desk) -> None:
+    slow = bls_server.asked()
+    bls_server.say(b"one ")
     slow.pause(True)
     slow.cancel()
-    assert desk.paused == [True, False]
+    assert bls_server.paused == [True, False]
 
 
-def test_a_long_answer_is_said_again_in_several_turns(desk: Desk) -> None:
-    desk.asked()
+def test_a_long_answer_is_said_again_in_several_turns(bls_server: Desk) -> None:
+    bls_server.asked()
     for _ in range(100):
-        desk.say(b".")
-    turns = desk.loop.turns
-    again = desk.asked()
-    assert desk.loop.turns - turns == 4
-    desk.say(b"!", final=True)
-    assert desk.heard(again) == b"." * 100 + b"!."
+        bls_server.say(b".")
+    turns = bls_server.loop.turns
+    again = bls_server.asked()
+    assert bls_server.loop.turns - turns == 4
+    bls_server.say(b"!", final=True)
+    assert bls_server.heard(again) == b"." * 100 + b"!."
 
 
 def test_an_answer_too_long_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(monkeypatch, "[idempotency]\nmax_bytes = 2000")
-    first, second = desk.asked(), desk.asked()
-    desk.say(b"x" * 1000)
+    bls_server = Desk(monkeypatch, "[idempotency]\nmax_bytes = 2000")
+    first, second = bls_server.asked(), bls_server.asked()
+    bls_server.say(b"x" * 1000)
     first.pause(True)
-    long = desk.carrier
-    desk.say(b"y" * 1000)
-    assert desk.paused[-1], "nothing more is kept, so that it waits for the slowest"
-    assert desk.heard(second) == b"x" * 1000 + b"y" * 1000
-    third = desk.asked()
-    assert desk.carrier is not long, "nobody can join"
+    long = bls_server.carrier
+    bls_server.say(b"y" * 1000)
+    assert bls_server.paused[-1], "nothing more is kept, so that it waits for the slowest"
+    assert bls_server.heard(second) == b"x" * 1000 + b"y" * 1000
+    third = bls_server.asked()
+    assert bls_server.carrier is not long, "nobody can join"
     third.cancel()
     first.pause(False)
-    desk.loop.settle()
-    assert desk.heard(first) == b"x" * 1000 + b"y" * 1000
-    desk.say(b"z", carrier=long)
+    bls_server.loop.settle()
+    assert bls_server.heard(first) == b"x" * 1000 + b"y" * 1000
+    bls_server.say(b"z", carrier=long)
     first.cancel()
     second.cancel()
     assert long.cancelled, "nobody can come back to it"
 
 
 def test_the_header_of_an_answer_counts_where_it_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(monkeypatch, "[idempotency]\nmax_bytes = 100_000")
-    desk.asked()
-    long = desk.carrier
+    bls_server = Desk(monkeypatch, "[idempotency]\nmax_bytes = 100_000")
+    bls_server.asked()
+    long = bls_server.carrier
     for _ in range(100):
-        desk.say(b"x")
-    desk.asked()
-    assert desk.carrier is long
+        bls_server.say(b"x")
+    bls_server.asked()
+    assert bls_server.carrier is long
     large = ResponseHeader("llm", "1", [], {"finish_reason": "y" * 30_000})
     long.respond(InferenceResponse(large, []), False)
-    desk.asked()
-    assert desk.carrier is not long, "it is too long to be kept"
+    bls_server.asked()
+    assert bls_server.carrier is not long, "it is too long to be kept"
 
 
 @pytest.mark.parametrize("header", [{"timeout_us": 1_000_000}, {"caller": Caller("a", "", SECOND)}])
 def test_a_deadline_is_that_of_who_asks(monkeypatch: pytest.MonkeyPatch, header: dict[str, Any]) -> None:
-    desk = Desk(monkeypatch, ONCE)
-    first = desk.asked(**header)
-    desk.say(b"one ")
-    desk.loop.advance(SECOND)
-    error = desk.error(first)
+    bls_server = Desk(monkeypatch, ONCE)
+    first = bls_server.asked(**header)
+    bls_server.say(b"one ")
+    bls_server.loop.advance(SECOND)
+    error = bls_server.error(first)
     assert isinstance(error, TooLate)
-    assert not desk.carrier.cancelled
-    second = desk.asked()
-    desk.say(b"two", final=True)
-    assert desk.heard(second) == b"one two."
-    desk.loop.advance(2 * SECOND)
-    assert desk.error(second) is None
+    assert not bls_server.carrier.cancelled
+    second = bls_server.asked()
+    bls_server.say(b"two", final=True)
+    assert bls_server.heard(second) == b"one two."
+    bls_server.loop.advance(2 * SECOND)
+    assert bls_server.error(second) is None
 
 
-def test_a_deadline_and_the_grace_end_it(desk: Desk) -> None:
-    desk.asked(timeout_us=1_000_000)
-    desk.loop.advance(32 * SECOND)
-    assert desk.carrier.cancelled
+def test_a_deadline_and_the_grace_end_it(bls_server: Desk) -> None:
+    bls_server.asked(timeout_us=1_000_000)
+    bls_server.loop.advance(32 * SECOND)
+    assert bls_server.carrier.cancelled
 
 
-def test_a_model_that_is_unloaded(desk: Desk) -> None:
-    follows = desk.asked("follows")
-    desk.asked("gone").cancel()
-    desk.entry.when_drained(lambda: None)
-    first, gone = desk.engine.has
+def test_a_model_that_is_unloaded(bls_server: Desk) -> None:
+    follows = bls_server.asked("follows")
+    bls_server.asked("gone").cancel()
+    bls_server.entry.when_drained(lambda: None)
+    first, gone = bls_server.engine.has
     assert (first.cancelled, gone.cancelled) == (False, True)
     follows.cancel()
     assert first.cancelled
 
 
-def test_a_server_that_stops(desk: Desk) -> None:
-    follows = desk.asked()
-    desk.reception.stop()
-    desk.say(b"one", final=True)
-    assert desk.heard(follows) == b"one."
-    later = desk.asked()
+def test_a_server_that_stops(bls_server: Desk) -> None:
+    follows = bls_server.asked()
+    bls_server.tenant_admission.stop()
+    bls_server.say(b"one", final=True)
+    assert bls_server.heard(follows) == b"one."
+    later = bls_server.asked()
     later.cancel()
-    assert desk.carrier.cancelled
+    assert bls_server.carrier.cancelled
 
 
-def test_those_who_want_to_know_are_told_how_it_ran(desk: Desk) -> None:
+def test_those_who_want_to_know_are_told_how_it_ran(bls_server: Desk) -> None:
     class Trace(Sink, ExecutionObserver):
         def __init__(self) -> None:
             super().__init__()
             self.told: list[tuple[str, InferenceRequest]] = []
 
-        def ran(self, request: InferenceRequest, marks: Any) -> None:
+        def ran(self, request: InferenceRequest, timings: Any) -> None:
             self.told.append(("ran", request))
 
-        def parted(self, request: InferenceRequest, marks: Any) -> None:
+        def parted(self, request: InferenceRequest, timings: Any) -> None:
             self.told.append(("parted", request))
 
     trace = Trace()
-    request = desk.asked(sink=trace)
-    desk.asked()
-    sink = desk.carrier.sink
+    request = bls_server.asked(sink=trace)
+    bls_server.asked()
+    sink = bls_server.carrier.sink
     assert isinstance(sink, ExecutionObserver)
-    sink.ran(desk.carrier, None)
-    sink.parted(desk.carrier, None)
+    sink.ran(bls_server.carrier, None)
+    sink.parted(bls_server.carrier, None)
     assert trace.told == [("ran", request), ("parted", request)]

@@ -354,12 +354,12 @@ def test_rows_that_went_missing_are_an_error(tmp_path: Path) -> None:
         opened.execute(request(IN=rows(1)), request(IN=rows(1)))
 
 
-def test_marks_tell_the_phases_apart(tmp_path: Path) -> None:
+def test_timings_tell_the_phases_apart(tmp_path: Path) -> None:
     opened = Opened(tmp_path, scaled())
-    marks = ExecutionTimes()
-    started = marks.started_ns
-    opened.instance.execute([request(IN=rows(1))], marks)
-    assert started < marks.inputs_ready_ns < marks.computed_ns
+    timings = ExecutionTimes()
+    started = timings.started_ns
+    opened.instance.execute([request(IN=rows(1))], timings)
+    assert started < timings.inputs_ready_ns < timings.computed_ns
 
 
 def test_instances_share_a_session_on_a_cpu_and_need_not(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class Sequences:
 
     def __init__(self, folder: Path, proto: onnx.ModelProto, configuration: dict[str, Any]) -> None:
         self.opened = Opened(folder, proto, configuration)
-        self.dress = SequenceInputs(from_json(self.opened.config), folder)
+        self.attach = SequenceInputs(from_json(self.opened.config), folder)
         self.alive: dict[int | str, RequestSequence] = {}
 
     def run(self, *of: tuple[int, Any], start: bool = False, outputs: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -79,10 +79,10 @@ class Sequences:
         for number, value in of:
             asked = request(outputs, IN=np.array([value], np.float32))
             sequence = self.alive.setdefault(number, RequestSequence(number))
-            self.dress.dress(asked, sequence, start=start, end=False)
+            self.attach.attach(asked, sequence, start=start, end=False)
             batch.append(asked)
         return [
-            decoded(self.dress.settle(asked, response, self.alive[number]))
+            decoded(self.attach.settle(asked, response, self.alive[number]))
             for (number, _), asked, response in zip(of, batch, self.opened.execute(*batch), strict=True)
         ]
 
@@ -108,7 +108,7 @@ def test_sequences_side_by_side(tmp_path: Path, batch: int) -> None:
 
 
 def test_headers_that_differ_in_the_correlation_id_are_one_call(tmp_path: Path) -> None:
-    dress = Sequences(tmp_path, accumulator(), config()).dress
+    attach = Sequences(tmp_path, accumulator(), config()).attach
     ports = {
         name: TensorPort(name, datatype, (size,), (size,), batching=True)
         for name, datatype, size in (
@@ -121,7 +121,7 @@ def test_headers_that_differ_in_the_correlation_id_are_one_call(tmp_path: Path) 
     headers = []
     for number, width in ((1, 2), (2, 2), (3, 3)):
         asked = request(IN=np.zeros((1, width), np.float32))
-        dress.dress(asked, RequestSequence(number), start=True, end=number == 2)
+        attach.attach(asked, RequestSequence(number), start=True, end=number == 2)
         headers.append(asked.header)
     calls, others = (ArrayCalls(ports, OutputSelections("m", "1", [])) for _ in range(2))
     first, second, wider = map(calls.of, headers)

@@ -34,7 +34,7 @@ def test_cancel_tells_the_holder_once() -> None:
     assert not asked.finished
 
 
-def test_cancel_without_a_holder_marks_only() -> None:
+def test_cancel_without_a_holder_timings_only() -> None:
     asked = request()
     asked.cancel()
     assert asked.cancelled

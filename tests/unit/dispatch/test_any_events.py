@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from doubles import Caller, FakeLoop, request
-from fake_instance import OK, FakeRunner
+from fake_instance import OK, FakeInstance
 from nerite.backends.interface import InstanceContext
 from nerite.config.model_config import ModelConfig, ModelSequenceBatching
 from nerite.config.options import QueueOptions
@@ -41,7 +41,7 @@ ITERATIVE = ("iterative", "in turns")
 KINDS = ("any", "any, in order", "direct", "direct, patient", "oldest", "oldest, in order", "iterative", "in turns")
 
 
-def roster_of(kind: str) -> SelectivePicker:
+def picker_of(kind: str) -> SelectivePicker:
     """The roster of a model with batches of two rows; its sequences may be idle for 5 ms."""
     patient = 2000 if kind == "direct, patient" else 0
     if kind.startswith("any"):
@@ -65,33 +65,33 @@ class Model:
         self.mistakes = 0
         """Requests that were refused because of what they say."""
         self.statistics = VersionStatistics()
-        self.rations = None if limiter is None else InstanceResources(limiter, "model")
+        self.resources = None if limiter is None else InstanceResources(limiter, "model")
         self.numbers = itertools.count()
         self.left: list[Any] = []
-        self.open: list[tuple[FakeRunner, InferenceRequest]] = []
+        self.open: list[tuple[FakeInstance, InferenceRequest]] = []
         """Requests whose responses come one by one."""
-        self.runners = [self.instance(), self.instance()]
-        roster = roster_of(kind)
+        self.instances = [self.instance(), self.instance()]
+        picker = picker_of(kind)
         self.dispatcher = Dispatcher(
-            roster if self.rations is None else RateLimitedPicker(roster, self.rations),
-            self.runners,
+            picker if self.resources is None else RateLimitedPicker(picker, self.resources),
+            self.instances,
             self.statistics,
             self.loop,
             BusyPoll(self.loop, 0.0),
             LoadShedder(QueueOptions(max_requests=12), "model"),
             preserve_ordering=kind.endswith("in order") or kind == "in turns",
         )
-        if self.rations is not None:
-            self.rations.granted = self.dispatcher.look_soon
+        if self.resources is not None:
+            self.resources.granted = self.dispatcher.look_soon
 
-    def instance(self) -> FakeRunner:
-        runner = FakeRunner(f"model_{next(self.numbers)}")
-        if self.rations is not None:
-            plan = InstancePlan(InstanceContext(runner.name), False, ResourceClaim(((ResourcePool("R"), 1),)))
-            (seat,) = self.rations.enter([plan])
+    def instance(self) -> FakeInstance:
+        instance = FakeInstance(f"model_{next(self.numbers)}")
+        if self.resources is not None:
+            plan = InstancePlan(InstanceContext(instance.name), False, ResourceClaim(((ResourcePool("R"), 1),)))
+            (seat,) = self.resources.enter([plan])
             assert seat is not None
-            self.rations.seat(runner, seat)
-        return runner
+            self.resources.seat(instance, seat)
+        return instance
 
     def ask(self, sequence: int, start: bool, end: bool, timeout_us: int) -> None:
         outer = request(sink=self.caller, arrived_ns=self.loop.now_ns, timeout_us=timeout_us)
@@ -105,56 +105,56 @@ class Model:
         if outer.finished and isinstance(self.caller.of(outer)[0].error, InvalidArgument):
             self.mistakes += 1
 
-    def finish(self, runner: FakeRunner, how: int) -> None:
+    def finish(self, instance: FakeInstance, how: int) -> None:
         """How: 0 answers, 1 fails, 2 answers one by one, 3 wants those that have not begun to be answered once more."""
-        if runner.batch is None:
+        if instance.batch is None:
             return
-        real = [each for each in runner.batch if each.sink is self.caller]
+        real = [each for each in instance.batch if each.sink is self.caller]
         answers: list[InferenceResponse | None] = []
-        for each in runner.batch:
+        for each in instance.batch:
             if each not in real or how == 0 or (how == 3 and self.kind not in ITERATIVE):
                 answers.append(OK)
             elif how == 1:
                 answers.append(InferenceResponse.failed(Internal("no")))
             elif how == 2:
                 answers.append(None)
-                self.open.append((runner, each))
+                self.open.append((instance, each))
             else:
-                runner.part(each, OK, False, ExecutionTimes())
+                instance.part(each, OK, False, ExecutionTimes())
                 answers.append(Reschedule(None))
-        runner.finish(answers)
+        instance.finish(answers)
 
     def part(self, number: int, final: bool) -> None:
         if self.open:
-            runner, each = self.open[number % len(self.open)]
-            runner.part(each, EMPTY if final else OK, final, ExecutionTimes())
+            instance, each = self.open[number % len(self.open)]
+            instance.part(each, EMPTY if final else OK, final, ExecutionTimes())
             if final:
-                self.open.remove((runner, each))
+                self.open.remove((instance, each))
 
-    def die(self, runner: FakeRunner) -> None:
+    def die(self, instance: FakeInstance) -> None:
         """As ``RemoteInstance`` does it: the news, then what was open, then the batch."""
-        runner.usable = False
-        runner.on_usable(runner)
-        for each in [each for owner, each in self.open if owner is runner]:
-            self.open.remove((runner, each))
-            runner.part(each, InferenceResponse.failed(Internal("died")), True, None)
-        if runner.batch is not None:
-            batch, runner.batch = runner.batch, None
-            runner.done(runner, batch, [InferenceResponse.failed(Internal("died"))] * len(batch), None)
+        instance.usable = False
+        instance.on_usable(instance)
+        for each in [each for owner, each in self.open if owner is instance]:
+            self.open.remove((instance, each))
+            instance.part(each, InferenceResponse.failed(Internal("died")), True, None)
+        if instance.batch is not None:
+            batch, instance.batch = instance.batch, None
+            instance.done(instance, batch, [InferenceResponse.failed(Internal("died"))] * len(batch), None)
 
-    def leave(self, runner: FakeRunner) -> None:
-        self.runners.remove(runner)
-        self.left.append(runner)
-        self.dispatcher.remove(runner, self.left.remove)
+    def leave(self, instance: FakeInstance) -> None:
+        self.instances.remove(instance)
+        self.left.append(instance)
+        self.dispatcher.remove(instance, self.left.remove)
 
     def come(self) -> None:
-        runner = self.instance()
-        self.runners.append(runner)
-        self.dispatcher.add(runner)
+        instance = self.instance()
+        self.instances.append(instance)
+        self.dispatcher.add(instance)
 
     @property
-    def present(self) -> list[FakeRunner]:
-        return [*self.runners, *self.left]
+    def present(self) -> list[FakeInstance]:
+        return [*self.instances, *self.left]
 
 
 EVENT = st.tuples(
@@ -176,23 +176,23 @@ def test_any_events(
     limiter = RateLimiter() if limited else None
     model = Model(loop, kind, limiter)
     for what, number, how in events:
-        runner = model.present[number % len(model.present)]
+        instance = model.present[number % len(model.present)]
         if what == "ask":
             model.ask(1 + number % 5, how in (0, 1), how in (1, 2), 3000 if number > 30 else 0)
         elif what == "finish":
-            model.finish(runner, how)
+            model.finish(instance, how)
         elif what == "part":
             model.part(number, how == 0)
         elif what in ("cancel", "pause", "resume") and model.asked:
             asked = model.asked[number % len(model.asked)]
             asked.cancel() if what == "cancel" else asked.pause(what == "pause")
         elif what == "die":
-            if runner.usable:
-                model.die(runner)
-            elif runner in model.runners:
-                runner.come_back()
-        elif what == "leave" and len(model.runners) > 1 and runner in model.runners:
-            model.leave(runner)
+            if instance.usable:
+                model.die(instance)
+            elif instance in model.instances:
+                instance.come_back()
+        elif what == "leave" and len(model.instances) > 1 and instance in model.instances:
+            model.leave(instance)
         elif what == "come" and len(model.present) < 5:
             model.come()
         elif what == "pass":
@@ -202,8 +202,8 @@ def test_any_events(
     gone: list[bool] = []
     if drained:
         model.dispatcher.when_drained(lambda: gone.append(True))
-    for runner in [runner for runner in model.runners if not runner.usable]:
-        runner.come_back()
+    for instance in [instance for instance in model.instances if not instance.usable]:
+        instance.come_back()
     for asked in model.asked:
         asked.pause(False)
     loop.settle()
@@ -212,7 +212,7 @@ def test_any_events(
         while model.open:
             model.part(0, True)
         loop.settle()
-        working = [runner for runner in model.present if runner.batch is not None]
+        working = [instance for instance in model.present if instance.batch is not None]
         if working:
             model.finish(working[0], 0)
             loop.settle()
@@ -232,4 +232,4 @@ def test_any_events(
     if limiter is not None:
         assert not any(limiter._taken.values())
         assert not limiter._queue
-        assert len(limiter._seats) == len(model.runners)
+        assert len(limiter._seats) == len(model.instances)

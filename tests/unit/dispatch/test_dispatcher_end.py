@@ -20,13 +20,13 @@ def test_drained_when_the_last_answer_has_left(bench: Bench) -> None:
     bench.ask(of, 1, 1, 1)
     bench.loop.settle()
     calls = bench.drained(of)
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert calls == []
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert calls == [3]
     bench.ask(of, 1)
     bench.loop.settle()
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert calls == [3]
 
 
@@ -62,7 +62,7 @@ def test_drained_after_the_answers_of_a_batch_behind_which_the_rest_expired(benc
     bench.loop.settle()
     calls = bench.drained(of)
     bench.loop.now_ns += 1000 * US
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert calls == [2]
 
 
@@ -72,7 +72,7 @@ def test_what_runs_runs_on_when_the_rest_is_abandoned(bench: Bench) -> None:
     bench.loop.settle()
     of.abandon(Unavailable("stopping"))
     assert bench.answer(second) == "Unavailable: stopping"
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert bench.answer(first) == "ok"
 
 
@@ -81,7 +81,7 @@ def test_drained_only_when_the_answers_that_were_held_back_have_left(bench: Benc
     bench.ask(of, 1, 1)
     bench.loop.settle()
     calls = bench.drained(of)
-    bench.runners[1].finish()
+    bench.instances[1].finish()
     assert calls == []
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert calls == [2]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dispatcher_bench import UNBOUNDED
 from doubles import FakeLoop, header
-from fake_instance import OK, FakeRunner
+from fake_instance import OK, FakeInstance
 from nerite.config.model_config import ModelConfig, ModelSequenceBatching
 from nerite.core.errors import Unavailable
 from nerite.core.execution_observer import ExecutionTimes
@@ -65,15 +65,15 @@ class FaultyRoster:
     FAULTY = ("offer", "choose", "ended", "settle", "came", "gone", "wake_at", "expire", "withdraw", "drain", "resume",
               "finish", "server_stops")  # fmt: skip
 
-    def __init__(self, roster: Any, faults: Faults) -> None:
-        self._roster = roster
+    def __init__(self, picker: Any, faults: Faults) -> None:
+        self._picker = picker
         self._faults = faults
 
     def renewed(self) -> FaultyRoster:
-        return FaultyRoster(self._roster.renewed(), self._faults)
+        return FaultyRoster(self._picker.renewed(), self._faults)
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._roster, name)
+        value = getattr(self._picker, name)
         if name not in self.FAULTY:
             return value
 
@@ -86,7 +86,7 @@ class FaultyRoster:
         return call
 
 
-class FaultyRunner(FakeRunner):
+class FaultyRunner(FakeInstance):
     """An instance that cannot take some batches."""
 
     faults: Faults
@@ -111,7 +111,7 @@ class FaultyCaller:
             self.finals.append(response)
 
 
-def roster(kind: str) -> Any:
+def picker(kind: str) -> Any:
     if kind in ("direct", "oldest"):
         config = ModelConfig(name="model", max_batch_size=3, sequence_batching=ModelSequenceBatching())
         batching = BatchingRules(3) if kind == "oldest" else None
@@ -141,15 +141,15 @@ class World:
         self.faults = faults
         self.loop = TickingLoop()
         self.loop.rule(patch, module)
-        self.runners = [FaultyRunner(f"model_{number}", ahead=kind == "ahead") for number in range(2)]
-        for runner in self.runners:
-            runner.faults = faults
+        self.instances = [FaultyRunner(f"model_{number}", ahead=kind == "ahead") for number in range(2)]
+        for instance in self.instances:
+            instance.faults = faults
         loop: Any = self.loop
         sound = faults.share
         faults.share = 0
         self.of = Dispatcher(
-            FaultyRoster(roster(kind), faults),  # type: ignore[arg-type]
-            self.runners,
+            FaultyRoster(picker(kind), faults),  # type: ignore[arg-type]
+            self.instances,
             VersionStatistics(),
             loop,
             BusyPoll(loop, 0.0),
@@ -169,12 +169,12 @@ class World:
         self.of.submit(SequenceRequest(request) if self.kind in ("direct", "oldest") else request)
 
     def finish(self, which: int) -> None:
-        runner = self.runners[which % len(self.runners)]
-        if runner.batch is not None:
-            upcoming = runner.next
-            runner.finish()
-            if upcoming is not None and runner.batch is None:
-                runner.batch = upcoming
+        instance = self.instances[which % len(self.instances)]
+        if instance.batch is not None:
+            upcoming = instance.next
+            instance.finish()
+            if upcoming is not None and instance.batch is None:
+                instance.batch = upcoming
 
     def do(self, action: str, number: int) -> None:
         if action == "ask":
@@ -184,13 +184,13 @@ class World:
         elif action == "cancel" and self.asked:
             self.asked[number % len(self.asked)][0].cancel()
         elif action == "die" and self.kind != "ahead":  # those that take a second batch live in this process
-            runner = self.runners[number % 2]
-            if runner.usable:
-                runner.die()
+            instance = self.instances[number % 2]
+            if instance.usable:
+                instance.die()
         elif action == "come back":
-            runner = self.runners[number % 2]
-            if not runner.usable:
-                runner.come_back()
+            instance = self.instances[number % 2]
+            if not instance.usable:
+                instance.come_back()
         elif action == "wait":
             self.loop.advance(700_000)
         self.loop.settle()
@@ -201,9 +201,9 @@ class World:
         An audit restores what a fault in the middle of a recovery has left.
         """
         self.faults.share = 0
-        for runner in self.runners:
-            if not runner.usable:
-                runner.come_back()
+        for instance in self.instances:
+            if not instance.usable:
+                instance.come_back()
         for _ in range(10 * len(self.asked) + 20):
             self.of.audit()
             self.loop.advance(20_000_000)
@@ -248,15 +248,15 @@ def test_each_request_ends_once_and_each_instance_comes_back(
         assert drained == [1]
 
 
-def _dispatcher(loop: FakeLoop, runner: FakeRunner, kind: str = "one by one", batch: int = 3) -> Dispatcher:
-    of: Any = AnyInstancePicker(DynamicBatcher(BatchingRules(batch))) if kind == "dynamic" else roster(kind)
+def _dispatcher(loop: FakeLoop, instance: FakeInstance, kind: str = "one by one", batch: int = 3) -> Dispatcher:
+    of: Any = AnyInstancePicker(DynamicBatcher(BatchingRules(batch))) if kind == "dynamic" else picker(kind)
     any_loop: Any = loop
     return Dispatcher(
-        of, [runner], VersionStatistics(), any_loop, BusyPoll(any_loop, 0.0), LoadShedder(UNBOUNDED, "model")
+        of, [instance], VersionStatistics(), any_loop, BusyPoll(any_loop, 0.0), LoadShedder(UNBOUNDED, "model")
     )
 
 
-class Picky(FakeRunner):
+class Picky(FakeInstance):
     """An instance that cannot take a batch with a certain request in it."""
 
     poison: InferenceRequest
@@ -270,8 +270,8 @@ class Picky(FakeRunner):
 @pytest.mark.parametrize("kind", ["dynamic", "direct", "oldest"])
 def test_a_request_that_cannot_be_sent_fails_alone(kind: str) -> None:
     loop = FakeLoop()
-    runner = Picky()
-    of = _dispatcher(loop, runner, kind)
+    instance = Picky()
+    of = _dispatcher(loop, instance, kind)
     sequences = kind != "dynamic"
     faults = Faults(0, 0)
     callers = [FaultyCaller(faults) for _ in range(3)]
@@ -280,13 +280,13 @@ def test_a_request_that_cannot_be_sent_fails_alone(kind: str) -> None:
         asked = header()
         asked.sequence_id, asked.sequence_start = number + 1, sequences
         requests.append(InferenceRequest(asked, [bytes(4)], caller, 0))
-    runner.poison = requests[1]
+    instance.poison = requests[1]
     before = internal_errors.counts["dispatcher"]
     for request in requests:
         of.submit(SequenceRequest(request) if sequences else request)
     loop.settle()
-    while runner.batch is not None:
-        runner.finish()
+    while instance.batch is not None:
+        instance.finish()
         loop.settle()
     assert [caller.finals[0].error is None for caller in callers] == [True, False, True]
     assert "incident" in str(callers[1].finals[0].error)
@@ -294,34 +294,34 @@ def test_a_request_that_cannot_be_sent_fails_alone(kind: str) -> None:
     # The whole batch, and the one request.
     assert internal_errors.counts["dispatcher"] == before + 1
     if kind == "direct":  # each kept its slot
-        assert [len(batch) for batch in runner.batches] == [1, 3]
+        assert [len(batch) for batch in instance.batches] == [1, 3]
 
 
 def test_the_audit_gives_back_an_instance_that_was_lost() -> None:
     loop = FakeLoop()
-    runner = FakeRunner()
-    of = _dispatcher(loop, runner)
+    instance = FakeInstance()
+    of = _dispatcher(loop, instance)
     faults = Faults(0, 0)
     callers = [FaultyCaller(faults) for _ in range(2)]
     of.submit(InferenceRequest(header(), [bytes(4)], callers[0], 0))
     loop.settle()
-    runner.batch = None  # as if the instance had forgotten its batch
-    runner.batches.clear()
+    instance.batch = None  # as if the instance had forgotten its batch
+    instance.batches.clear()
     of.submit(InferenceRequest(header(), [bytes(4)], callers[1], 0))
     loop.settle()
     assert of.sound
     assert len(of.audit()) == 1 and not of.sound
     loop.settle()
     assert "lost in the server" in str(callers[0].finals[0].error)
-    runner.finish()
+    instance.finish()
     assert callers[1].finals[0].error is None
     assert of.audit() == [] and of.sound
 
 
 def test_the_audit_looks_at_a_queue_that_was_forgotten() -> None:
     loop = FakeLoop()
-    runner = FakeRunner()
-    of = _dispatcher(loop, runner)
+    instance = FakeInstance()
+    of = _dispatcher(loop, instance)
     caller = FaultyCaller(Faults(0, 0))
     with pytest.MonkeyPatch.context() as patch:
         loop.rule(patch, module)
@@ -330,14 +330,14 @@ def test_the_audit_looks_at_a_queue_that_was_forgotten() -> None:
         assert of.audit() == []
         loop.advance(1_000_000_000)
         assert of.audit() == ["model 'model': 1 requests waited beside an idle instance"]
-        runner.finish()
+        instance.finish()
     assert caller.finals[0].error is None
 
 
 def test_the_audit_finds_nothing_while_all_is_well() -> None:
     loop = FakeLoop()
-    runner = FakeRunner()
-    of = _dispatcher(loop, runner, "dynamic")
+    instance = FakeInstance()
+    of = _dispatcher(loop, instance, "dynamic")
     caller = FaultyCaller(Faults(0, 0))
     requests = [InferenceRequest(header(), [bytes(4)], caller, 0) for _ in range(7)]
     for request in requests:
@@ -345,25 +345,25 @@ def test_the_audit_finds_nothing_while_all_is_well() -> None:
         assert of.audit() == []
     loop.settle()
     assert of.audit() == []
-    runner.part(requests[0], OK, False, ExecutionTimes())
-    runner.finish([None, OK, OK])
+    instance.part(requests[0], OK, False, ExecutionTimes())
+    instance.finish([None, OK, OK])
     loop.settle()
     assert of.audit() == [] == of.audit()
-    runner.part(requests[0], OK, True, ExecutionTimes())
+    instance.part(requests[0], OK, True, ExecutionTimes())
     of.abandon(Unavailable("stopping"))
-    runner.finish()
+    instance.finish()
     assert of.audit() == [] and of.in_flight == 0
 
 
 def test_a_sink_that_raises_costs_nobody_else_anything() -> None:
     loop = FakeLoop()
-    runner = FakeRunner()
-    of = _dispatcher(loop, runner, "dynamic")
+    instance = FakeInstance()
+    of = _dispatcher(loop, instance, "dynamic")
     broken, sound = FaultyCaller(Faults(0, 1)), FaultyCaller(Faults(0, 0))
     for caller in (broken, sound, sound):
         of.submit(InferenceRequest(header(), [bytes(4)], caller, 0))
     loop.settle()
-    runner.finish()
+    instance.finish()
     assert broken.attempts == 2, "the answer, and the error that says that it failed"
     assert [answer.error for answer in sound.finals] == [None, None]
     assert of.in_flight == 0 and of.audit() == []

@@ -34,9 +34,9 @@ def test_what_expires_does_not_run_even_if_an_instance_comes_free_first(bench: B
     bench.loop.settle()
     (asked,) = bench.ask(of, 1)
     bench.loop.now_ns += 1000 * US
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert bench.answer(asked) == "Unavailable: Request timeout expired"
-    assert bench.runners[0].batch is None
+    assert bench.instances[0].batch is None
 
 
 def test_a_full_queue_refuses(bench: Bench) -> None:
@@ -62,7 +62,7 @@ def test_a_queue_that_is_too_long_refuses(bench: Bench) -> None:
     )
     assert error.retry_after == 1
     assert bench.statistics.failures[RequestOutcome.REJECTED] == 1
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     (taken,) = bench.ask(of, 1)
     assert (bench.answer(taken), of.pending) == ("nothing yet", 2)
 
@@ -91,8 +91,8 @@ def test_who_matters_less_is_refused_instead(bench: Bench) -> None:
     (third,) = bench.ask(of, 1, priority=1)
     assert "Exceeds maximum queue size" in bench.answer(third)
     assert (of.pending, bench.statistics.failures[RequestOutcome.REJECTED]) == (2, 4)
-    bench.runners[0].finish()
-    assert bench.runners[0].batch == [first, second]
+    bench.instances[0].finish()
+    assert bench.instances[0].batch == [first, second]
 
 
 def test_who_gives_up_while_waiting_is_answered_and_never_runs(bench: Bench) -> None:
@@ -102,7 +102,7 @@ def test_who_gives_up_while_waiting_is_answered_and_never_runs(bench: Bench) -> 
     assert bench.answer(first) == "Cancelled: "
     assert bench.statistics.failures[RequestOutcome.CANCELED] == 1
     bench.loop.settle()
-    assert bench.runners[0].batch == [second]
+    assert bench.instances[0].batch == [second]
 
 
 def test_who_gives_up_while_running_is_answered_once(bench: Bench) -> None:
@@ -111,7 +111,7 @@ def test_who_gives_up_while_running_is_answered_once(bench: Bench) -> None:
     bench.loop.settle()
     asked.cancel()
     assert bench.answer(asked) == "nothing yet"
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert bench.answer(asked) == "ok"
     assert bench.statistics.failures[RequestOutcome.CANCELED] == 0
     assert of.in_flight == 0

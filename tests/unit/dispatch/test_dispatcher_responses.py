@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dispatcher_bench import Bench
 from doubles import request
-from fake_instance import OK, FakeRunner
+from fake_instance import OK, FakeInstance
 from nerite.config.options import TraceOptions
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.response import EMPTY
@@ -16,31 +16,31 @@ from nerite.observability.tracing import Tracing
 
 def test_responses_that_come_one_by_one(bench: Bench) -> None:
     of = bench.dispatcher(max_batch_size=1)
-    (runner,) = bench.runners
+    (instance,) = bench.instances
     (asked,) = bench.ask(of)
     bench.loop.settle()
-    runner.part(asked, OK, False, ExecutionTimes())
-    runner.finish([None])
+    instance.part(asked, OK, False, ExecutionTimes())
+    instance.finish([None])
     assert (of.in_flight, of.pending) == (1, 0), "the instance is free, the request is not over"
     told = bench.drained(of)
     (other,) = bench.ask(of)
     bench.loop.settle()
-    runner.finish()
+    instance.finish()
     assert bench.answer(other) == "ok"
-    runner.part(asked, OK, False, ExecutionTimes())
-    runner.part(asked, EMPTY, True, ExecutionTimes())
+    instance.part(asked, OK, False, ExecutionTimes())
+    instance.part(asked, EMPTY, True, ExecutionTimes())
     assert len(bench.caller.of(asked)) == 3
     assert (of.in_flight, len(told)) == (0, 1)
 
 
 def test_a_last_response_may_come_before_execute_returns(bench: Bench) -> None:
     of = bench.dispatcher(max_batch_size=1)
-    (runner,) = bench.runners
+    (instance,) = bench.instances
     (asked,) = bench.ask(of)
     bench.loop.settle()
-    runner.part(asked, OK, True, ExecutionTimes())
+    instance.part(asked, OK, True, ExecutionTimes())
     assert of.in_flight == 1, "the instance is at work still"
-    runner.finish([None])
+    instance.finish([None])
     assert of.in_flight == 0
     assert bench.answer(asked) == "ok"
 
@@ -48,17 +48,17 @@ def test_a_last_response_may_come_before_execute_returns(bench: Bench) -> None:
 def test_each_request_of_a_batch_counts_once(bench: Bench) -> None:
     """One had its last response while the batch ran, one gets it later, one was answered by what was returned."""
     of = bench.dispatcher(max_batch_size=3)
-    (runner,) = bench.runners
+    (instance,) = bench.instances
     early, late, returned = bench.ask(of, 1, 1, 1)
     bench.loop.settle()
-    runner.part(early, OK, True, ExecutionTimes())
+    instance.part(early, OK, True, ExecutionTimes())
     assert bench.statistics.success.count == 1
-    runner.part(late, OK, False, ExecutionTimes())
-    runner.finish([None, None, OK])
+    instance.part(late, OK, False, ExecutionTimes())
+    instance.finish([None, None, OK])
     assert (bench.statistics.success.count, bench.statistics.execution_count) == (2, 1)
     assert (of.in_flight, bench.answer(returned)) == (1, "ok")
     late.cancel()
-    runner.part(late, EMPTY, True, ExecutionTimes())
+    instance.part(late, EMPTY, True, ExecutionTimes())
     assert (bench.statistics.success.count, bench.statistics.failures[RequestOutcome.CANCELED], of.in_flight) == (
         2,
         1,
@@ -69,12 +69,12 @@ def test_each_request_of_a_batch_counts_once(bench: Bench) -> None:
 
 def test_a_batch_that_dies_fails_what_it_had_not_ended(bench: Bench) -> None:
     of = bench.dispatcher(max_batch_size=2)
-    (runner,) = bench.runners
+    (instance,) = bench.instances
     ended, running = bench.ask(of, 1, 1)
     bench.loop.settle()
-    runner.part(ended, OK, True, ExecutionTimes())
-    runner.part(running, OK, False, ExecutionTimes())
-    runner.die()
+    instance.part(ended, OK, True, ExecutionTimes())
+    instance.part(running, OK, False, ExecutionTimes())
+    instance.die()
     assert (bench.statistics.success.count, bench.statistics.failures[RequestOutcome.WORKER_DIED], of.in_flight) == (
         1,
         1,
@@ -85,43 +85,43 @@ def test_a_batch_that_dies_fails_what_it_had_not_ended(bench: Bench) -> None:
 
 def test_a_late_response_keeps_its_place(bench: Bench) -> None:
     of = bench.dispatcher(max_batch_size=1, preserve_ordering=True)
-    (runner,) = bench.runners
+    (instance,) = bench.instances
     first, second = bench.ask(of, 1, 1)
     bench.loop.settle()
-    runner.finish([None])
-    runner.finish()
+    instance.finish([None])
+    instance.finish()
     assert [bench.answer(each) for each in (first, second)] == ["nothing yet"] * 2
-    runner.part(first, OK, True, ExecutionTimes())
+    instance.part(first, OK, True, ExecutionTimes())
     assert [bench.answer(each) for each in (first, second)] == ["ok", "ok"]
 
 
 def test_the_model_is_told_of_who_gave_up_and_of_who_has_enough(bench: Bench) -> None:
     of = bench.dispatcher(max_batch_size=1)
-    (runner,) = bench.runners
+    (instance,) = bench.instances
     (asked,) = bench.ask(of)
     bench.loop.settle()
     asked.pause(True)
-    runner.part(asked, OK, False, ExecutionTimes())
-    runner.finish([None])
+    instance.part(asked, OK, False, ExecutionTimes())
+    instance.finish([None])
     asked.pause(True)
     asked.pause(False)
     asked.cancel()
-    assert runner.told == [("pause", asked), ("resume", asked), ("cancel", asked)]
+    assert instance.told == [("pause", asked), ("resume", asked), ("cancel", asked)]
     assert of.in_flight == 1, "until the model has said its last"
-    runner.part(asked, EMPTY, True, ExecutionTimes())
+    instance.part(asked, EMPTY, True, ExecutionTimes())
     asked.pause(True)
     assert of.in_flight == 0
-    assert len(runner.told) == 3
+    assert len(instance.told) == 3
 
 
 def test_answers_in_the_order_of_the_questions(bench: Bench) -> None:
     of = bench.dispatcher(instances=3, max_batch_size=2, preserve_ordering=True)
     asked = bench.ask(of, 1, 1, 2, 1, 1)
     bench.loop.settle()
-    bench.runners[2].finish()
-    bench.runners[1].finish()
+    bench.instances[2].finish()
+    bench.instances[1].finish()
     assert bench.caller.answers == []
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert [each for each, _, _ in bench.caller.answers] == asked
     assert of.in_flight == 0
 
@@ -130,8 +130,8 @@ def test_an_instance_that_dies_does_not_hold_up_the_others(bench: Bench) -> None
     of = bench.dispatcher(instances=2, max_batch_size=1, preserve_ordering=True)
     first, second = bench.ask(of, 1, 1)
     bench.loop.settle()
-    bench.runners[1].finish()
-    bench.runners[0].die()
+    bench.instances[1].finish()
+    bench.instances[0].die()
     assert [bench.answer(each) for each in (first, second)] == ["Internal: died", "ok"]
 
 
@@ -145,9 +145,9 @@ def test_traces_are_told_how_requests_ran(bench: Bench) -> None:
         assert isinstance(each.sink, Trace)
         traces.append(each.sink)
     of.tell_witnesses()
-    added = FakeRunner("model_1")
+    added = FakeInstance("model_1")
     of.add(added)
-    (first,) = bench.runners
+    (first,) = bench.instances
     for each in asked:
         of.submit(each)
         bench.loop.settle()

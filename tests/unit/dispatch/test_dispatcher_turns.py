@@ -23,14 +23,14 @@ from nerite.scheduling.load_shedding import LoadShedder
 def test_requests_of_one_turn_run_together(bench: Bench) -> None:
     of = bench.dispatcher()
     asked = bench.ask(of, 1, 2, 1)
-    (runner,) = bench.runners
-    assert runner.batches == []
+    (instance,) = bench.instances
+    assert instance.batches == []
     assert (of.pending, of.in_flight) == (3, 3)
     bench.loop.settle()
     assert bench.loop.turns == 1
-    assert runner.batches == [asked]
+    assert instance.batches == [asked]
     assert (of.pending, of.in_flight) == (0, 3)
-    runner.finish()
+    instance.finish()
     assert [bench.answer(each) for each in asked] == ["ok"] * 3
     assert (of.pending, of.in_flight) == (0, 0)
 
@@ -39,19 +39,19 @@ def test_every_free_instance_gets_a_batch(bench: Bench) -> None:
     of = bench.dispatcher(instances=3, max_batch_size=1)
     asked = bench.ask(of, *[1] * 4)
     bench.loop.settle()
-    assert [runner.batch for runner in bench.runners] == [[asked[0]], [asked[1]], [asked[2]]]
-    bench.runners[1].finish()
-    assert bench.runners[1].batch == [asked[3]]
+    assert [instance.batch for instance in bench.instances] == [[asked[0]], [asked[1]], [asked[2]]]
+    bench.instances[1].finish()
+    assert bench.instances[1].batch == [asked[3]]
 
 
 def test_an_instance_works_on_while_its_answers_are_sent(bench: Bench) -> None:
     of = bench.dispatcher(max_batch_size=1)
-    (runner,) = bench.runners
+    (instance,) = bench.instances
     seen: list[Batch | None] = []
-    bench.caller = Caller(lambda _: seen.append(runner.batch))
+    bench.caller = Caller(lambda _: seen.append(instance.batch))
     first, second = bench.ask(of, 1, 1)
     bench.loop.settle()
-    runner.finish()
+    instance.finish()
     assert seen == [[second]]
     assert bench.answer(first) == "ok"
 
@@ -67,16 +67,16 @@ def test_what_is_asked_while_answers_are_sent_is_not_forgotten(bench: Bench) -> 
     bench.caller = Caller(ask_again)
     bench.ask(of, 1)
     bench.loop.settle()
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     bench.loop.settle()
-    assert bench.runners[0].batch == more
+    assert bench.instances[0].batch == more
 
 
 def test_an_instance_that_runs_at_once(bench: Bench) -> None:
     """``LoopInstance`` calls back before ``run`` returns, and callers ask again before that."""
 
     class Model:
-        def execute(self, requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+        def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
             return [OK] * len(requests)
 
         def is_ready(self) -> bool:
@@ -97,9 +97,9 @@ def test_an_instance_that_runs_at_once(bench: Bench) -> None:
 
     bench.caller = Caller(ask_again)
     loop: Any = bench.loop
-    runner, admission = LoopInstance("model_0", Model()), LoadShedder(UNBOUNDED, "model")
+    instance, admission = LoopInstance("model_0", Model()), LoadShedder(UNBOUNDED, "model")
     of = Dispatcher(
-        AnyInstancePicker(DefaultScheduler()), [runner], bench.statistics, loop, BusyPoll(loop, 0.0), admission
+        AnyInstancePicker(DefaultScheduler()), [instance], bench.statistics, loop, BusyPoll(loop, 0.0), admission
     )
     of.submit(request(sink=bench.caller))
     bench.loop.settle()
@@ -110,28 +110,28 @@ def test_an_instance_that_runs_at_once(bench: Bench) -> None:
 
 def warm(bench: Bench, of: Dispatcher, took_ns: int) -> None:
     """Have each instance run one request that takes ``took_ns``."""
-    for runner in bench.runners:
+    for instance in bench.instances:
         bench.ask(of)
         bench.loop.settle()
-        runner.finish(took_ns=took_ns)
+        instance.finish(took_ns=took_ns)
 
 
 def test_a_full_batch_goes_ahead_to_an_instance_whose_batches_are_brief(bench: Bench) -> None:
     of = bench.dispatcher(ahead=True, max_batch_size=2)
     warm(bench, of, BRIEF_NS - 1)
-    (runner,) = bench.runners
+    (instance,) = bench.instances
     first, second, third = bench.ask(of, 2, 1, 1), bench.ask(of, 2), bench.ask(of, 1)
     bench.loop.settle()
-    assert (runner.batch, runner.next) == (first[:1], first[1:])
-    runner.finish()
-    assert (runner.batch, runner.next) == (first[1:], second)
-    runner.finish()
-    assert (runner.batch, runner.next) == (second, None), "a batch that can grow does not go ahead"
+    assert (instance.batch, instance.next) == (first[:1], first[1:])
+    instance.finish()
+    assert (instance.batch, instance.next) == (first[1:], second)
+    instance.finish()
+    assert (instance.batch, instance.next) == (second, None), "a batch that can grow does not go ahead"
     filling = bench.ask(of, 1)
     bench.loop.settle()
-    assert runner.next == [*third, *filling], "it goes once it is full, though no instance came free"
-    runner.finish()
-    runner.finish()
+    assert instance.next == [*third, *filling], "it goes once it is full, though no instance came free"
+    instance.finish()
+    instance.finish()
     assert {bench.answer(each) for each in (*first, *second, *third, *filling)} == {"ok"}
     assert of.in_flight == 0
 
@@ -141,8 +141,8 @@ def test_nothing_goes_ahead_where_batches_take_long(bench: Bench) -> None:
     warm(bench, of, BRIEF_NS)
     bench.ask(of, 1, 1)
     bench.loop.settle()
-    (runner,) = bench.runners
-    assert (runner.batch is None, runner.next) == (False, None)
+    (instance,) = bench.instances
+    assert (instance.batch is None, instance.next) == (False, None)
     assert of.pending == 1
 
 
@@ -151,7 +151,7 @@ def test_idle_instances_come_before_those_that_run(bench: Bench) -> None:
     warm(bench, of, 0)
     asked = bench.ask(of, 1, 1, 1, 1, 1)
     bench.loop.settle()
-    assert [(runner.batch, runner.next) for runner in bench.runners] == [
+    assert [(instance.batch, instance.next) for instance in bench.instances] == [
         ([asked[0]], [asked[2]]),
         ([asked[1]], [asked[3]]),
     ]
@@ -163,11 +163,11 @@ def test_what_went_ahead_is_answered_in_order(bench: Bench) -> None:
     warm(bench, of, 0)
     asked = bench.ask(of, 1, 1, 1)
     bench.loop.settle()
-    bench.runners[1].finish()
+    bench.instances[1].finish()
     assert [bench.answer(each) for each in asked] == ["nothing yet"] * 3
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert [bench.answer(each) for each in asked] == ["ok", "ok", "nothing yet"]
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert bench.answer(asked[2]) == "ok"
 
 
@@ -175,9 +175,9 @@ def test_a_batch_waits_as_long_as_the_delay_and_no_longer(bench: Bench) -> None:
     of = bench.dispatcher(max_delay_us=1500)
     asked = bench.ask(of, 1)
     bench.loop.advance(1500 * US - 1)
-    assert bench.runners[0].batch is None
+    assert bench.instances[0].batch is None
     bench.loop.advance(2 * FakeLoop.TURN_NS)
-    assert bench.runners[0].batch == asked
+    assert bench.instances[0].batch == asked
 
 
 def test_the_timer_follows_the_oldest(bench: Bench) -> None:
@@ -186,9 +186,9 @@ def test_the_timer_follows_the_oldest(bench: Bench) -> None:
     bench.loop.advance(5 * MS)
     bench.ask(of, 1)
     bench.loop.advance(4 * MS)
-    assert bench.runners[0].batch is None
+    assert bench.instances[0].batch is None
     bench.loop.advance(MS + 2 * FakeLoop.TURN_NS)
-    assert [each.header.batch_size for each in bench.runners[0].batch or ()] == [1, 1]
+    assert [each.header.batch_size for each in bench.instances[0].batch or ()] == [1, 1]
 
 
 def test_a_waiting_batch_that_fills_up_goes_at_once(bench: Bench) -> None:
@@ -197,8 +197,8 @@ def test_a_waiting_batch_that_fills_up_goes_at_once(bench: Bench) -> None:
     bench.loop.advance(MS)
     asked += bench.ask(of, 1)
     bench.loop.settle()
-    assert bench.runners[0].batch == asked
-    bench.runners[0].finish()
+    assert bench.instances[0].batch == asked
+    bench.instances[0].finish()
     turns = bench.loop.turns
     bench.loop.advance(100 * MS)
     assert bench.loop.turns <= turns + 1
@@ -208,10 +208,10 @@ def test_a_waiting_batch_that_fits_better_without_one_that_gave_up_goes_at_once(
     of = bench.dispatcher(max_batch_size=8, max_delay_us=10_000, preferred_sizes=(4, 8))
     one, two, other = bench.ask(of, 1, 2, 2)
     bench.loop.settle()
-    assert bench.runners[0].batch is None
+    assert bench.instances[0].batch is None
     one.cancel()
     bench.loop.settle()
-    assert bench.runners[0].batch == [two, other]
+    assert bench.instances[0].batch == [two, other]
 
 
 def test_nobody_is_awake_while_a_batch_waits(bench: Bench) -> None:
@@ -228,9 +228,9 @@ def test_nobody_is_awake_while_the_only_instance_is_down(bench: Bench) -> None:
     of = bench.dispatcher(max_delay_us=5_000)
     asked = bench.ask(of, 1)
     bench.loop.advance(MS)
-    bench.runners[0].die()
+    bench.instances[0].die()
     bench.loop.advance(1000 * MS)
     assert bench.loop.turns < 200
-    bench.runners[0].come_back()
+    bench.instances[0].come_back()
     bench.loop.settle()
-    assert bench.runners[0].batch == asked
+    assert bench.instances[0].batch == asked

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Caller, FakeLoop, request
-from fake_instance import FakeRunner
+from fake_instance import FakeInstance
 from nerite.backends.interface import InstanceContext
 from nerite.config.options import QueueOptions, RateLimitResource
 from nerite.core.errors import Internal, InvalidArgument, Unavailable
@@ -49,7 +49,7 @@ class Maker:
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
         if self.fails:
             raise Internal("no memory")
-        return [FakeRunner(plan.context.name) for plan in plans]
+        return [FakeInstance(plan.context.name) for plan in plans]
 
     def close(self) -> None:
         self.closed = True
@@ -61,22 +61,22 @@ class Model:
     def __init__(
         self, hall: Hall, name: str, claims: Sequence[ResourceClaim], *, max_batch_size: int = 1, **rules: Any
     ) -> None:
-        self.rations = InstanceResources(hall.limiter, name)
+        self.resources = InstanceResources(hall.limiter, name)
         self.inner = Maker()
-        self.maker = RateLimitedFactory(self.inner, self.rations)
+        self.maker = RateLimitedFactory(self.inner, self.resources)
         plans = [planned(f"{name}_{number}", claim) for number, claim in enumerate(claims)]
-        self.runners: list[Any] = asyncio.run(self.maker.make(plans, {}))
+        self.instances: list[Any] = asyncio.run(self.maker.make(plans, {}))
         loop: Any = hall.loop
         decider = DynamicBatcher(BatchingRules(max_batch_size, **rules))
         self.dispatcher = Dispatcher(
-            RateLimitedPicker(AnyInstancePicker(decider), self.rations),
-            self.runners,
+            RateLimitedPicker(AnyInstancePicker(decider), self.resources),
+            self.instances,
             VersionStatistics(),
             loop,
             BusyPoll(loop, 0.0),
             LoadShedder(QueueOptions(), "model"),
         )
-        self.rations.granted = self.dispatcher.look_soon
+        self.resources.granted = self.dispatcher.look_soon
         self.caller = Caller()
         self.hall = hall
 
@@ -88,10 +88,10 @@ class Model:
         return asked
 
     def running(self) -> list[list[InferenceRequest]]:
-        return [runner.batch for runner in self.runners if runner.batch is not None]
+        return [instance.batch for instance in self.instances if instance.batch is not None]
 
     def finish(self, number: int = 0) -> None:
-        self.runners[number].finish()
+        self.instances[number].finish()
         self.hall.loop.settle()
 
     def error_of(self, asked: InferenceRequest) -> Any:
@@ -202,20 +202,20 @@ def test_instances_of_one_model(hall: Hall) -> None:
     wide.finish(0)
     assert wide.running() == [[asked[1]]]
     wide.finish(1)
-    assert wide.runners[2].batch == [asked[2]]
+    assert wide.instances[2].batch == [asked[2]]
 
 
 def test_a_worker_that_dies_gives_back_what_it_had(hall: Hall) -> None:
     first, second = hall.model("first"), hall.model("second")
     first.ask()
     second.ask()
-    first.runners[0].die()
+    first.instances[0].die()
     hall.loop.settle()
     assert len(second.running()) == 1
     waiting = first.ask()
     second.finish()
     assert first.running() == []
-    first.runners[0].come_back()
+    first.instances[0].come_back()
     hall.loop.settle()
     assert first.running() == [waiting]
 
@@ -225,7 +225,7 @@ def test_a_worker_that_dies_idle_waits_for_nothing(hall: Hall) -> None:
     first.ask()
     second.ask()
     third.ask()
-    second.runners[0].die()
+    second.instances[0].die()
     first.finish()
     assert len(third.running()) == 1
 
@@ -237,12 +237,12 @@ def test_an_instance_that_leaves(hall: Hall, busy: bool) -> None:
     if busy:
         first.ask()
     second.ask()
-    first.dispatcher.remove(first.runners[0], left.append)
+    first.dispatcher.remove(first.instances[0], left.append)
     assert len(second.running()) == (not busy)
     if busy:
         first.finish()
         assert len(second.running()) == 1
-    assert left == first.runners
+    assert left == first.instances
 
 
 def test_an_instance_that_leaves_and_dies(hall: Hall) -> None:
@@ -250,13 +250,13 @@ def test_an_instance_that_leaves_and_dies(hall: Hall) -> None:
     first, second = hall.model("first", ONE, ONE), hall.model("second")
     left: list[ModelInstance] = []
     (asked,) = first.ask()
-    runner = first.runners[0]
-    runner.finish([None])
-    first.dispatcher.remove(runner, left.append)
-    runner.die()
-    runner.part(asked, InferenceResponse.failed(Internal("died")), True, None)
+    instance = first.instances[0]
+    instance.finish([None])
+    first.dispatcher.remove(instance, left.append)
+    instance.die()
+    instance.part(asked, InferenceResponse.failed(Internal("died")), True, None)
     hall.loop.settle()
-    assert left == [runner]
+    assert left == [instance]
     first.ask()
     first.finish(1)
     second.ask()
@@ -330,26 +330,26 @@ def test_every_request_is_answered(data: st.DataObject) -> None:
     asked: list[tuple[Model, InferenceRequest]] = []
     for _ in range(data.draw(st.integers(1, 30))):
         model = data.draw(st.sampled_from(models))
-        runner = data.draw(st.sampled_from(model.runners))
+        instance = data.draw(st.sampled_from(model.instances))
         what = data.draw(st.sampled_from(["ask", "ask", "finish", "die", "cancel"]))
         if what == "ask":
             asked += [(model, each) for each in model.ask()]
-        elif what == "finish" and runner.batch is not None:
-            runner.finish()
+        elif what == "finish" and instance.batch is not None:
+            instance.finish()
         elif what == "die":
-            if runner.usable:
-                runner.die()
+            if instance.usable:
+                instance.die()
             else:
-                runner.come_back()
+                instance.come_back()
         elif what == "cancel" and asked:
             data.draw(st.sampled_from(asked))[1].cancel()
         hall.loop.settle()
     for model in models:
-        for runner in model.runners:
-            if not runner.usable:
-                runner.come_back()
+        for instance in model.instances:
+            if not instance.usable:
+                instance.come_back()
     hall.loop.settle()
-    while working := [runner for model in models for runner in model.runners if runner.batch is not None]:
+    while working := [instance for model in models for instance in model.instances if instance.batch is not None]:
         working[0].finish()
         hall.loop.settle()
     assert [len(model.caller.of(each)) for model, each in asked] == [1] * len(asked)

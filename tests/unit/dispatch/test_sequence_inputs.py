@@ -34,7 +34,7 @@ def control(name: str, kind: str, **encoding: Any) -> SequenceControlInput:
     return SequenceControlInput(name=name, control=(SequenceControl(**made),))
 
 
-def dress(
+def attach(
     *controls: SequenceControlInput,
     states: tuple[SequenceState, ...] = (),
     rows: int = 4,
@@ -59,8 +59,8 @@ def request(of: RequestHeader | None = None) -> InferenceRequest:
     return InferenceRequest(of or header(), [struct.pack("<2i", 7, 8)], Caller(), 0)
 
 
-def values(dressed: InferenceRequest) -> dict[str, bytes]:
-    return {spec.name: bytes(data) for spec, data in zip(dressed.header.inputs, dressed.data, strict=True)}
+def values(attached: InferenceRequest) -> dict[str, bytes]:
+    return {spec.name: bytes(data) for spec, data in zip(attached.header.inputs, attached.data, strict=True)}
 
 
 def answer(*outputs: tuple[str, tuple[int, ...], bytes]) -> InferenceResponse:
@@ -78,7 +78,7 @@ ALL = (
 
 def test_controls() -> None:
     asked = request()
-    dress(*ALL).dress(asked, RequestSequence(42), start=True, end=False)
+    attach(*ALL).attach(asked, RequestSequence(42), start=True, end=False)
     assert [(spec.name, spec.datatype.name, spec.shape) for spec in asked.header.inputs] == [
         ("IN", "INT32", (1, 2)),
         ("S", "INT32", (1, 1)),
@@ -98,7 +98,7 @@ def test_controls() -> None:
 
 def test_without_a_batch_dimension() -> None:
     asked = request()
-    dress(*ALL, rows=0).dress(asked, RequestSequence(42), start=False, end=True)
+    attach(*ALL, rows=0).attach(asked, RequestSequence(42), start=False, end=True)
     assert [spec.shape for spec in asked.header.inputs] == [(1, 2), (1,), (1,), (1,), (1,)]
     assert values(asked)["S"] == struct.pack("<i", 0)
     assert values(asked)["E"] == struct.pack("<f", 2.5)
@@ -116,7 +116,7 @@ def test_without_a_batch_dimension() -> None:
 )
 def test_correlation_id(datatype: str, id: int | str, expected: bytes) -> None:
     asked = request()
-    dress(control("C", "CORRID", data_type=f"TYPE_{datatype}")).dress(
+    attach(control("C", "CORRID", data_type=f"TYPE_{datatype}")).attach(
         asked, RequestSequence(id), start=False, end=False
     )
     assert values(asked)["C"] == expected
@@ -124,17 +124,17 @@ def test_correlation_id(datatype: str, id: int | str, expected: bytes) -> None:
 
 def test_the_model_is_told_what_the_server_decided() -> None:
     asked = request()
-    dress().dress(asked, RequestSequence(9), start=True, end=False)
+    attach().attach(asked, RequestSequence(9), start=True, end=False)
     assert (asked.header.sequence_id, asked.header.sequence_start, asked.header.sequence_end) == (9, True, False)
 
 
 def test_equal_headers_are_one_object() -> None:
-    clothes, caller = dress(*ALL), header()
+    clothes, caller = attach(*ALL), header()
     sequence = RequestSequence(3)
     made = []
     for start in (True, False, False):
         asked = request(caller)
-        clothes.dress(asked, sequence, start=start, end=False)
+        clothes.attach(asked, sequence, start=start, end=False)
         made.append(asked.header)
     assert made[0] is not made[1]
     assert made[1] is made[2]
@@ -145,12 +145,12 @@ def test_what_is_remembered_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> Non
     budget = ByteBudget("test", 256 * 1024)
     monkeypatch.setattr(sequence_inputs, "SEQUENCES", budget)
     monkeypatch.setattr(sequence_inputs, "SEQUENCES", budget)
-    clothes = dress(*ALL, states=(STATE,))
+    clothes = attach(*ALL, states=(STATE,))
     for number in range(1, 200):
         sequence = RequestSequence(number)
         for start in (True, False):
             asked = request()
-            clothes.dress(asked, sequence, start=start, end=False)
+            clothes.attach(asked, sequence, start=start, end=False)
             assert asked.header.inputs[-1].shape == (1, 1 if start else number)
             given = answer(("OUT", (1, 1), bytes(4)), ("SO", (1, number), bytes(4 * number)))
             rest = clothes.settle(asked, given, sequence)
@@ -166,7 +166,7 @@ def test_the_header_of_a_large_request_is_not_remembered(monkeypatch: pytest.Mon
     budget = ByteBudget("test", 1024 * 1024)
     monkeypatch.setattr(sequence_inputs, "SEQUENCES", budget)
     asked = request(RequestHeader("m", "", [TensorSpec("IN", dtypes.INT32, (1, 2))], parameters={"a": "x" * 200_000}))
-    dress(*ALL).dress(asked, RequestSequence(1), start=True, end=False)
+    attach(*ALL).attach(asked, RequestSequence(1), start=True, end=False)
     assert asked.header.parameters["a"] == "x" * 200_000
     assert budget.used == 0
 
@@ -175,12 +175,12 @@ def test_what_is_remembered_takes_no_more_memory_than_it_counts(monkeypatch: pyt
     budget = ByteBudget("test", 1 << 30)
     monkeypatch.setattr(sequence_inputs, "SEQUENCES", budget)
     monkeypatch.setattr(sequence_inputs, "SEQUENCES", budget)
-    clothes = dress(*ALL, states=(STATE,))
+    clothes = attach(*ALL, states=(STATE,))
 
     def go(number: int) -> None:
         caller = RequestHeader(f"m{number}", "", [TensorSpec("IN", dtypes.INT32, (300 + number, 2))])
         asked, sequence = request(caller), RequestSequence(number)
-        clothes.dress(asked, sequence, start=True, end=False)
+        clothes.attach(asked, sequence, start=True, end=False)
         clothes.null(asked)
         clothes.settle(asked, answer(("OUT", (300 + number, 1), b""), ("SO", (1, 300 + number), b"")), sequence)
 
@@ -201,13 +201,13 @@ def test_what_is_remembered_takes_no_more_memory_than_it_counts(monkeypatch: pyt
 
 
 def test_a_slot_without_a_request() -> None:
-    clothes = dress(
+    clothes = attach(
         *ALL,
         control("C2", "CORRID", data_type="TYPE_STRING"),
         states=(SequenceState(input_name="SI", output_name="SO", data_type="TYPE_INT32", dims=(2,)),),
     )
     asked = request()
-    clothes.dress(asked, RequestSequence(3), start=True, end=True)
+    clothes.attach(asked, RequestSequence(3), start=True, end=True)
     null = clothes.null(asked)
     assert null.header.inputs == asked.header.inputs
     assert (null.header.sequence_id, null.header.sequence_start, null.header.sequence_end) == (0, False, False)
@@ -228,9 +228,9 @@ STATE = SequenceState(input_name="SI", output_name="SO", data_type="TYPE_INT32",
 
 
 def test_a_state_goes_from_request_to_request() -> None:
-    clothes, sequence = dress(states=(STATE,)), RequestSequence(1)
+    clothes, sequence = attach(states=(STATE,)), RequestSequence(1)
     first = request()
-    clothes.dress(first, sequence, start=True, end=False)
+    clothes.attach(first, sequence, start=True, end=False)
     assert first.header.inputs[-1] == TensorSpec("SI", dtypes.INT32, (1, 1))
     assert values(first)["SI"] == bytes(4)
     kept = bytes(range(200)) * 80
@@ -239,25 +239,25 @@ def test_a_state_goes_from_request_to_request() -> None:
     assert [spec.name for spec in got.header.outputs] == ["OUT"]
     assert got.data == [b"abcd"]
     second = request()
-    clothes.dress(second, sequence, start=False, end=False)
+    clothes.attach(second, sequence, start=False, end=False)
     assert second.header.inputs[-1] == TensorSpec("SI", dtypes.INT32, (1, 4000))
     assert second.data[-1] is kept
     assert second.header.batch_key != first.header.batch_key
 
 
 def test_a_start_forgets_the_state() -> None:
-    clothes, sequence = dress(states=(STATE,)), RequestSequence(1)
+    clothes, sequence = attach(states=(STATE,)), RequestSequence(1)
     for _ in range(2):
         asked = request()
-        clothes.dress(asked, sequence, start=True, end=False)
+        clothes.attach(asked, sequence, start=True, end=False)
         assert values(asked)["SI"] == bytes(4)
         asked.data[-1][:] = b"dirt"  # type: ignore[index]  # a model that works in place
         clothes.settle(asked, answer(("SO", (1, 1), b"dirt")), sequence)
 
 
 def test_a_response_after_the_end_of_its_sequence() -> None:
-    clothes, sequence = dress(states=(STATE,)), RequestSequence(1)
-    clothes.dress(asked := request(), sequence, start=True, end=True)
+    clothes, sequence = attach(states=(STATE,)), RequestSequence(1)
+    clothes.attach(asked := request(), sequence, start=True, end=True)
     sequence.state = None
     rest = clothes.settle(asked, answer(("OUT", (1, 1), b"abcd"), ("SO", (1, 1), b"efgh")), sequence)
     assert rest.header is not None
@@ -266,14 +266,14 @@ def test_a_response_after_the_end_of_its_sequence() -> None:
 
 def test_what_a_model_leaves_out_stays() -> None:
     other = SequenceState(input_name="TI", output_name="TO", data_type="TYPE_INT32", dims=(1,))
-    clothes, sequence = dress(states=(STATE, other)), RequestSequence(1)
+    clothes, sequence = attach(states=(STATE, other)), RequestSequence(1)
     asked = request()
-    clothes.dress(asked, sequence, start=True, end=False)
+    clothes.attach(asked, sequence, start=True, end=False)
     clothes.settle(asked, answer(("TO", (1, 1), b"1234"), ("SO", (1, 1), b"abcd")), sequence)
     clothes.settle(asked, answer(("TO", (1, 1), b"5678")), sequence)
     failed = InferenceResponse.failed(Internal("no"))
     assert clothes.settle(asked, failed, sequence) is failed
-    clothes.dress(asked := request(), sequence, start=False, end=False)
+    clothes.attach(asked := request(), sequence, start=False, end=False)
     assert values(asked) | {"SI": b"abcd", "TI": b"5678"} == values(asked)
 
 
@@ -282,9 +282,9 @@ def test_what_a_model_leaves_out_stays() -> None:
     [((), [], ["OUT", "SO"]), (("OUT",), ["OUT", "SO"], ["OUT"]), (("SO",), ["SO"], ["SO"])],
 )
 def test_a_state_that_is_an_output_too(wanted: tuple[str, ...], asked_for: list[str], answered: list[str]) -> None:
-    clothes, sequence = dress(states=(STATE,), outputs=("OUT", "SO")), RequestSequence(1)
+    clothes, sequence = attach(states=(STATE,), outputs=("OUT", "SO")), RequestSequence(1)
     asked = request(header(*wanted))
-    clothes.dress(asked, sequence, start=True, end=False)
+    clothes.attach(asked, sequence, start=True, end=False)
     assert [output.name for output in asked.header.outputs] == asked_for
     everything = [("OUT", (1, 1), b"abcd"), ("SO", (1, 1), b"efgh")]
     given = answer(*(each for each in everything if not wanted or each[0] in asked.header.wanted))
@@ -294,10 +294,10 @@ def test_a_state_that_is_an_output_too(wanted: tuple[str, ...], asked_for: list[
     assert clothes.settle(asked, given, sequence).header is got.header
 
 
-def test_a_dressed_request_has_its_caller() -> None:
+def test_a_attached_request_has_its_caller() -> None:
     asked = request(header().changed(caller=Tenant("acme")))
-    made = dress(control("START", "START", int32_false_true=(0, 1)))
-    made.dress(asked, RequestSequence(4), start=True, end=False)
+    made = attach(control("START", "START", int32_false_true=(0, 1)))
+    made.attach(asked, RequestSequence(4), start=True, end=False)
     assert asked.header.caller == Tenant("acme")
     made.overrule(asked, {})
     assert asked.header.caller == Tenant("acme")

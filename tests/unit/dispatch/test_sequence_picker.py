@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from doubles import Caller, FakeLoop, request
-from fake_instance import OK, FakeRunner
+from fake_instance import OK, FakeInstance
 from nerite.config.model_config import (
     ModelConfig,
     ModelSequenceBatching,
@@ -47,7 +47,7 @@ class Bench:
         self.loop: Any = loop
         self.caller = Caller()
         self.statistics = VersionStatistics()
-        self.runners: list[FakeRunner] = []
+        self.instances: list[FakeInstance] = []
         self.of: Dispatcher
 
     def start(
@@ -72,12 +72,12 @@ class Bench:
             max_delay_us=delay_us,
             min_utilization=1.0 if delay_us else 0.0,
         )
-        roster = SequencePicker(config, SequenceInputs(config, Path()), rules)
-        self.runners = [FakeRunner(f"model_{number}") for number in range(instances)]
+        picker = SequencePicker(config, SequenceInputs(config, Path()), rules)
+        self.instances = [FakeInstance(f"model_{number}") for number in range(instances)]
         admission = LoadShedder(QueueOptions(), "model")
         self.of = Dispatcher(
-            roster,
-            self.runners,
+            picker,
+            self.instances,
             self.statistics,
             self.loop,
             BusyPoll(self.loop, 0.0),
@@ -105,7 +105,7 @@ class Bench:
 
     def running(self, number: int = 0) -> list[InferenceRequest | None]:
         """What an instance runs, by the callers' requests; None for a slot without one."""
-        batch = self.runners[number].batch or []
+        batch = self.instances[number].batch or []
         return [each.outer if isinstance(each, SequenceRequest) else None for each in batch]
 
 
@@ -120,11 +120,11 @@ def test_slots_without_a_request_are_rows_and_nothing_else(bench: Bench) -> None
     bench.start()
     bench.ask(1, start=True)
     second = bench.ask(2, start=True)
-    bench.runners[0].finish()
-    bench.runners[0].finish()
+    bench.instances[0].finish()
+    bench.instances[0].finish()
     third = bench.ask(2, end=True)
     assert bench.running() == [None, third]
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert [bench.answer(each) for each in (second, third)] == ["ok", "ok"]
     assert bench.of.in_flight == 0
     statistics = bench.statistics
@@ -155,12 +155,12 @@ def test_a_mistake_of_the_caller_counts_nowhere(bench: Bench, asked: dict[str, A
 def test_what_the_caller_does_reaches_the_model(bench: Bench) -> None:
     bench.start()
     asked = bench.ask(1, start=True)
-    inner = bench.runners[0].batches[0][0]
-    bench.runners[0].part(inner, OK, False, ExecutionTimes())
+    inner = bench.instances[0].batches[0][0]
+    bench.instances[0].part(inner, OK, False, ExecutionTimes())
     asked.pause(True)
     asked.pause(False)
     asked.cancel()
-    assert bench.runners[0].told == [("pause", inner), ("resume", inner), ("cancel", inner)]
+    assert bench.instances[0].told == [("pause", inner), ("resume", inner), ("cancel", inner)]
 
 
 def test_who_cancels_answers_for_the_rest_of_the_sequence(bench: Bench) -> None:
@@ -168,7 +168,7 @@ def test_who_cancels_answers_for_the_rest_of_the_sequence(bench: Bench) -> None:
     first, second, third = bench.ask(1, start=True), bench.ask(1), bench.ask(1)
     third.cancel()
     assert [bench.answer(each) for each in (first, second, third)] == ["nothing yet", "", ""]
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert bench.answer(first) == "ok"
     assert bench.statistics.failures[RequestOutcome.CANCELED] == 2
 
@@ -177,20 +177,20 @@ def test_what_dies_with_an_instance(bench: Bench) -> None:
     bench.start(instances=2, slots=1)
     running, other = bench.ask(1, start=True), bench.ask(2, start=True)
     waiting, elsewhere = bench.ask(1), bench.ask(3, start=True)
-    bench.runners[0].die()
+    bench.instances[0].die()
     assert bench.answer(running) == "died"
     assert "(what was sequence 1 is over: the instance that had it, 'model_0', died)" in bench.answer(waiting)
-    bench.runners[0].come_back()
+    bench.instances[0].come_back()
     assert (bench.running(0), bench.running(1)) == ([elsewhere], [other])
     assert bench.of.in_flight == 2
 
 
 def test_nobody_waits_for_ever(bench: Bench) -> None:
     bench.start(slots=1)
-    bench.runners[0].die()
+    bench.instances[0].die()
     asked = [bench.ask(number, start=True) for number in (1, 2, 3)]
     asked.append(bench.ask(3))
-    bench.runners[0].fail_to_come_back()
+    bench.instances[0].fail_to_come_back()
     assert {bench.answer(each) for each in asked} == {"no instance of the model can be started: no such file"}
     assert bench.of.in_flight == 0
 
@@ -200,9 +200,9 @@ def test_an_instance_leaves_when_its_last_sequence_is_over(bench: Bench, how: st
     of = bench.start(instances=2)
     left: list[str] = []
     bench.ask(1, start=True)
-    first = bench.runners[0]
+    first = bench.instances[0]
     first.finish()
-    of.remove(first, lambda runner: left.append(runner.name))
+    of.remove(first, lambda instance: left.append(instance.name))
     bench.loop.settle()
     new = bench.ask(2, start=True)
     assert bench.running(1) == [new]
@@ -228,7 +228,7 @@ def test_an_idle_sequence_is_over_when_its_time_is(bench: Bench) -> None:
     bench.start(slots=1)
     bench.ask(1, start=True)
     bench.loop.pass_time(50 * MS)
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     waiting = bench.ask(2, start=True)
     bench.loop.advance(10 * MS - 1)
     assert bench.running() == []
@@ -250,23 +250,23 @@ def left(value: float) -> InferenceResponse:
 def test_who_is_refused_between_two_turns_keeps_no_place_in_the_order(bench: Bench, how: str) -> None:
     of = bench.start(slots=2, iterative_sequence=True, preserve_ordering=True)
     asked = bench.ask(0)
-    runner = bench.runners[0]
-    runner.part(runner.batches[0][0], OK, False, ExecutionTimes())
+    instance = bench.instances[0]
+    instance.part(instance.batches[0][0], OK, False, ExecutionTimes())
     asked.pause(True)
-    runner.finish([AGAIN])
+    instance.finish([AGAIN])
     other = bench.ask(0)
     assert bench.running() == [other]
     if how == "is cancelled":
         asked.cancel()
     elif how == "dies":
-        runner.die()
-        runner.come_back()
+        instance.die()
+        instance.come_back()
     else:
         of.abandon(Unavailable("stopping"))
     if how != "dies":
-        runner.finish()
+        instance.finish()
     last = bench.ask(0)
-    runner.finish()
+    instance.finish()
     assert len(bench.caller.of(asked)) == 2
     assert bench.answer(other) == ("died" if how == "dies" else "ok")
     assert bench.answer(last) == "ok"
@@ -279,11 +279,11 @@ def test_who_is_refused_between_two_turns_keeps_no_place_in_the_order(bench: Ben
 def test_a_state_that_comes_when_the_sequence_is_over(bench: Bench) -> None:
     bench.start(state=(STATE,))
     asked = bench.ask(1, start=True, end=True)
-    runner = bench.runners[0]
-    inner = runner.batches[0][0]
-    runner.finish([None])
-    runner.part(inner, left(1.0), False, ExecutionTimes())
-    runner.part(inner, EMPTY, True, ExecutionTimes())
+    instance = bench.instances[0]
+    inner = instance.batches[0][0]
+    instance.finish([None])
+    instance.part(inner, left(1.0), False, ExecutionTimes())
+    instance.part(inner, EMPTY, True, ExecutionTimes())
     assert bench.caller.of(asked) == [EMPTY]
     assert bench.of.in_flight == 0
 
@@ -292,7 +292,7 @@ def test_what_an_idle_instance_had_runs_elsewhere_at_once(bench: Bench) -> None:
     bench.start(instances=2, slots=2, delay_us=5_000)
     first, second = (bench.ask(number, start=True) for number in (1, 2))
     assert (bench.running(0), bench.running(1)) == ([], [])
-    bench.runners[0].die()
+    bench.instances[0].die()
     bench.loop.settle()
     assert bench.running(1) == [second, first]
 
@@ -300,14 +300,14 @@ def test_what_an_idle_instance_had_runs_elsewhere_at_once(bench: Bench) -> None:
 def test_a_model_that_goes_keeps_no_place_for_who_cannot_come_back(bench: Bench) -> None:
     of = bench.start(slots=1)
     bench.ask(1, start=True)
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     waiting = [bench.ask(number, start=True) for number in (2, 3)]
     drained: list[bool] = []
     of.when_drained(lambda: drained.append(True))
     for asked in waiting:
         bench.loop.settle()
         assert bench.running() == [asked]
-        bench.runners[0].finish()
+        bench.instances[0].finish()
     assert drained == [True]
     bench.loop.settle()
     assert bench.loop.next_timer is None
@@ -316,13 +316,13 @@ def test_a_model_that_goes_keeps_no_place_for_who_cannot_come_back(bench: Bench)
 def test_the_last_answer_due_is_that_of_an_idle_instance(bench: Bench) -> None:
     of = bench.start(instances=1, slots=2, iterative_sequence=True)
     asked = bench.ask(0)
-    runner = bench.runners[0]
-    runner.part(runner.batches[0][0], OK, False, ExecutionTimes())
+    instance = bench.instances[0]
+    instance.part(instance.batches[0][0], OK, False, ExecutionTimes())
     asked.pause(True)
-    runner.finish([AGAIN])
+    instance.finish([AGAIN])
     drained: list[bool] = []
     of.when_drained(lambda: drained.append(True))
-    runner.die()
+    instance.die()
     assert drained == [True]
 
 
@@ -333,22 +333,22 @@ class Watcher(Caller, ExecutionObserver):
         super().__init__()
         self.told: list[str] = []
 
-    def ran(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         self.told.append("ran")
 
-    def turned(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
+    def turned(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         self.told.append("turned")
 
 
-def test_a_witness_hears_of_each_turn_and_which_is_the_last(bench: Bench) -> None:
+def test_a_observer_hears_of_each_turn_and_which_is_the_last(bench: Bench) -> None:
     of = bench.start(slots=2, iterative_sequence=True)
     of.tell_witnesses()
     bench.caller = watcher = Watcher()
     asked, other = bench.ask(0), bench.ask(0)
-    bench.runners[0].finish([AGAIN])
-    bench.runners[0].finish([OK, AGAIN])
+    bench.instances[0].finish([AGAIN])
+    bench.instances[0].finish([OK, AGAIN])
     assert watcher.told == ["turned", "ran", "turned"]
-    bench.runners[0].finish()
+    bench.instances[0].finish()
     assert watcher.told[3:] == ["ran"]
     assert [bench.answer(each) for each in (asked, other)] == ["ok", "ok"]
 
@@ -357,19 +357,19 @@ def test_a_witness_hears_of_each_turn_and_which_is_the_last(bench: Bench) -> Non
 def test_who_is_cancelled_gets_no_other_turn(bench: Bench, when: str) -> None:
     of = bench.start(slots=2, iterative_sequence=True)
     asked, other = bench.ask(0), bench.ask(0)
-    runner = bench.runners[0]
-    runner.finish([AGAIN])
+    instance = bench.instances[0]
+    instance.finish([AGAIN])
     assert bench.running() == [asked, other]
     if when == "during a turn":
         asked.cancel()
-    runner.finish([AGAIN, AGAIN])
+    instance.finish([AGAIN, AGAIN])
     if when == "between two turns":
-        runner.finish([AGAIN, AGAIN])
+        instance.finish([AGAIN, AGAIN])
         asked.cancel()
-        runner.finish([AGAIN, AGAIN])
+        instance.finish([AGAIN, AGAIN])
     bench.loop.settle()
     assert bench.running() == [None, other]
-    runner.finish()
+    instance.finish()
     assert (bench.answer(asked), bench.answer(other), of.in_flight) == ("", "ok", 0)
     assert (bench.statistics.success.count, bench.statistics.failures[RequestOutcome.CANCELED]) == (1, 1)
 
@@ -378,16 +378,16 @@ def test_each_turn_finds_the_inputs_as_they_were(bench: Bench) -> None:
     bench.start(slots=1, iterative_sequence=True)
     asked = bench.ask(0)
     for _ in range(2):
-        (inner,) = bench.runners[0].batches[-1]
+        (inner,) = bench.instances[0].batches[-1]
         assert memoryview(inner.data[0]).readonly
         assert inner.data[0] == asked.data[0]
-        bench.runners[0].finish([AGAIN])
+        bench.instances[0].finish([AGAIN])
 
 
 def test_a_turn_that_is_not_the_last_takes_nothing_out_of_the_queue(bench: Bench) -> None:
     of = bench.start(slots=1, iterative_sequence=True)
     bench.ask(0)
     for _ in range(10):
-        bench.runners[0].finish([AGAIN])
+        bench.instances[0].finish([AGAIN])
         bench.loop.settle()
     assert of._through == 0

@@ -316,8 +316,8 @@ class Watcher(Caller, ExecutionObserver):
 
     sums: ExecutionTimes | None = None
 
-    def composed(self, request: InferenceRequest, marks: ExecutionTimes | None) -> None:
-        self.sums = marks
+    def composed(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
+        self.sums = timings
 
 
 def test_what_the_steps_took_is_added_up() -> None:
@@ -327,11 +327,11 @@ def test_what_the_steps_took_is_added_up() -> None:
     request = bench.ask()
     for model in ("m0", "m1"):
         (step,) = bench.models.asked
-        marks = ExecutionTimes()
-        marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns = (
+        timings = ExecutionTimes()
+        timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns = (
             step.queued_ns + offset for offset in (1, 11, 111, 1111)
         )
-        cast(ExecutionObserver, step.sink).ran(step, marks)
+        cast(ExecutionObserver, step.sink).ran(step, timings)
         bench.models.answer(model)
     counts = bench.statistics
     assert (counts.compute_input.ns, counts.compute_infer.ns, counts.compute_output.ns) == (20, 200, 2000)
@@ -345,13 +345,13 @@ def test_turns_of_a_step_are_added_up_as_the_model_of_sequences_tells_them(decou
     bench.ask()
     (step,) = bench.models.asked
     inner, sink = SequenceRequest(step), cast(ExecutionObserver, step.sink)
-    marks = ExecutionTimes()
-    marks.started_ns = marks.inputs_ready_ns = inner.queued_ns
-    marks.computed_ns = marks.ended_ns = inner.queued_ns + 100
+    timings = ExecutionTimes()
+    timings.started_ns = timings.inputs_ready_ns = inner.queued_ns
+    timings.computed_ns = timings.ended_ns = inner.queued_ns + 100
     if decoupled == 0:
-        sink.parted(inner, marks)
-    sink.turned(inner, marks)
-    sink.ran(inner, marks)
+        sink.parted(inner, timings)
+    sink.turned(inner, timings)
+    sink.ran(inner, timings)
     bench.models.answer("m0")
     assert bench.statistics.compute_infer.ns == (100 if decoupled == 0 else 200), "each execution once"
 

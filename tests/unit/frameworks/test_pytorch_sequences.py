@@ -52,16 +52,16 @@ def test_sequences_side_by_side(tmp_path: Path, kind: str, names: dict[str, str]
         rows = (torch.zeros(2, 4), torch.zeros(2, 1), torch.zeros(2, 4))
         export(tmp_path, Accumulator(), rows, dynamic_shapes=({0: batch}, {0: batch}, {0: batch}))
     opened = Opened(tmp_path, config(**names))
-    dress = SequenceInputs(from_json(opened.config), tmp_path)
+    attach = SequenceInputs(from_json(opened.config), tmp_path)
     sequences = [RequestSequence(number) for number in (1, 2)]
     for step in range(3):
         batch_of = []
         for sequence, value in zip(sequences, (1.0, 10.0), strict=True):
             asked = request(**{names.get("x", "x"): np.full((1, 4), value, np.float32)})
-            dress.dress(asked, sequence, start=step == 0, end=False)
+            attach.attach(asked, sequence, start=step == 0, end=False)
             batch_of.append(asked)
         answers = [
-            decoded(dress.settle(asked, response, sequence))
+            decoded(attach.settle(asked, response, sequence))
             for asked, response, sequence in zip(batch_of, opened.execute(*batch_of), sequences, strict=True)
         ]
         assert [answer["total__0"][0, 0] for answer in answers] == [step + 1, 10 * (step + 1)]

@@ -420,7 +420,7 @@ def test_nothing_of_a_closed_model_stays(tmp_path: Path, engine: str, two: Fores
         gc.enable()
 
 
-def resident() -> int:
+def hosted() -> int:
     """Return the pages that this process has in memory, in KiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4
 
@@ -442,7 +442,7 @@ def test_a_hundred_loads_leave_nothing(tmp_path: Path, make: Callable[[], Forest
 
     for _ in range(25):
         load()
-    before = resident()
+    before = hosted()
     for _ in range(100):
         load()
-    assert resident() - before < 1024
+    assert hosted() - before < 1024

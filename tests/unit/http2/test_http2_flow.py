@@ -97,7 +97,7 @@ def test_a_large_reply_is_cut_into_frames_without_being_copied():
 
 
 @pytest.mark.parametrize("size", [JOINED - 1, JOINED, JOINED + 1, 2 * JOINED])
-def test_sizes_around_the_limit_of_joining(size):
+def test_sizes_server_context_the_limit_of_joining(size):
     peer = Peer()
     request(peer, 1)
     peer.connection.reply(1, HEAD, [b"a" * size], TRAILERS)

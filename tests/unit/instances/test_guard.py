@@ -29,40 +29,40 @@ class Model:
 
 
 def raising(error: BaseException) -> Model:
-    def execute(requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+    def execute(requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
         raise error
 
     return Model(execute)
 
 
 def run(model: Model, count: int = 3) -> list[InferenceResponse]:
-    marks = ExecutionTimes()
-    answers = instance.run_model(model, "model_0", [request() for _ in range(count)], marks)
-    assert marks.ended_ns >= marks.computed_ns >= marks.started_ns > 0
+    timings = ExecutionTimes()
+    answers = instance.run_model(model, "model_0", [request() for _ in range(count)], timings)
+    assert timings.ended_ns >= timings.computed_ns >= timings.started_ns > 0
     return answers
 
 
 def test_answers_pass() -> None:
     failed = InferenceResponse.failed(InvalidArgument("this one"))
-    assert run(Model(lambda requests, marks: (OK, failed, OK))) == [OK, failed, OK]
+    assert run(Model(lambda requests, timings: (OK, failed, OK))) == [OK, failed, OK]
 
 
-def test_the_model_sees_requests_and_marks() -> None:
+def test_the_model_sees_requests_and_timings() -> None:
     seen = []
 
-    def execute(requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
-        marks.computed()
-        seen.append((requests, marks.computed_ns))
+    def execute(requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
+        timings.computed()
+        seen.append((requests, timings.computed_ns))
         return [OK]
 
-    asked, marks = [request()], ExecutionTimes()
-    instance.run_model(Model(execute), "model_0", asked, marks)
-    assert seen == [(asked, marks.computed_ns)]
+    asked, timings = [request()], ExecutionTimes()
+    instance.run_model(Model(execute), "model_0", asked, timings)
+    assert seen == [(asked, timings.computed_ns)]
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_as_many_answers_as_requests_or_none(count: int) -> None:
-    answers = run(Model(lambda requests, marks: [OK] * count))
+    answers = run(Model(lambda requests, timings: [OK] * count))
     assert [type(answer.error) for answer in answers] == [Internal] * 3
     assert answers[0].error is not None
     assert answers[0].error.message == f"instance 'model_0' gave {count} responses to 3 requests"
@@ -75,7 +75,7 @@ def test_a_refusal_fails_the_batch_with_its_own_text(caplog: pytest.LogCaptureFi
 
 
 def test_an_answer_holds_nothing_of_the_frames_of_the_model() -> None:
-    def execute(requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+    def execute(requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
         try:
             raise ValueError("first")
         except ValueError as error:
@@ -109,6 +109,6 @@ def test_anything_else_is_internal_and_its_traceback_stays_here(
 
 
 def test_an_answer_that_is_no_list_fails_the_batch(caplog: pytest.LogCaptureFixture) -> None:
-    answers = run(Model(lambda requests, marks: None))  # type: ignore[arg-type, return-value]
+    answers = run(Model(lambda requests, timings: None))  # type: ignore[arg-type, return-value]
     assert [type(answer.error) for answer in answers] == [Internal] * 3
     assert len(caplog.records) == 1

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles import Caller, FakeLoop, request
-from fake_instance import FakeRunner
+from fake_instance import FakeInstance
 from nerite.config.options import QueueOptions
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Cancelled, Internal, InvalidArgument, Unavailable
@@ -27,7 +27,6 @@ from nerite.dispatch import dispatcher as module
 from nerite.dispatch.busy_poll import BusyPoll
 from nerite.dispatch.dispatcher import Dispatcher
 from nerite.dispatch.instance_picker import AnyInstancePicker
-from nerite.instances import instance
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.decider import BatchingRules, QueuePolicy
 from nerite.scheduling.dynamic_batcher import DefaultScheduler, DynamicBatcher
@@ -43,7 +42,7 @@ class Identity:
     def __init__(self, mood: str) -> None:
         self._mood = mood
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
         joined = np.concatenate([np.frombuffer(each.data[0], np.float32) for each in requests])
         answers = []
         at = 0
@@ -135,13 +134,13 @@ OPERATIONS = st.lists(
 )
 
 
-def finish(runner: FakeRunner, mood: str) -> None:
+def finish(instance: FakeInstance, mood: str) -> None:
     """Answer as an instance would: through the guard."""
-    if runner.batch is not None:
-        batch, runner.batch = runner.batch, None
-        marks = ExecutionTimes()
-        answers = instance.run_model(Identity(mood), runner.name, batch, marks)
-        runner.done(runner, batch, answers, marks)
+    if instance.batch is not None:
+        batch, instance.batch = instance.batch, None
+        timings = ExecutionTimes()
+        answers = instance.run_model(Identity(mood), instance.name, batch, timings)
+        instance.done(instance, batch, answers, timings)
 
 
 @pytest.fixture(autouse=True)
@@ -158,14 +157,14 @@ def test_everyone_gets_their_own_rows_or_one_error(
     loop = FakeLoop()
     answered_at: dict[InferenceRequest, int] = {}
     caller = Caller(lambda each: answered_at.setdefault(each, loop.now_ns) and None)
-    runners = [FakeRunner(f"model_{number}") for number in range(instances)]
+    instances = [FakeInstance(f"model_{number}") for number in range(instances)]
     statistics = VersionStatistics()
     asked: list[InferenceRequest] = []
     asked_at: dict[InferenceRequest, int] = {}
     with time_of(loop):
         of = Dispatcher(
             AnyInstancePicker(DefaultScheduler() if rules is None else DynamicBatcher(rules)),
-            runners,
+            instances,
             statistics,
             loop,  # type: ignore[arg-type]
             BusyPoll(loop, 0.0),  # type: ignore[arg-type]
@@ -173,7 +172,7 @@ def test_everyone_gets_their_own_rows_or_one_error(
             preserve_ordering=ordered,
         )
         for operation, argument in operations:
-            runner = runners[argument % instances] if isinstance(argument, int) else runners[0]
+            instance = instances[argument % instances] if isinstance(argument, int) else instances[0]
             if operation == "ask":
                 each = request(sink=caller, value=len(asked) + 1, **argument)
                 asked.append(each)
@@ -184,27 +183,27 @@ def test_everyone_gets_their_own_rows_or_one_error(
             elif operation == "pass":
                 loop.advance(argument * US)
             elif operation == "finish":
-                finish(runners[argument[0] % instances], argument[1])
+                finish(instances[argument[0] % instances], argument[1])
             elif operation == "cancel" and asked:
                 asked[argument % len(asked)].cancel()
-            elif operation == "die" and runner.usable:
-                runner.die()
-            elif operation == "come back" and not runner.usable:
-                runner.come_back()
-            elif operation == "fail to come back" and not runner.usable:
-                runner.fail_to_come_back()
-            running = sum(len(each.batch) for each in runners if each.batch is not None)
+            elif operation == "die" and instance.usable:
+                instance.die()
+            elif operation == "come back" and not instance.usable:
+                instance.come_back()
+            elif operation == "fail to come back" and not instance.usable:
+                instance.fail_to_come_back()
+            running = sum(len(each.batch) for each in instances if each.batch is not None)
             assert of.in_flight == of.pending + running
             assert len(caller.answers) == len(asked) - of.in_flight or ordered
         drained: list[int] = []
         of.when_drained(lambda: drained.append(len(caller.answers)))
-        for runner in runners:
-            if not runner.usable:
-                runner.come_back()
+        for instance in instances:
+            if not instance.usable:
+                instance.come_back()
         for _ in range(len(asked) + 1):
             loop.advance(10 * MS)
-            for runner in runners:
-                finish(runner, "well")
+            for instance in instances:
+                finish(instance, "well")
     assert (of.pending, of.in_flight) == (0, 0)
     assert drained == [len(asked)]
     assert len(caller.answers) == len(asked)
@@ -212,11 +211,11 @@ def test_everyone_gets_their_own_rows_or_one_error(
     for each, response, final in caller.answers:
         assert final
         check_answer(rules, each, response, asked_at[each], answered_at[each])
-    ran = [each for runner in runners for batch in runner.batches for each in batch]
+    ran = [each for instance in instances for batch in instance.batches for each in batch]
     assert len(ran) == len(set(ran))
     check_statistics(statistics, ran, caller)
     if ordered:
-        check_order(runners, caller)
+        check_order(instances, caller)
 
 
 def check_answer(
@@ -262,14 +261,14 @@ def check_statistics(statistics: VersionStatistics, ran: list[InferenceRequest],
     assert statistics.success.count + died == len(ran)
 
 
-def check_order(runners: list[FakeRunner], caller: Caller) -> None:
+def check_order(instances: list[FakeInstance], caller: Caller) -> None:
     """Of the requests that ran, those that began earlier were answered earlier."""
     position = {each: number for number, (each, _, _) in enumerate(caller.answers)}
-    for runner in runners:
-        sequence = [position[each] for batch in runner.batches for each in batch]
+    for instance in instances:
+        sequence = [position[each] for batch in instance.batches for each in batch]
         assert sequence == sorted(sequence)
     started = sorted(
-        ((number, each) for runner in runners for number, batch in runner.started for each in batch),
+        ((number, each) for instance in instances for number, batch in instance.started for each in batch),
         key=lambda item: item[0],
     )
     assert [position[each] for _, each in started] == sorted(position[each] for _, each in started)

@@ -16,7 +16,7 @@ class Model:
         self.closed = 0
         self.fails = False
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
         if self.fails:
             raise ValueError("no")
         return [OK] * len(requests)
@@ -30,35 +30,35 @@ class Model:
 
 def test_done_is_called_before_run_returns() -> None:
     model = Model()
-    runner = LoopInstance("model_0", model)
+    instance = LoopInstance("model_0", model)
     done: list[tuple[Any, ...]] = []
-    runner.done = lambda *arguments: done.append(arguments)
+    instance.done = lambda *arguments: done.append(arguments)
     batch = [request(), request()]
-    runner.run(batch)
-    ((by, what, answers, marks),) = done
-    assert (by, what, list(answers)) == (runner, batch, [OK, OK])
-    assert marks.ended_ns >= marks.started_ns > 0
+    instance.run(batch)
+    ((by, what, answers, timings),) = done
+    assert (by, what, list(answers)) == (instance, batch, [OK, OK])
+    assert timings.ended_ns >= timings.started_ns > 0
 
 
 def test_a_model_that_raises_is_answered_for() -> None:
     model = Model()
     model.fails = True
-    runner = LoopInstance("model_0", model)
+    instance = LoopInstance("model_0", model)
     done: list[tuple[Any, ...]] = []
-    runner.done = lambda *arguments: done.append(arguments)
-    runner.run([request()])
+    instance.done = lambda *arguments: done.append(arguments)
+    instance.run([request()])
     assert str(done[0][2][0].error) == "ValueError: no"
-    assert runner.usable
+    assert instance.usable
 
 
 def test_ready_and_close_ask_the_model() -> None:
     model = Model()
-    runner = LoopInstance("model_0", model)
+    instance = LoopInstance("model_0", model)
     answers: list[bool] = []
-    runner.is_ready(answers.append, 1.0)
+    instance.is_ready(answers.append, 1.0)
     model.ready = False
-    runner.is_ready(answers.append, 1.0)
+    instance.is_ready(answers.append, 1.0)
     assert answers == [True, False]
     closed: list[int] = []
-    runner.close(lambda: closed.append(model.closed))
+    instance.close(lambda: closed.append(model.closed))
     assert closed == [1]

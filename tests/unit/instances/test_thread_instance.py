@@ -40,7 +40,7 @@ class Model:
         self.closed_in: threading.Thread | None = None
         self.wait = wait
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
         self.threads.append(threading.current_thread())
         self.wait()
         return [OK] * len(requests)
@@ -56,15 +56,19 @@ class Bench:
     """A runner and what it reports."""
 
     def __init__(self, model: Model, *, on_loop: bool = True) -> None:
-        self.runner = ThreadInstance("model_0", model, asyncio.get_running_loop(), on_loop=on_loop)
-        self.runner.done = self._done
+        self.instance = ThreadInstance("model_0", model, asyncio.get_running_loop(), on_loop=on_loop)
+        self.instance.done = self._done
         self.finished: list[Batch] = []
         self._more = asyncio.Event()
 
     def _done(
-        self, runner: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse], marks: ExecutionTimes | None
+        self,
+        instance: ModelInstance,
+        batch: Batch,
+        responses: Sequence[InferenceResponse],
+        timings: ExecutionTimes | None,
     ) -> None:
-        assert runner is self.runner and list(responses) == [OK] * len(batch) and marks is not None
+        assert instance is self.instance and list(responses) == [OK] * len(batch) and timings is not None
         self.finished.append(batch)
         self._more.set()
 
@@ -76,12 +80,12 @@ class Bench:
     async def one_by_one(self, count: int) -> None:
         for _ in range(count):
             finished = len(self.finished)
-            self.runner.run([request()])
+            self.instance.run([request()])
             await self.until(finished + 1)
 
     async def close(self) -> None:
         closed = asyncio.Event()
-        self.runner.close(closed.set)
+        self.instance.close(closed.set)
         await closed.wait()
 
 
@@ -99,8 +103,8 @@ async def test_a_batch_runs_in_the_thread_and_another_goes_ahead() -> None:
     model = Model(gate.wait)
     bench = Bench(model)
     first, second = [request()], [request(), request()]
-    bench.runner.run(first)
-    bench.runner.run(second)
+    bench.instance.run(first)
+    bench.instance.run(second)
     assert bench.finished == []
     gate.set()
     await bench.until(2)
@@ -120,7 +124,7 @@ async def test_a_batch_is_freed_while_the_thread_waits_for_the_next() -> None:
     batch = Watched([request()])
     freed = threading.Event()
     weakref.finalize(batch, freed.set)
-    bench.runner.run(batch)
+    bench.instance.run(batch)
     await bench.until(1)
     bench.finished.clear()
     del batch
@@ -149,8 +153,8 @@ async def test_nothing_runs_on_the_loop_while_the_thread_is_at_work(brief: None)
     await bench.one_by_one(7)
     gate.clear()
     eighth, ninth = [request()], [request()]
-    bench.runner.run(eighth)
-    bench.runner.run(ninth)
+    bench.instance.run(eighth)
+    bench.instance.run(ninth)
     gate.set()
     await bench.until(9)
     assert bench.finished[-2:] == [eighth, ninth]

@@ -178,7 +178,7 @@ def test_tenants_have_salts_of_their_own(started: Started, parameter: str | None
             "m", "", [TensorSpec("text_input", dtypes.BYTES, (1,))], caller=None if tenant is None else Caller(tenant)
         )
         request = InferenceRequest(header, [join_bytes([b"once"])], NOBODY, 0)
-        assert instance.execute([request], marks=ExecutionTimes()) == [None]
+        assert instance.execute([request], timings=ExecutionTimes()) == [None]
     eventually(lambda: len(engine._engine.prompts) == 6)
     assert [prompt.get("cache_salt") for prompt in engine._engine.prompts[1:]] == expected
 

@@ -38,7 +38,7 @@ class Notes:
         return self
 
     def execute(
-        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+        self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
         self.executed_on = os.sched_getaffinity(0)
         self.thread = threading.current_thread()
@@ -59,24 +59,24 @@ def executed(cores: tuple[int, ...], times: int, *, on_loop_only: bool = False) 
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as loader:
             maker = InProcessFactory(notes, loop, loader, on_loop_only=on_loop_only)
-            (runner,) = await maker.make(
+            (instance,) = await maker.make(
                 [InstancePlan(InstanceContext("m_0", cores=cores), False, ResourceClaim())], {}
             )
         over = asyncio.Event()
-        runner.done = lambda *_: over.set()
+        instance.done = lambda *_: over.set()
         for _ in range(times):
             over.clear()
-            runner.run([request()])
+            instance.run([request()])
             await over.wait()
-        await closed(runner)
+        await closed(instance)
 
     asyncio.run(run())
     return notes
 
 
-async def closed(runner: ModelInstance) -> None:
+async def closed(instance: ModelInstance) -> None:
     over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    runner.close(lambda: over.set_result(None))
+    instance.close(lambda: over.set_result(None))
     await over
 
 

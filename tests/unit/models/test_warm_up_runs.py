@@ -52,7 +52,7 @@ def warm_up(*inputs: str, rows: int = 1) -> str:
     return f'model_warmup {{ name: "s" batch_size: {rows} {tensors} }}'
 
 
-def rehearsal(*, iterative: bool = False) -> WarmUpRun:
+def warm_up_run(*, iterative: bool = False) -> WarmUpRun:
     return WarmUpRun(SequenceInputs(parse_text(CONFIG, "config.pbtxt").config, Path()), iterative=iterative)
 
 
@@ -74,7 +74,7 @@ def leave(of: WarmUpRun, request: InferenceRequest, *state: int) -> None:
 
 
 def test_each_row_is_a_sequence_of_one_request(tmp_path: Path) -> None:
-    batch = rehearsal().begin(sample(tmp_path, rows=2).requests(Caller(), 0), {})
+    batch = warm_up_run().begin(sample(tmp_path, rows=2).requests(Caller(), 0), {})
     whole = {"IN": (0,), "START": (1,), "END": (1,), "READY": (1,), "BEFORE": (0,)}
     assert seen(batch) == [{**whole, "ID": (1,)}, {**whole, "ID": (2,)}]
     assert [(each.header.sequence_id, each.header.sequence_end) for each in batch] == [(1, True), (2, True)]
@@ -82,7 +82,7 @@ def test_each_row_is_a_sequence_of_one_request(tmp_path: Path) -> None:
 
 def test_what_a_sample_says_itself(tmp_path: Path) -> None:
     one = sample(tmp_path, "ID INT32 1", "START INT32 1", "BEFORE INT32 3")
-    of = rehearsal()
+    of = warm_up_run()
     batch = of.begin(one.requests(Caller(), 0), one.said)
     assert seen(batch) == [
         {"IN": (0,), "START": (0,), "END": (1,), "READY": (1,), "ID": (0,), "BEFORE": (0, 0, 0)},
@@ -110,7 +110,7 @@ def test_what_a_sample_may_not_say(named: str, words: str, tmp_path: Path) -> No
 
 
 def test_an_iterative_model_has_its_turns(tmp_path: Path) -> None:
-    of = rehearsal(iterative=True)
+    of = warm_up_run(iterative=True)
     (request,) = batch = of.begin(sample(tmp_path).requests(Caller(), 0), {})
     assert seen(batch)[0] == {"IN": (0,), "START": (1,), "END": (0,), "READY": (1,), "ID": (1,), "BEFORE": (0,)}
     leave(of, request, 7, 8)
@@ -124,7 +124,7 @@ def recorded(value: int, **says: Any) -> InferenceRequest:
 
 
 def test_recorded_requests_of_one_sequence_go_on() -> None:
-    of = rehearsal()
+    of = warm_up_run()
     starts, states = [], []
     for says in (
         {"sequence_start": True},

@@ -26,10 +26,10 @@ class GrpcCaller(Caller):
 def traced(number: int = 1, name: str = "", requests: int = 1, response: InferenceResponse = OK) -> OtelTrace:
     asked = request(sink=GrpcCaller(), id=name, arrived_ns=time.monotonic_ns())
     trace = OtelTrace(asked, 3, number, SAMPLER, lambda _: None)
-    marks = ExecutionTimes()
-    marks.requests = requests
-    marks.end()
-    trace.ran(asked, marks)
+    timings = ExecutionTimes()
+    timings.requests = requests
+    timings.end()
+    trace.ran(asked, timings)
     trace.respond(asked, response, True)
     return trace
 
@@ -48,45 +48,45 @@ def traced(number: int = 1, name: str = "", requests: int = 1, response: Inferen
     )
 )
 def test_any_of_them(asked: list[tuple[int, str, int, tuple[int, int] | None, str]]) -> None:
-    foundry = SpanTemplates()
+    templates = SpanTemplates()
     epoch = 1_700_000_000_000_000_000
     traces = []
     for number, name, requests, outer, state in asked:
         trace = traced(number, name, requests)
         if outer is not None:
             trace.begin_under(*outer, state)
-        assert foundry.spans_of([trace], epoch) == spans_of(trace, epoch)
+        assert templates.spans_of([trace], epoch) == spans_of(trace, epoch)
         traces.append(trace)
     single = [spans_of(trace, epoch) for trace in traces]
-    together = foundry.spans_of(traces, epoch)
+    together = templates.spans_of(traces, epoch)
     assert len(together) == sum(map(len, single))
     assert all(spans in together for spans in single)
 
 
 @pytest.mark.parametrize("number", [127, 128, 16383, 16384])
 def test_numbers_that_take_one_byte_more(number: int) -> None:
-    foundry = SpanTemplates()
+    templates = SpanTemplates()
     for each in (number, number + 1, number - 1):
         trace = traced(each)
-        assert foundry.spans_of([trace], 0) == spans_of(trace, 0)
+        assert templates.spans_of([trace], 0) == spans_of(trace, 0)
 
 
 def test_a_batch() -> None:
-    foundry = SpanTemplates()
+    templates = SpanTemplates()
     first, second, third = (traced(number, requests=3) for number in (1, 2, 3))
-    marks = first.executions[0][1]
-    assert marks is not None and marks.leader is not None
+    timings = first.executions[0][1]
+    assert timings is not None and timings.leader is not None
     for trace in (first, second, third):
-        trace.executions = [(trace.executions[0][0], marks)]
-        marks.started_ns = max(marks.started_ns, trace.executions[0][0])
+        trace.executions = [(trace.executions[0][0], timings)]
+        timings.started_ns = max(timings.started_ns, trace.executions[0][0])
     for trace in (first, second, third):
         trace.ended_ns = trace.final_ns
-        assert foundry.spans_of([trace], 0) == spans_of(trace, 0)
+        assert templates.spans_of([trace], 0) == spans_of(trace, 0)
 
 
 def test_an_error_is_not_usual() -> None:
-    foundry = SpanTemplates()
-    foundry.spans_of([traced()], 0)
+    templates = SpanTemplates()
+    templates.spans_of([traced()], 0)
     trace = traced(response=InferenceResponse.failed(Unavailable("no")))
-    assert foundry.spans_of([trace], 0) == spans_of(trace, 0)
+    assert templates.spans_of([trace], 0) == spans_of(trace, 0)
     assert b"no" in spans_of(trace, 0)

@@ -32,10 +32,10 @@ def traced(**given: Any) -> OtelTrace:
 
 
 def ran() -> ExecutionTimes:
-    marks = ExecutionTimes()
-    marks.requests = 1
-    marks.end()
-    return marks
+    timings = ExecutionTimes()
+    timings.requests = 1
+    timings.end()
+    return timings
 
 
 def told(trace: OtelTrace, epoch: int = 0) -> list[Span]:
@@ -126,13 +126,13 @@ def test_turns_have_spans_of_their_own() -> None:
 
 
 def test_requests_of_one_batch_are_linked_to_the_first_that_is_traced() -> None:
-    marks = ran()
-    marks.requests = 3
+    timings = ran()
+    timings.requests = 3
     traces = [traced(), traced()]
     traces[1]._trace_id = traces[1]._span_id = 2**40
     for trace in traces:
         asked = request()
-        trace.ran(asked, marks)
+        trace.ran(asked, timings)
         trace.respond(asked, OK, True)
     first, second = (told(trace)[-1] for trace in traces)
     assert first.attributes == second.attributes == {"nerite.batch.requests": 3}

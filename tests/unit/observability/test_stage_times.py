@@ -34,26 +34,31 @@ def noted(of: StageTimes) -> list[list[int]]:
 @given(TIMES, TIMES, TIMES, TIMES, TIMES)
 def test_a_note_is_where_a_search_would_put_it(whole: int, queue: int, before: int, during: int, after: int) -> None:
     base = 10**13
-    marks = ExecutionTimes()
-    marks.started_ns = base
-    marks.inputs_ready_ns = base + before
-    marks.computed_ns = marks.inputs_ready_ns + during
-    marks.ended_ns = marks.computed_ns + after
-    asked = request(arrived_ns=marks.ended_ns - whole)
+    timings = ExecutionTimes()
+    timings.started_ns = base
+    timings.inputs_ready_ns = base + before
+    timings.computed_ns = timings.inputs_ready_ns + during
+    timings.ended_ns = timings.computed_ns + after
+    asked = request(arrived_ns=timings.ended_ns - whole)
     asked.queued_ns = base - queue
     by_batch, by_times = StageTimes(), StageTimes()
-    by_batch.ran([asked], marks, marks.ended_ns)
+    by_batch.ran([asked], timings, timings.ended_ns)
     by_times.took(whole, queue, before, during, after)
     assert noted(by_batch) == noted(by_times) == [one(ns) for ns in (whole, queue, before, during, after)]
 
 
 def test_each_request_of_a_batch_has_its_own_wait_and_all_of_the_execution() -> None:
-    marks = ExecutionTimes()
-    marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns = 100_000, 110_000, 1_110_000, 1_110_001
+    timings = ExecutionTimes()
+    timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns = (
+        100_000,
+        110_000,
+        1_110_000,
+        1_110_001,
+    )
     first, second = request(arrived_ns=0), request(arrived_ns=90_000)
     first.queued_ns, second.queued_ns = 0, 90_000
     of = VersionStatistics(StageTimes())
-    of.executed([first, second], marks, 1_200_000)
+    of.executed([first, second], timings, 1_200_000)
     assert of.stages is not None
     places = {bound: place for place, bound in enumerate(EDGES)}
     assert of.stages.queue[places[100_000]] == of.stages.queue[places[10_000]] == 1

@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "time_ns", lambda: 1_700_000_000_123_999_999)
 
 
-def marks(started: int, ready: int, computed: int, ended: int, *, failed: bool = False) -> ExecutionTimes:
+def timings(started: int, ready: int, computed: int, ended: int, *, failed: bool = False) -> ExecutionTimes:
     made = ExecutionTimes()
     made.started_ns, made.inputs_ready_ns, made.computed_ns, made.ended_ns = started, ready, computed, ended
     made.failed = failed
@@ -72,7 +72,7 @@ def test_a_request_that_never_ran() -> None:
 def test_a_batch_that_ran() -> None:
     of = VersionStatistics()
     batch = [waited(2, 100, 110), waited(1, 150, 160)]
-    of.executed(batch, marks(200, 230, 300, 310), 400)
+    of.executed(batch, timings(200, 230, 300, 310), 400)
     assert (of.inference_count, of.execution_count) == (3, 1)
     assert of.last_inference_ms == 1_700_000_000_123
     assert show(of.success) == (2, 300 + 250)
@@ -96,7 +96,7 @@ def test_a_batch_that_ran() -> None:
 def test_batches_by_their_rows() -> None:
     of = VersionStatistics()
     for rows in ([1], [2, 1], [3], [1]):
-        of.executed([waited(each, 0, 0) for each in rows], marks(0, 1, 3, 6), 10)
+        of.executed([waited(each, 0, 0) for each in rows], timings(0, 1, 3, 6), 10)
     assert {size: show(batch.compute_infer) for size, batch in of.batches.items()} == {1: (2, 4), 3: (2, 4)}
     assert (of.inference_count, of.execution_count, of.success.count) == (8, 4, 5)
 
@@ -105,7 +105,7 @@ def test_batches_by_their_rows() -> None:
 def test_an_execution_that_failed() -> None:
     """As Triton has it: it counts as an execution and as failed requests, and nothing was inferred."""
     of = VersionStatistics()
-    of.executed([waited(2, 100, 110), waited(1, 150, 160)], marks(200, 230, 300, 310, failed=True), 400)
+    of.executed([waited(2, 100, 110), waited(1, 150, 160)], timings(200, 230, 300, 310, failed=True), 400)
     assert (of.inference_count, of.execution_count) == (0, 1)
     assert show(of.fail) == (2, 300 + 250)
     assert of.failures[RequestOutcome.BACKEND] == 2
@@ -131,12 +131,12 @@ def counts(of: VersionStatistics, place: int) -> dict[str, tuple[int, int]]:
 
 def test_responses_by_their_place() -> None:
     of = VersionStatistics()
-    first = marks(100, 110, 150, 155)
+    first = timings(100, 110, 150, 155)
     asked = waited(1, 0, 0)
     progress = ResponseProgress(first, asked.queued_ns)
     of.responded(asked, OK, progress, first)
-    of.responded(asked, BAD, progress, marks(100, 155, 165, 168))
-    of.responded(asked, EMPTY, progress, marks(100, 168, 170, 171))
+    of.responded(asked, BAD, progress, timings(100, 155, 165, 168))
+    of.responded(asked, EMPTY, progress, timings(100, 168, 170, 171))
     assert counts(of, 0) == {"compute_infer": (1, 40), "compute_output": (1, 5), "success": (1, 45)}
     assert counts(of, 1) == {"compute_infer": (1, 10), "compute_output": (1, 3), "fail": (1, 13)}
     assert counts(of, 2) == {"compute_infer": (1, 2), "empty_response": (1, 2)}
@@ -148,15 +148,15 @@ def test_the_end_of_a_request_that_was_given_up(last: InferenceResponse) -> None
     of = VersionStatistics()
     asked = waited(1, 0, 0)
     asked.cancel()
-    of.responded(asked, last, ResponseProgress(marks(0, 0, 0, 0), asked.queued_ns), marks(100, 110, 150, 155))
+    of.responded(asked, last, ResponseProgress(timings(0, 0, 0, 0), asked.queued_ns), timings(100, 110, 150, 155))
     assert counts(of, 0) == {"cancel": (1, 45)}
 
 
 def test_an_endless_stream_is_counted_in_bounded_memory() -> None:
     of = VersionStatistics()
-    progress = ResponseProgress(marks(0, 0, 0, 0), 0)
+    progress = ResponseProgress(timings(0, 0, 0, 0), 0)
     for _ in range(MOST_RESPONSES + 10):
-        of.responded(waited(1, 0, 0), OK, progress, marks(0, 1, 2, 3))
+        of.responded(waited(1, 0, 0), OK, progress, timings(0, 1, 2, 3))
     assert len(of.responses) == MOST_RESPONSES
     assert counts(of, MOST_RESPONSES - 1)["success"] == (11, 22)
 
@@ -165,8 +165,8 @@ def test_an_endless_stream_is_counted_in_bounded_memory() -> None:
 def test_a_request_with_several_responses_counts_at_the_last() -> None:
     of = VersionStatistics()
     asked = waited(2, 50, 60)
-    progress = ResponseProgress(marks(100, 110, 150, 155), asked.queued_ns)
-    of.ended(asked, EMPTY, progress, marks(100, 400, 500, 505), 520)
+    progress = ResponseProgress(timings(100, 110, 150, 155), asked.queued_ns)
+    of.ended(asked, EMPTY, progress, timings(100, 400, 500, 505), 520)
     assert (of.inference_count, of.last_inference_ms, of.execution_count) == (2, 1_700_000_000_123, 0)
     durations = (of.success, of.queue, of.compute_input, of.compute_infer, of.compute_output)
     assert [show(each) for each in durations] == [(1, 470), (1, 40), (1, 10), (1, 390), (1, 5)]
@@ -185,7 +185,9 @@ def test_a_request_that_ended_badly(last: InferenceResponse, given_up: bool, out
     asked = waited(1, 50, 60)
     if given_up:
         asked.cancel()
-    of.ended(asked, last, ResponseProgress(marks(100, 110, 150, 155), asked.queued_ns), marks(100, 110, 150, 155), 200)
+    of.ended(
+        asked, last, ResponseProgress(timings(100, 110, 150, 155), asked.queued_ns), timings(100, 110, 150, 155), 200
+    )
     assert (show(of.fail), show(of.success), of.failures[outcome]) == ((1, 150), (0, 0), 1)
 
 
@@ -198,7 +200,7 @@ def test_a_worker_that_died_between_two_responses() -> None:
 @pytest.mark.usefixtures("clock")
 def test_an_execution_of_requests_that_count_by_themselves() -> None:
     of = VersionStatistics()
-    of.executed([], marks(200, 230, 300, 310), 400, [waited(2, 100, 110), waited(1, 100, 110)])
+    of.executed([], timings(200, 230, 300, 310), 400, [waited(2, 100, 110), waited(1, 100, 110)])
     assert (of.execution_count, of.inference_count, show(of.success), show(of.queue)) == (1, 0, (0, 0), (0, 0))
     assert show(of.batches[3].compute_infer) == (1, 70)
 
@@ -223,7 +225,7 @@ def test_every_request_counts_once(events: list[tuple[str, object]]) -> None:
             continue
         assert isinstance(argument, list)
         batch = [waited(rows, 0, 0) for rows in argument]
-        times = None if event == "died" else marks(0, 0, 0, 0, failed=event == "raised")
+        times = None if event == "died" else timings(0, 0, 0, 0, failed=event == "raised")
         of.executed(batch, times, 0)
         requests += len(batch)
         executions += 1

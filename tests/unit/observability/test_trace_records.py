@@ -30,9 +30,9 @@ def traced(sink: Caller, number: int, name: str) -> Trace:
     asked = request(sink=sink, id=name, arrived_ns=time.monotonic_ns())
     trace = Trace(asked, 3, number, SAMPLER, lambda _: None)
     asked.queued_ns = time.monotonic_ns()
-    marks = ExecutionTimes()
-    marks.end()
-    trace.ran(asked, marks)
+    timings = ExecutionTimes()
+    timings.end()
+    trace.ran(asked, timings)
     trace.respond(asked, OK, True)
     return trace
 

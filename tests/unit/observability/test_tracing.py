@@ -62,11 +62,11 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def ran() -> ExecutionTimes:
-    marks = ExecutionTimes()
-    marks.inputs_ready()
-    marks.computed()
-    marks.end()
-    return marks
+    timings = ExecutionTimes()
+    timings.inputs_ready()
+    timings.computed()
+    timings.end()
+    return timings
 
 
 def test_a_request_from_its_arrival_to_its_answer(bench: Bench) -> None:

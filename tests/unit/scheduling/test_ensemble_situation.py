@@ -150,12 +150,12 @@ def gone_along(
 ) -> tuple[GraphStep, list[str], list[int]]:
     """Go as a worker does from the answer of a step, as far as it likes; return where that ends, what is there, and
     which steps that took."""
-    stretch = start.stretch
-    assert stretch is not None and stretch.steps[0] == start.step
+    fused_segment = start.fused_segment
+    assert fused_segment is not None and fused_segment.steps[0] == start.step
     had = [data[whose][which] for whose, which in start.places]
     came = computed(start, data)
     reached, took = start.step, [start.step.number]
-    for link in stretch.links[: random.randint(0, len(stretch.links))]:
+    for link in fused_segment.links[: random.randint(0, len(fused_segment.links))]:
         question = fused_steps.link_from_json(json.loads(json.dumps(fused_steps.link_to_json(link)))).question(
             start.header, ANSWER
         )
@@ -167,7 +167,7 @@ def gone_along(
         values = ",".join(by_name.get(f"i{at}", "-") for at in range(len(drawn.steps[link.number])))
         came = [f"{letter}{link.number}({values})" for letter in "ab"]
         took.append(link.number)
-        reached = stretch.steps[len(took) - 1]
+        reached = fused_segment.steps[len(took) - 1]
         assert reached.number == link.number
     return reached, came, took
 
@@ -184,10 +184,10 @@ def test_steps_that_follow_each_other_in_a_worker_lead_to_the_same(
     answers = []
     while running:
         start = running.pop(random.randrange(len(running)))
-        if start.stretch is None:
+        if start.fused_segment is None:
             reached, came, took = start.step, computed(start, data), [start.step.number]
         else:
-            assert len({step.worker for step in start.stretch.steps}) == 1 and start.step.worker
+            assert len({step.worker for step in start.fused_segment.steps}) == 1 and start.step.worker
             reached, came, took = gone_along(drawn, start, data, random)
         ran += took
         situation = situation.after(reached, ANSWER)
@@ -207,8 +207,10 @@ def test_what_follows_in_a_worker() -> None:
     row = Drawn(["in0"], [["in0"], ["0a"], ["1a", "in0"], ["2a"]], ["3a"], ["in0"])
 
     def after(start: int, drawn: Drawn = row, *workers: str) -> list[int]:
-        stretch = graph_of(drawn, workers=workers or ["w"]).plan(frozenset(drawn.wanted)).stretches.get(start)
-        return [] if stretch is None else [step.number for step in stretch.steps[1:]]
+        fused_segment = (
+            graph_of(drawn, workers=workers or ["w"]).plan(frozenset(drawn.wanted)).fused_segments.get(start)
+        )
+        return [] if fused_segment is None else [step.number for step in fused_segment.steps[1:]]
 
     assert after(0) == [1, 2, 3]
     assert after(1) == []  # the third takes something that the second was never given
@@ -223,8 +225,8 @@ def test_what_follows_in_a_worker() -> None:
 def test_what_does_not_fit_the_next_model_is_not_asked() -> None:
     row = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
     (start,) = EnsembleProgressCache(graph_of(row, workers=["w"]), asking(row)).begin().starts
-    assert start.stretch is not None
-    (link,) = start.stretch.links
+    assert start.fused_segment is not None
+    (link,) = start.fused_segment.links
     for datatype, shape in ((dtypes.FP32, (1,)), (dtypes.INT32, (2,)), (dtypes.INT32, ())):
         wrong = ResponseHeader("m0", "1", [TensorSpec("a", datatype, shape)])
         assert link.question(start.header, wrong) is None
@@ -238,8 +240,8 @@ def test_each_step_is_asked_for_the_caller_of_the_ensemble() -> None:
     (first,) = beginning.starts
     (second,) = beginning.after(first.step, ANSWER).starts
     assert first.header.caller == second.header.caller == acme
-    assert first.stretch is not None
-    (link,) = first.stretch.links
+    assert first.fused_segment is not None
+    (link,) = first.fused_segment.links
     question = link.question(first.header, ANSWER)
     assert question is not None and question.header.caller == acme
 

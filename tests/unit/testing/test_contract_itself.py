@@ -48,7 +48,7 @@ class Right:
         return self
 
     def execute(
-        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+        self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
         return [self.answer(request) for request in requests]
 
@@ -134,16 +134,16 @@ class NeverDone(Right):
 
 class OutOfOrder(Right):
     def execute(
-        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+        self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
-        return [*reversed(super().execute(requests, marks))]
+        return [*reversed(super().execute(requests, timings))]
 
 
 class ForgetsTheLast(Right):
     def execute(
-        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+        self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
-        return [*super().execute(requests, marks)][: max(len(requests) - 1, 1)]
+        return [*super().execute(requests, timings)][: max(len(requests) - 1, 1)]
 
 
 class SendsEverything(Right):

@@ -341,7 +341,7 @@ def test_raw_contents_are_not_copied(reader: InferReader) -> None:
         (dtypes.INT64, "int64_contents", [-(2**63), 2**63 - 1, 2**53 + 1], [-(2**63), 2**63 - 1, 2**53 + 1]),
     ],
 )
-def test_whole_numbers_are_exact_and_wrap_around(
+def test_whole_numbers_are_exact_and_wrap_server_context(
     reader: InferReader, datatype: DataType, field: str, values: list[int], expected: list[int]
 ) -> None:
     described = tensor("IN", datatype.name, (len(values),), contents={field: values})

@@ -110,7 +110,7 @@ def test_nesting_has_a_limit(beside: list[int]) -> None:
         (dtypes.INT64, -(2**63), -(2**63)),
     ],
 )
-def test_whole_numbers_that_do_not_fit_wrap_around(datatype: DataType, given: int, wrapped: int) -> None:
+def test_whole_numbers_that_do_not_fit_wrap_server_context(datatype: DataType, given: int, wrapped: int) -> None:
     raw = json_tensors.read_tensor(spec(datatype, 2), [given, 0])
     assert np.frombuffer(raw, datatype.numpy).tolist() == [wrapped, 0]
 

@@ -310,23 +310,23 @@ def test_views_may_end_while_another_is_looked_for(arena: Arena, borrower: Buffe
 
 
 def test_lent_views_live_until_they_are_returned(arena: Arena) -> None:
-    loans = BufferLeases()
+    buffer_leases = BufferLeases()
     view = taken(arena, 64 * KB)
     view[:5] = b"hello"
     segment, offset = arena.place(address_of(view)) or (-1, -1)
-    token = loans.lend(view, offset)
+    token = buffer_leases.lend(view, offset)
     del view
     assert arena.place(address_of(taken(arena, 64 * KB))) != (segment, offset)
-    assert loans.part(token, offset + 1, 3) == b"ell"
-    loans.returned(token)
+    assert buffer_leases.part(token, offset + 1, 3) == b"ell"
+    buffer_leases.returned(token)
     assert arena.place(address_of(taken(arena, 64 * KB))) == (segment, offset)
-    loans.returned(token)
+    buffer_leases.returned(token)
 
 
 def test_every_loan_has_a_token_of_its_own(arena: Arena) -> None:
-    loans = BufferLeases()
+    buffer_leases = BufferLeases()
     view = taken(arena, 100)
-    tokens = [loans.lend(view, 0) for _ in range(100)]
+    tokens = [buffer_leases.lend(view, 0) for _ in range(100)]
     assert len(set(tokens)) == 100
     assert all(0 < token <= 0xFFFFFFFF for token in tokens)
 

@@ -20,58 +20,63 @@ def mapped(descriptor: int) -> memoryview:
 
 
 def test_views_are_found_by_where_they_are() -> None:
-    guests = ForeignSegments()
-    assert guests.find(*span(memoryview(bytearray(8)))) is None
+    foreign_segments = ForeignSegments()
+    assert foreign_segments.find(*span(memoryview(bytearray(8)))) is None
     one, two = memory_file(SIZE), memory_file(SIZE)
     first, second = mapped(one), mapped(two)
-    numbers = [guests.add(one, SIZE, address_of(first)), guests.add(two, SIZE, address_of(second))]
+    numbers = [foreign_segments.add(one, SIZE, address_of(first)), foreign_segments.add(two, SIZE, address_of(second))]
     assert numbers == [FIRST, FIRST + 1]
     for number, descriptor, memory in ((FIRST, one, first), (FIRST + 1, two, second)):
-        found = guests.find(*span(memory[100:200]))
+        found = foreign_segments.find(*span(memory[100:200]))
         assert found is not None
-        guest, place = found
-        assert (guest.number, guest.descriptor, guest.size, place) == (number, descriptor, SIZE, 100)
-    assert guests.find(*span(memoryview(bytearray(8)))) is None
+        foreign_segment, place = found
+        assert (foreign_segment.number, foreign_segment.descriptor, foreign_segment.size, place) == (
+            number,
+            descriptor,
+            SIZE,
+            100,
+        )
+    assert foreign_segments.find(*span(memoryview(bytearray(8)))) is None
 
 
 def test_what_is_removed_is_told_and_closed() -> None:
-    guests = ForeignSegments()
+    foreign_segments = ForeignSegments()
     descriptor = memory_file(SIZE)
     memory = mapped(descriptor)
-    number = guests.add(descriptor, SIZE, address_of(memory))
+    number = foreign_segments.add(descriptor, SIZE, address_of(memory))
     told: list[int] = []
-    guests.on_gone.append(told.append)
-    guests.remove(number)
+    foreign_segments.on_gone.append(told.append)
+    foreign_segments.remove(number)
     assert told == [number]
-    assert guests.find(*span(memory)) is None
+    assert foreign_segments.find(*span(memory)) is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert bytes(memory[:3]) == b"\0\0\0"
 
 
-def test_what_begins_before_a_guest_or_ends_behind_it_is_no_part_of_it() -> None:
-    guests = ForeignSegments()
+def test_what_begins_before_a_foreign_segment_or_ends_behind_it_is_no_part_of_it() -> None:
+    foreign_segments = ForeignSegments()
     descriptor = memory_file(SIZE)
     memory = mapped(descriptor)
-    guests.add(descriptor, SIZE - 100, address_of(memory))
+    foreign_segments.add(descriptor, SIZE - 100, address_of(memory))
     base = address_of(memory)
-    assert guests.find(base - 1, 10) is None
-    assert guests.find(base + SIZE - 150, 51) is None
-    assert guests.find(base + SIZE - 150, 50) is not None
-    guests.remove(FIRST)
+    assert foreign_segments.find(base - 1, 10) is None
+    assert foreign_segments.find(base + SIZE - 150, 51) is None
+    assert foreign_segments.find(base + SIZE - 150, 50) is not None
+    foreign_segments.remove(FIRST)
 
 
-def test_an_arena_is_a_guest_until_it_closes() -> None:
-    guests = ForeignSegments()
+def test_an_arena_is_a_foreign_segment_until_it_closes() -> None:
+    foreign_segments = ForeignSegments()
     arena = Arena()
-    guests.host(arena)
+    foreign_segments.host(arena)
     view = arena.allocate(100_000)
     assert view is not None
-    found = guests.find(*span(view))
+    found = foreign_segments.find(*span(view))
     assert found is not None
     assert found[0].size == arena.segments[0].size
     told: list[int] = []
-    guests.on_gone.append(told.append)
+    foreign_segments.on_gone.append(told.append)
     arena.close()
     assert told == [found[0].number]
-    assert guests.find(*span(view)) is None
+    assert foreign_segments.find(*span(view)) is None

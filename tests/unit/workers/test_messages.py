@@ -102,14 +102,14 @@ def parsed(message: bytes) -> tuple[int, int, memoryview]:
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2], [0xFFFFFFFF, 5, 6]])
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_batch_without_records(tokens: list[int], failed: bool) -> None:
-    marks = ExecutionTimes()
-    marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns = 1, 2**40, 3, 2**63
-    marks.failed = failed
-    kind, count, body = parsed(messages.batch_message(messages.RESULT, 0xFFFFFFFF, 7, tokens, marks, []))
+    timings = ExecutionTimes()
+    timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns = 1, 2**40, 3, 2**63
+    timings.failed = failed
+    kind, count, body = parsed(messages.batch_message(messages.RESULT, 0xFFFFFFFF, 7, tokens, timings, []))
     assert (kind, count) == (messages.RESULT, 7)
     batch, returned, at = messages.read_batch(body)
     assert (batch, list(returned)) == (0xFFFFFFFF, tokens)
-    read, end = messages.read_marks(body, at)
+    read, end = messages.read_timings(body, at)
     assert (read.started_ns, read.inputs_ready_ns, read.computed_ns, read.ended_ns) == (1, 2**40, 3, 2**63)
     assert read.failed is failed
     assert end == len(body)
@@ -238,8 +238,8 @@ def test_a_header_crosses_once() -> None:
 
 def test_a_message_that_is_withdrawn_leaves_nothing() -> None:
     """A header is introduced by what is sent; the tensors of a record that failed are not lent."""
-    loans = BufferLeases()
-    packer: codec.Packer[RequestHeader] = codec.Packer(Arena(), loans, BufferBorrower(), budget())
+    buffer_leases = BufferLeases()
+    packer: codec.Packer[RequestHeader] = codec.Packer(Arena(), buffer_leases, BufferBorrower(), budget())
     unpacker = codec.request_unpacker(BufferLeases(), BufferBorrower())
     header, large = small("a"), RequestHeader("l", "", [TensorSpec("IN", dtypes.UINT8, (codec.INLINE_LIMIT,))])
     parts: list[Any] = []
@@ -249,11 +249,11 @@ def test_a_message_that_is_withdrawn_leaves_nothing() -> None:
     with pytest.raises(UnicodeEncodeError):
         packer.record(header, "\udcff", [bytes(16)], parts)
     packer.withdraw()
-    assert not loans._out
+    assert not buffer_leases._out
     assert models(unpacker, packed(packer, header)) == ["a"]
     packer.begin()
     packer.record(large, "", [bytes(codec.INLINE_LIMIT)], parts)
-    assert [*loans._out] == [1]
+    assert [*buffer_leases._out] == [1]
 
 
 def test_a_header_that_cannot_be_encoded_is_not_remembered() -> None:
@@ -366,4 +366,4 @@ def test_what_became_of_a_batch_survives(runs: list[messages.FusedRun], reached:
     assert at == 8 + len(part)
     assert along.reached == reached
     assert [(run.step, run.rows, run.requests) for run in along.runs] == [(r.step, r.rows, r.requests) for r in runs]
-    assert [run.marks.started_ns for run in along.runs] == [run.marks.started_ns for run in runs]
+    assert [run.timings.started_ns for run in along.runs] == [run.timings.started_ns for run in runs]

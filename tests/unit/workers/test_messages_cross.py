@@ -42,13 +42,13 @@ class End:
         self.descriptors: deque[int] = deque()
         self.arena = Arena(budget)
         self.arena.on_segment.append(self._announce)
-        self.loans = BufferLeases()
+        self.buffer_leases = BufferLeases()
         self.borrower = BufferBorrower()
         self.packer: codec.Packer[Any] = codec.Packer(
-            self.arena, self.loans, self.borrower, ByteBudget("test", headers)
+            self.arena, self.buffer_leases, self.borrower, ByteBudget("test", headers)
         )
-        self.requests = codec.request_unpacker(self.loans, self.borrower)
-        self.responses = codec.response_unpacker(self.loans, self.borrower)
+        self.requests = codec.request_unpacker(self.buffer_leases, self.borrower)
+        self.responses = codec.response_unpacker(self.buffer_leases, self.borrower)
         self._frames = messages.Frames()
 
     def _announce(self, segment: Any) -> None:
@@ -56,9 +56,9 @@ class End:
         self.outgoing += messages.segment_frame(self.arena.segments.index(segment), segment.size)
 
     def send(self, kind: int, number: int, parts: list[Any], count: int) -> None:
-        marks = ExecutionTimes() if kind == messages.RESULT else None
+        timings = ExecutionTimes() if kind == messages.RESULT else None
         tokens = self.borrower.take_released()
-        self.outgoing += messages.batch_message(kind, number, count, tokens, marks, parts)
+        self.outgoing += messages.batch_message(kind, number, count, tokens, timings, parts)
 
     def return_tokens(self) -> None:
         self.outgoing += messages.tokens_frame(self.borrower.take_released())
@@ -75,7 +75,7 @@ class End:
                     self.borrower.add(descriptor=other.descriptors.popleft(), **messages.read_json(body))
                 elif kind == messages.RETURN:
                     for token in messages.read_tokens(body, count):
-                        self.loans.returned(token)
+                        self.buffer_leases.returned(token)
                 else:
                     handle(kind, count, body)
                 del body
@@ -84,7 +84,7 @@ class End:
         self.arena.close()
 
     def nothing_lives(self) -> bool:
-        return not (self.arena._live or self.loans._out or self.borrower._live)
+        return not (self.arena._live or self.buffer_leases._out or self.borrower._live)
 
 
 SIZES = (0, 1, 7, 8, 9, 100, 5000, INLINE_LIMIT - 1, INLINE_LIMIT, INLINE_LIMIT + 1, 70_000, 200 * KB)
@@ -175,7 +175,7 @@ class Story:
         assert kind == messages.EXECUTE
         number, tokens, at = messages.read_batch(body)
         for token in tokens:
-            worker.loans.returned(token)
+            worker.buffer_leases.returned(token)
         expected = self.asked.popleft()
         assert count == len(expected)
         parts: list[Any] = []
@@ -232,7 +232,7 @@ class Story:
         server = self.server
         assert kind == messages.RESULT
         _, tokens, at = messages.read_batch(body)
-        _, at = messages.read_marks(body, at)
+        _, at = messages.read_timings(body, at)
         for header, data in self.answered.popleft():
             read, _, outputs, at = server.responses.record(body, at)
             if read is Reschedule:
@@ -247,7 +247,7 @@ class Story:
             del outputs
         assert at == len(body)
         for token in tokens:
-            server.loans.returned(token)
+            server.buffer_leases.returned(token)
 
     def forget(self, kept: list[tuple[Any, bytes]]) -> None:
         """Check what was kept, and let go of some of it."""
@@ -345,7 +345,7 @@ def test_a_tensor_in_the_arena_is_not_copied() -> None:
     assert body is not None
     header = RequestHeader("m", "", [TensorSpec("IN", dtypes.UINT8, (INLINE_LIMIT,))])
     server.packer.record(header, "", [body[64:]], [])
-    (lent, offset) = server.loans._out[1]
+    (lent, offset) = server.buffer_leases._out[1]
     assert (server.arena.place(address_of(lent)), offset) == ((0, 64), 64)
     server.close()
 
@@ -355,7 +355,7 @@ def test_what_the_worker_hands_back_does_not_enter_its_arena() -> None:
     view = server.arena.allocate(100 * KB)
     assert view is not None
     worker.borrower.add(0, server.descriptors.popleft(), server.arena.segments[0].size)
-    token = server.loans.lend(view, 0)
+    token = server.buffer_leases.lend(view, 0)
     borrowed = worker.borrower.view(0, 0, 100 * KB, token)
     header = ResponseHeader("m", "1", [TensorSpec("OUT", dtypes.UINT8, (50 * KB,))])
     parts: list[Any] = []
@@ -367,9 +367,9 @@ def test_what_the_worker_hands_back_does_not_enter_its_arena() -> None:
     assert (output[0], len(output)) == (0xAA, 50 * KB)
     assert server.arena.place(address_of(memoryview(output))) == (0, 10 * KB)
     for released in worker.borrower.take_released():
-        server.loans.returned(released)
+        server.buffer_leases.returned(released)
     del view
-    assert not server.loans._out
+    assert not server.buffer_leases._out
     assert server.arena._live  # the output keeps it
     del output
     assert not server.arena._live

@@ -31,9 +31,9 @@ class Bench:
         self.sent: list[tuple[int, InferenceResponse, bool]] = []
         self.done: list[int] = []
         self.inbox = Inbox(channel, self._control, _fail)
-        self.marks: list[ExecutionTimes] = []
+        self.timings: list[ExecutionTimes] = []
         self.batch = WorkerBatch(7, self.inbox, self._send, self.done.append)
-        self.batch.marks = ExecutionTimes()
+        self.batch.timings = ExecutionTimes()
         self.requests: list[InferenceRequest] = []
         for _ in range(3):
             plain = request()
@@ -49,10 +49,10 @@ class Bench:
         self.batch.hear(kind, count)
         return True
 
-    def _send(self, batch: int, index: int, response: InferenceResponse, final: bool, marks: ExecutionTimes) -> None:
+    def _send(self, batch: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes) -> None:
         assert batch == 7
-        marks.end()
-        self.marks.append(marks)
+        timings.end()
+        self.timings.append(timings)
         self.sent.append((index, response, final))
 
     def say(self, kind: int, index: int = 0) -> None:
@@ -79,13 +79,13 @@ def test_each_response_says_whose_it_is(bench: Bench) -> None:
 def test_each_response_tells_its_times(bench: Bench) -> None:
     for asked in (bench.requests[0], bench.requests[1], bench.requests[0]):
         asked.respond(OK, False)
-    first, other, second = bench.marks
-    execution = bench.batch.marks
-    assert {marks.started_ns for marks in bench.marks} == {execution.started_ns}
+    first, other, second = bench.timings
+    execution = bench.batch.timings
+    assert {timings.started_ns for timings in bench.timings} == {execution.started_ns}
     assert first.inputs_ready_ns == other.inputs_ready_ns == execution.inputs_ready_ns
     assert second.inputs_ready_ns == first.ended_ns, "it is computed since the one before had left"
-    for marks in bench.marks:
-        assert marks.inputs_ready_ns <= marks.computed_ns <= marks.ended_ns
+    for timings in bench.timings:
+        assert timings.inputs_ready_ns <= timings.computed_ns <= timings.ended_ns
 
 
 def test_a_batch_is_kept_until_the_last_response_of_each(bench: Bench) -> None:

@@ -41,22 +41,22 @@ class ArrayInstance:
         self._batching = batching
         self._joiner = batches.Joiner()
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
         """Answer a batch with one computation. Raises what that raises."""
         if self._ragged:
-            return self._execute_all(requests, marks)
+            return self._execute_all(requests, timings)
         if len(requests) == 1:
-            return [self._execute_one(requests[0], marks)]
+            return [self._execute_one(requests[0], timings)]
         if not self._batching:
-            return [self._execute_one(request, marks) for request in requests]
+            return [self._execute_one(request, timings) for request in requests]
         if self._selections.text:
-            return self._execute_all(requests, marks)
+            return self._execute_all(requests, timings)
         header = requests[0].header
         call = self._calls.of(header)
         for request in requests:
             if request.header is not header and self._calls.of(request.header) is not call:
-                return self._execute_all(requests, marks)
-        return self._execute_equals(requests, call, marks)
+                return self._execute_all(requests, timings)
+        return self._execute_equals(requests, call, timings)
 
     checks_readiness = False
 
@@ -69,32 +69,32 @@ class ArrayInstance:
         self._compute = None
         self._joiner = batches.Joiner()
 
-    def _execute_one(self, request: InferenceRequest, marks: ExecutionTimes) -> InferenceResponse:
+    def _execute_one(self, request: InferenceRequest, timings: ExecutionTimes) -> InferenceResponse:
         call = self._calls.of(request.header)
-        arrays = self._computed(call.selection, batches.feed_of_one(request, call), marks)
+        arrays = self._computed(call.selection, batches.feed_of_one(request, call), timings)
         return batches.reply_to_one(call.selection, arrays)
 
     def _execute_equals(
-        self, requests: Sequence[InferenceRequest], call: ArrayCall, marks: ExecutionTimes
+        self, requests: Sequence[InferenceRequest], call: ArrayCall, timings: ExecutionTimes
     ) -> list[InferenceResponse]:
-        arrays = self._computed(call.selection, self._joiner.of_equals(requests, call), marks)
+        arrays = self._computed(call.selection, self._joiner.of_equals(requests, call), timings)
         return batches.replies_to_equals(call, arrays, len(requests))
 
-    def _execute_all(self, requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> list[InferenceResponse]:
+    def _execute_all(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> list[InferenceResponse]:
         calls = [self._calls.of(request.header) for request in requests]
         selection = self._selections.union([call.selection for call in calls])
         inputs = self._joiner.of_all(requests, calls)
         inputs.update(self._ragged.made([call.shapes for call in calls]))
-        arrays = self._computed(selection, inputs, marks)
+        arrays = self._computed(selection, inputs, timings)
         return batches.replies_to_all(selection, arrays, calls, self._ragged.sources)
 
     def _computed(
-        self, selection: OutputSelection, inputs: Mapping[str, Array], marks: ExecutionTimes
+        self, selection: OutputSelection, inputs: Mapping[str, Array], timings: ExecutionTimes
     ) -> Sequence[Array]:
         assert self._compute is not None, "closed"
-        marks.inputs_ready()
+        timings.inputs_ready()
         arrays = self._compute(selection, inputs)
-        marks.computed()
+        timings.computed()
         return arrays
 
 

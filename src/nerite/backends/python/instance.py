@@ -340,7 +340,7 @@ class PythonInstance:
             raise Internal(describe_failure(error)) from error
 
     def execute(
-        self, requests: Sequence[InferenceRequest], marks: ExecutionTimes
+        self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
         """Call the model with the whole batch, a list of requests of whatever shapes; nothing is stacked.
 
@@ -351,7 +351,7 @@ class PythonInstance:
         """
         replies = self._replies
         served = [ServedRequest(request, replies) for request in requests]
-        marks.inputs_ready()
+        timings.inputs_ready()
         try:
             returned = self.model.execute(served)
             if self._decoupled and inspect.iscoroutine(returned) and not self._rescheduling.iterative:
@@ -362,7 +362,7 @@ class PythonInstance:
         except CAUSES as error:
             replies.again.difference_update(served)
             raise self._failed(self._reason(error)) from error
-        marks.computed()
+        timings.computed()
         again: Set[ServedRequest] = frozenset()
         if replies.again:
             again = replies.again.intersection(served)

@@ -111,9 +111,9 @@ class TensorRtInstance:
         self._arrays = arrays
         self._computation = computation
 
-    def execute(self, requests: Sequence[InferenceRequest], marks: ExecutionTimes) -> Sequence[InferenceResponse]:
+    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
         """Answer a batch with one run of the engine. Raises ``NeriteError``."""
-        return self._arrays.execute(requests, marks)
+        return self._arrays.execute(requests, timings)
 
     checks_readiness = False
 

@@ -135,15 +135,15 @@ class ModelControl:
     def __init__(self, server: InferenceServer, models: TextModels) -> None:
         self._server = server
         self._models = models
-        self._errands = BackgroundCalls(reply_of)
+        self._background_calls = BackgroundCalls(reply_of)
 
     def load(self, connection: HttpExchange, model: str) -> None:
         """Load a model that is not, and answer once it is."""
-        self._errands.start(connection, self._load(model))
+        self._background_calls.start(connection, self._load(model))
 
     def unload(self, connection: HttpExchange, model: str) -> None:
         """Unload a model that is loaded."""
-        self._errands.start(connection, self._unload(model))
+        self._background_calls.start(connection, self._unload(model))
 
     async def _load(self, model: str) -> Reply:
         self._check()

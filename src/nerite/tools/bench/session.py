@@ -222,7 +222,7 @@ class _Watch:
         self._measurement = Measurement(session.rule, now)
         # What ended between the two belongs to the first window.
         self._measurement.add(taken.records.split(now)[1], now)
-        self._marks = [_Mark(now, taken.spent, session.count())]
+        self._timings = [_Mark(now, taken.spent, session.count())]
 
     @property
     def over(self) -> bool:
@@ -235,7 +235,7 @@ class _Watch:
         taken = self._session.fleet.take()
         measurement = self._measurement
         if measurement.add(taken.records, now):
-            self._marks.append(_Mark(now, taken.spent, self._session.count()))
+            self._timings.append(_Mark(now, taken.spent, self._session.count()))
         rate = measurement.windows[-1].rate if measurement.windows else 0.0
         return ServerReading(self._level, False, measurement.progress(now), len(measurement.windows), rate)
 
@@ -246,7 +246,7 @@ class _Watch:
         if found is None:
             reasons = [f"{count} x {text}" for text, count in measurement.failures.most_common(3)]
             raise ClientError("\n    ".join([f"no request was answered at {self._level}", *reasons]))
-        first, last = self._marks[-len(measurement.last) - 1], self._marks[-1]
+        first, last = self._timings[-len(measurement.last) - 1], self._timings[-1]
         spent = [after - before for before, after in zip(first.spent, last.spent, strict=True)]
         return LevelOutcome(
             level=self._level,

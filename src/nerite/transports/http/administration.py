@@ -26,7 +26,7 @@ class HttpAdministration:
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
-        self._errands = BackgroundCalls()
+        self._background_calls = BackgroundCalls()
 
     def live(self, connection: HttpExchange, body: memoryview) -> None:
         """Say whether the server runs."""
@@ -76,7 +76,7 @@ class HttpAdministration:
         ready = _object(body).get("ready", False)
         if type(ready) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
-        self._errands.start(connection, self._index(ready))
+        self._background_calls.start(connection, self._index(ready))
 
     def load(self, connection: HttpExchange, body: memoryview, repository: str, model: str) -> None:
         """Load a model."""
@@ -84,7 +84,7 @@ class HttpAdministration:
             raise Unsupported("'repository_name' specification is not supported")
 
         def load(parameters: dict[str, str | bytes]) -> None:
-            self._errands.start(connection, _done(self._server.load_for_client(model, parameters)))
+            self._background_calls.start(connection, _done(self._server.load_for_client(model, parameters)))
 
         def refuse(error: NeriteError) -> None:
             connection.send([reply.error_reply(error).encode()])
@@ -105,7 +105,7 @@ class HttpAdministration:
         parameters = _object(body).get("parameters", {})
         if not isinstance(parameters, dict):  # Triton looks for one it knows, and finds none
             parameters = {}
-        self._errands.start(connection, _done(self._server.unload(model, parameters)))
+        self._background_calls.start(connection, _done(self._server.unload(model, parameters)))
 
     def regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """List the regions of shared memory."""

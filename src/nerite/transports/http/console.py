@@ -91,7 +91,7 @@ class Console:
         """``metrics`` are None where the server has no page of them."""
         self._server = server
         self._metrics = metrics
-        self._errands = BackgroundCalls()
+        self._background_calls = BackgroundCalls()
         self._locks = locks
         self._target_of = target_of
         found = read_files()
@@ -124,7 +124,7 @@ class Console:
         return HttpTarget(refusal=refusal, call=self._send_numbers)
 
     def _send_instances(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
-        self._errands.start(connection, self._instances())
+        self._background_calls.start(connection, self._instances())
 
     async def _instances(self) -> Reply:
         turns = LoopTurns()

@@ -147,12 +147,12 @@ class Documentation:
 
     def __init__(self, server: InferenceServer, locks: Mapping[str, Lock]) -> None:
         self._server = server
-        self._errands = BackgroundCalls()
+        self._background_calls = BackgroundCalls()
         self._key_headers = {category: lock.header for category, lock in locks.items()}
 
     def docs(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         """Show the page."""
-        self._errands.start(connection, self._page(_url(connection, head)))
+        self._background_calls.start(connection, self._page(_url(connection, head)))
 
     def openapi(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         """Return the OpenAPI document."""

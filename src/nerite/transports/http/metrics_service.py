@@ -52,7 +52,7 @@ class MetricsService:
         self._gpus = gpus
         self._guard = guard
         self._ports = ports
-        self._errands = BackgroundCalls()
+        self._background_calls = BackgroundCalls()
 
     def begin(self, head: RequestHead) -> Reply | None:
         """Refuse who lacks the key, if there is one, and what a page of another site has a browser send."""
@@ -88,7 +88,7 @@ class MetricsService:
         openly = openly and self._server.tracing.exports
         answer = Reply(200, b"", _OPEN_TYPE if openly else content_type, headers)
         coding = content_coding.accepted(head.headers.get("accept-encoding", ""))
-        self._errands.start(connection, self._filled(answer, coding, openly=openly))
+        self._background_calls.start(connection, self._filled(answer, coding, openly=openly))
 
     async def _filled(self, answer: Reply, coding: str, *, openly: bool) -> Reply:
         """Return an answer with the page as its body."""

@@ -101,7 +101,7 @@ class FusedSteps:
         batch: WorkerBatch,
         responses: list[InferenceResponse | None],
         own: HostedModel,
-        residents: Mapping[int, HostedModel],
+        hosted_models: Mapping[int, HostedModel],
     ) -> FusedBatch:
         """Go on from the answers to ``batch``, and put others in their place; return how far each request got.
 
@@ -111,16 +111,16 @@ class FusedSteps:
         first = list(batch.requests)
         going: Sequence[int] = range(len(responses))
         for number, hop in enumerate(self._hops, 1):
-            resident = residents.get(hop.seat)
-            if resident is None or (resident is not own and not resident.enlist()):
+            hosted = hosted_models.get(hop.seat)
+            if hosted is None or (hosted is not own and not hosted.enlist()):
                 break
             try:
                 asked = _asked(hop, batch, first, responses, going)
                 for portion in hop.portions(asked):
-                    _run(number, hop, resident, batch, portion, responses, along)
+                    _run(number, hop, hosted, batch, portion, responses, along)
             finally:
-                if resident is not own:
-                    resident.release()
+                if hosted is not own:
+                    hosted.release()
             going = tuple(asked)
             if not going:
                 break
@@ -156,18 +156,18 @@ def _asked(
 def _run(
     number: int,
     hop: FusedHop,
-    resident: HostedModel,
+    hosted: HostedModel,
     batch: WorkerBatch,
     portion: list[int],
     responses: list[InferenceResponse | None],
     along: FusedBatch,
 ) -> None:
     """Execute a step, and put its answers in the place of those of the one before."""
-    assert resident.instance is not None
+    assert hosted.instance is not None
     requests = [batch.requests[index] for index in portion]
-    marks = ExecutionTimes()
-    answers = instance.run_model(resident.instance, resident.name, requests, marks)
-    along.runs.append(FusedRun(number, marks, sum(request.header.batch_size for request in requests), portion))
+    timings = ExecutionTimes()
+    answers = instance.run_model(hosted.instance, hosted.name, requests, timings)
+    along.runs.append(FusedRun(number, timings, sum(request.header.batch_size for request in requests), portion))
     for index, request, answer in zip(portion, requests, answers, strict=True):
         if answer is None:
             assert isinstance(request, FusedFollower)

@@ -174,9 +174,9 @@ class WorkerBatch:
         "_send",
         "_since",
         "contexts",
-        "marks",
         "number",
         "requests",
+        "timings",
     )
 
     def __init__(
@@ -201,7 +201,7 @@ class WorkerBatch:
         self._open: set[int] = set()
         self._since: dict[int, int] = {}
         """By request, when its last response had left."""
-        self.marks: ExecutionTimes
+        self.timings: ExecutionTimes
         """The times of the execution; set before it begins."""
         self.requests: list[InferenceRequest] = []
         self.contexts: WorkerContexts | None = None
@@ -215,17 +215,17 @@ class WorkerBatch:
         index = self.place(request)
         if index is None:
             return
-        marks = ExecutionTimes()
-        marks.computed_ns = marks.started_ns
-        marks.started_ns = self.marks.started_ns
-        marks.inputs_ready_ns = self._since.get(index, self.marks.inputs_ready_ns)
+        timings = ExecutionTimes()
+        timings.computed_ns = timings.started_ns
+        timings.started_ns = self.timings.started_ns
+        timings.inputs_ready_ns = self._since.get(index, self.timings.inputs_ready_ns)
         self.look()
         if index in self._paused:
             self._inbox.wait(lambda: index not in self._paused or request.cancelled)
         if final:
             request.data = ()
-        self._send(self.number, index, response, final, marks)
-        self._since[index] = marks.ended_ns
+        self._send(self.number, index, response, final, timings)
+        self._since[index] = timings.ended_ns
         if final:
             self._open.discard(index)
             if not self._open:

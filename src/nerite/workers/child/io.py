@@ -67,7 +67,7 @@ class Inbox:
         self._waiting = 0
         self._loops: dict[AbstractEventLoop, int] = {}
         """Event loops that read, and for how many who wait."""
-        self.vigil = BusyPollPolicy(0.0)
+        self.poll_policy = BusyPollPolicy(0.0)
         self.on_job: Callable[[], object] = lambda: None
         """Called when a job has come while the main thread is at another, by any thread."""
         self.on_end: Callable[[], None] = lambda: None
@@ -195,10 +195,10 @@ class Inbox:
 
     def _receive(self, answer: bool) -> int:
         """Wait for bytes, awake for a moment if they are likely to come at once; return how many came."""
-        vigil, receive, space = self.vigil, self._channel.recv_into, self._frames.space()
-        vigil.rest(_now(), answer)
+        poll_policy, receive, space = self.poll_policy, self._channel.recv_into, self._frames.space()
+        poll_policy.rest(_now(), answer)
         size = -1
-        while size < 0 and vigil.awake(_now()):
+        while size < 0 and poll_policy.awake(_now()):
             try:
                 size = receive(space, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -207,7 +207,7 @@ class Inbox:
             # Who sleeps in ``recv`` is woken, too, each time that the server reads what was sent to it, for nothing.
             self._coming.poll()
             size = receive(space)
-        vigil.stir(_now())
+        poll_policy.stir(_now())
         return size
 
 
@@ -220,12 +220,16 @@ class Outbox:
     def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
         self._channel = channel
         self._descriptors = descriptors
-        self.loans = BufferLeases()
+        self.buffer_leases = BufferLeases()
         self.borrower = BufferBorrower()
         arena = self._arena = Arena()
         arena.on_segment.append(self._announce)
-        self._responses: codec.Packer[ResponseHeader] = codec.Packer(arena, self.loans, self.borrower, WORKER_REPLIES)
-        self._requests: codec.Packer[RequestHeader] = codec.Packer(arena, self.loans, self.borrower, WORKER_REPLIES)
+        self._responses: codec.Packer[ResponseHeader] = codec.Packer(
+            arena, self.buffer_leases, self.borrower, WORKER_REPLIES
+        )
+        self._requests: codec.Packer[RequestHeader] = codec.Packer(
+            arena, self.buffer_leases, self.borrower, WORKER_REPLIES
+        )
         self._sending = threading.RLock()
         """Held by whoever packs and sends. Whoever holds it may yet log a line, or give up a call, where an object of
         the model's goes and says so."""
@@ -270,7 +274,7 @@ class Outbox:
         self,
         batch: int,
         responses: list[InferenceResponse | None],
-        marks: ExecutionTimes,
+        timings: ExecutionTimes,
         along: messages.FusedBatch | None,
         let_go: Callable[[], None],
     ) -> None:
@@ -289,7 +293,7 @@ class Outbox:
             let_go()
             responses.clear()
             tokens = self.borrower.take_released()
-            self._emit(messages.batch_message(kind, batch, count, tokens, marks, parts))
+            self._emit(messages.batch_message(kind, batch, count, tokens, timings, parts))
 
     def _pack(self, responses: Sequence[InferenceResponse | None], parts: list[Buffer]) -> None:
         """Append the records of responses; that of an error in the place of one that cannot be sent."""
@@ -304,16 +308,16 @@ class Outbox:
             for response in responses:
                 parts += codec.sendable_response(packer, response)
 
-    def part(self, batch: int, index: int, response: InferenceResponse, final: bool, marks: ExecutionTimes) -> None:
-        """Send one response to one request of a batch, and note the end of its ``marks``."""
+    def part(self, batch: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes) -> None:
+        """Send one response to one request of a batch, and note the end of its ``timings``."""
         kind = messages.LAST if final else messages.PART
         with self._sending:
             if self.changes != self._announced:
                 self.announce_changes()
             parts = codec.sendable_response(self._responses, response)
             tokens = self.borrower.take_released()
-            marks.end()
-            self._emit(messages.batch_message(kind, batch, index, tokens, marks, parts))
+            timings.end()
+            self._emit(messages.batch_message(kind, batch, index, tokens, timings, parts))
 
     def call(self, number: int, caller: bytes, header: RequestHeader, name: str, data: Sequence[Buffer]) -> None:
         """Send a request to another model. Raises what goes wrong with it; nothing was sent then."""

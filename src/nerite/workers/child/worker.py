@@ -151,14 +151,14 @@ class Worker:
         self._descriptors = descriptors
         self._inbox = Inbox(channel, self._control, self._fail)
         outbox = self.outbox = Outbox(channel, descriptors)
-        self._loans = outbox.loans
+        self._buffer_leases = outbox.buffer_leases
         self._borrower = outbox.borrower
-        self._responses = codec.response_unpacker(self._loans, self._borrower)
+        self._responses = codec.response_unpacker(self._buffer_leases, self._borrower)
         self._batches: dict[int, WorkerBatch] = {}
         self.calls = BlsClient(self._inbox, outbox, self._batches)
-        self._residents: dict[int, HostedModel] = {}
+        self._hosted_models: dict[int, HostedModel] = {}
         """By seat."""
-        self._stretches: dict[int, FusedSteps] = {}
+        self._fused_segments: dict[int, FusedSteps] = {}
         self._contexts = WorkerContexts(partial(self.calls.ask, "contexts"))
         self._metrics = MetricsReporter(outbox)
         self._running = True
@@ -212,20 +212,20 @@ class Worker:
         else:
             seat = 0 if kind == messages.COMPLETE else messages.read_json(body)["seat"]
             if kind in (messages.COMPLETE, messages.LOAD):
-                requests = codec.request_unpacker(self._loans, self._borrower)
-                self._residents[seat] = HostedModel(seat, self._do, requests)
+                requests = codec.request_unpacker(self._buffer_leases, self._borrower)
+                self._hosted_models[seat] = HostedModel(seat, self._do, requests)
         del body
-        self._residents[seat].attend(job)
+        self._hosted_models[seat].attend(job)
 
-    def _do(self, resident: HostedModel, job: Message) -> None:
+    def _do(self, hosted: HostedModel, job: Message) -> None:
         kind, count, body = job
         del job
         if kind == messages.EXECUTE:
-            self._execute(resident, count, body)
+            self._execute(hosted, count, body)
         elif kind == messages.EXECUTE_ON:
-            self._execute(resident, count, body, follows=True)
+            self._execute(hosted, count, body, follows=True)
         else:
-            self._answer(resident, kind, count, messages.read_json(body))
+            self._answer(hosted, kind, count, messages.read_json(body))
 
     def _control(self, kind: int, count: int, body: memoryview) -> bool:
         """Handle a message that is no job; return whether it was one.
@@ -243,12 +243,12 @@ class Worker:
             self.calls.told(messages.read_json(body))
         elif kind == messages.STRETCH:
             told = messages.read_json(body)
-            self._stretches[told["number"]] = FusedSteps(told["hops"])
+            self._fused_segments[told["number"]] = FusedSteps(told["hops"])
         elif kind == messages.CONTEXTS:
             self._contexts.hear(body, count)
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
-                self._loans.returned(token)
+                self._buffer_leases.returned(token)
         elif kind == messages.SEGMENT:
             _, descriptors, _, _ = socket.recv_fds(self._descriptors, 1, 1)
             if not descriptors:
@@ -270,53 +270,53 @@ class Worker:
         response, _ = codec.read_response(self._responses, body, at)
         # After the record: an output may be a part of an input that is given back with this very message.
         for token in tokens:
-            self._loans.returned(token)
+            self._buffer_leases.returned(token)
         self.calls.answered(number, response, bool(final))
 
-    def _execute(self, resident: HostedModel, count: int, body: memoryview, *, follows: bool = False) -> None:
+    def _execute(self, hosted: HostedModel, count: int, body: memoryview, *, follows: bool = False) -> None:
         number, tokens, at = messages.read_batch(body)
         for token in tokens:
-            self._loans.returned(token)
-        stretch: FusedSteps | None = None
+            self._buffer_leases.returned(token)
+        fused_segment: FusedSteps | None = None
         if follows:
             which, at = messages.read_fused(body, at)
-            stretch = self._stretches[which]
+            fused_segment = self._fused_segments[which]
         now = time.monotonic_ns()
         batch = self._batches[number]
         requests = batch.requests
-        record = resident.requests.record
+        record = hosted.requests.record
         for _ in range(count):
             header, name, data, at = record(body, at)
             assert isinstance(header, RequestHeader)
             requests.append(WorkerRequest(header, data, batch, now, name))
             del data
         batch.begin()
-        assert resident.instance is not None
-        marks = batch.marks = ExecutionTimes()
+        assert hosted.instance is not None
+        timings = batch.timings = ExecutionTimes()
         batch.contexts = self._contexts
         span = instance.current_span_of(requests) if self._contexts.may_tell(number) else None
-        responses = instance.run_model(resident.instance, resident.name, requests, marks, span)
-        along = None if stretch is None else stretch.follow(batch, responses, resident, self._residents)
+        responses = instance.run_model(hosted.instance, hosted.name, requests, timings, span)
+        along = None if fused_segment is None else fused_segment.follow(batch, responses, hosted, self._hosted_models)
 
         def let_go() -> None:
             if None not in responses or not batch.keep(responses):
                 self._forget(number)
                 batch.requests.clear()
 
-        self.outbox.result(number, responses, marks, along, let_go)
+        self.outbox.result(number, responses, timings, along, let_go)
 
     def _forget(self, number: int) -> None:
         """Note that all requests of a batch that has run are answered. On any thread."""
         self._batches.pop(number, None)
         self._contexts.forget(number)
 
-    def _answer(self, resident: HostedModel, kind: int, question: int, value: dict[str, Any]) -> None:
+    def _answer(self, hosted: HostedModel, kind: int, question: int, value: dict[str, Any]) -> None:
         try:
-            answer = self._answered(resident, kind, value)
+            answer = self._answered(hosted, kind, value)
         except NeriteError as error:
             reply = messages.json_frame(messages.FAILED, messages.error_json(error), question)
         except Exception as error:
-            logging.getLogger("nerite.worker").error("'%s' failed\n%s", resident.name, traceback_of(error))
+            logging.getLogger("nerite.worker").error("'%s' failed\n%s", hosted.name, traceback_of(error))
             failure = Internal(f"{type(error).__name__}: {message_of(error)}")
             reply = messages.json_frame(messages.FAILED, messages.error_json(failure), question)
         else:
@@ -326,24 +326,24 @@ class Worker:
         if not self._running:
             self._inbox.stop()
 
-    def _answered(self, resident: HostedModel, kind: int, value: dict[str, Any]) -> object:
+    def _answered(self, hosted: HostedModel, kind: int, value: dict[str, Any]) -> object:
         if kind == messages.COMPLETE:
             context = read_context(value)
             return registry.backend_of(context).complete(context)
         if kind == messages.LOAD:
-            self._inbox.vigil = BusyPollPolicy(value["stay_awake"])
-            reporter = EngineReporter(resident.seat, self.outbox)
-            resident.open(read_context(value), InstanceContext(**value["instance"], reporter=reporter))
-            self.calls.allowed.add(resident.seat)
+            self._inbox.poll_policy = BusyPollPolicy(value["stay_awake"])
+            reporter = EngineReporter(hosted.seat, self.outbox)
+            hosted.open(read_context(value), InstanceContext(**value["instance"], reporter=reporter))
+            self.calls.allowed.add(hosted.seat)
             self._metrics.watch()
-            return {"checks_readiness": bool(getattr(resident.instance, "checks_readiness", True))}
+            return {"checks_readiness": bool(getattr(hosted.instance, "checks_readiness", True))}
         if kind == messages.IS_READY:
-            return resident.instance is not None and resident.instance.is_ready()
+            return hosted.instance is not None and hosted.instance.is_ready()
         if kind == messages.CLOSE:
             self._running = not value["last"]
-            self.calls.allowed.discard(resident.seat)
-            del self._residents[resident.seat]
-            resident.close()
+            self.calls.allowed.discard(hosted.seat)
+            del self._hosted_models[hosted.seat]
+            hosted.close()
             return True
         raise Internal(f"unknown message kind {kind}")
 

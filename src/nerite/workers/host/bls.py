@@ -38,20 +38,20 @@ class ControlCaller(NamedTuple):
 class ModelControlCalls:
     """One for the server. Questions may come from any thread; all else belongs to the loop's."""
 
-    def __init__(self, door: ServerEntry, loop: asyncio.AbstractEventLoop, loading: asyncio.Semaphore) -> None:
+    def __init__(self, server: ServerEntry, loop: asyncio.AbstractEventLoop, loading: asyncio.Semaphore) -> None:
         """``loading`` is held by each model that is being loaded."""
-        self._door = door
+        self._server = server
         self._loop = loop
         self._loading = loading
         self._under_way: set[asyncio.Task[None]] = set()
         self._loads: list[tuple[str, str]] = []
         """Models that are being loaded, each with one that its ``initialize`` wants loaded or unloaded just now."""
 
-    def take(self, question: dict[str, Any], reply: Callable[[bytes], None], asker: ControlCaller) -> None:
+    def take(self, question: dict[str, Any], reply: Callable[[bytes], None], control_caller: ControlCaller) -> None:
         """Do what a worker asks, and pass the message for it to ``reply``, on the loop's thread. For any thread."""
-        self._loop.call_soon_threadsafe(self._begin, question, asker, reply)
+        self._loop.call_soon_threadsafe(self._begin, question, control_caller, reply)
 
-    def _begin(self, question: dict[str, Any], asker: ControlCaller, reply: Callable[[bytes], None]) -> None:
+    def _begin(self, question: dict[str, Any], control_caller: ControlCaller, reply: Callable[[bytes], None]) -> None:
         number = question["number"]
 
         def answer(value: object, error: NeriteError | None = None) -> None:
@@ -59,26 +59,28 @@ class ModelControlCalls:
             if error is None:
                 told["value"] = value
             else:
-                said = f"Failed to process the request for model '{asker.instance}', message: {error.message}"
+                said = f"Failed to process the request for model '{control_caller.instance}', message: {error.message}"
                 told["error"] = messages.error_json(type(error)(said))
             reply(messages.json_frame(messages.TOLD, told))
 
         model = question["model"]
         if question["what"] == "ready":
-            self._ask_ready(model, question["version"], asker, answer)
+            self._ask_ready(model, question["version"], control_caller, answer)
         elif question["what"] == "load":
             given = {name: unpacked_call(value) for name, value in question["parameters"].items()}
-            self._run(self._door.load(model, given), model, asker, answer)
+            self._run(self._server.load(model, given), model, control_caller, answer)
         else:
-            self._run(self._door.unload(model, question["parameters"]), model, asker, answer)
+            self._run(self._server.unload(model, question["parameters"]), model, control_caller, answer)
 
-    def _ask_ready(self, model: str, version: str, asker: ControlCaller, answer: Callable[[object], None]) -> None:
+    def _ask_ready(
+        self, model: str, version: str, control_caller: ControlCaller, answer: Callable[[object], None]
+    ) -> None:
         try:
-            running = self._door.find(model, version, "")
+            running = self._server.find(model, version, "")
         except NeriteError:
             answer(False)
             return
-        if (running.name, running.version) == (asker.model, asker.version):
+        if (running.name, running.version) == (control_caller.model, control_caller.version):
             # It is at work, and cannot be asked while it waits for this.
             answer(True)
         else:
@@ -88,10 +90,10 @@ class ModelControlCalls:
         self,
         work: Coroutine[Any, Any, None],
         model: str,
-        asker: ControlCaller,
+        control_caller: ControlCaller,
         answer: Callable[[object, NeriteError | None], None],
     ) -> None:
-        task = self._loop.create_task(self._answered(work, model, asker, answer))
+        task = self._loop.create_task(self._answered(work, model, control_caller, answer))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
@@ -99,11 +101,11 @@ class ModelControlCalls:
         self,
         work: Coroutine[Any, Any, None],
         model: str,
-        asker: ControlCaller,
+        control_caller: ControlCaller,
         answer: Callable[[object, NeriteError | None], None],
     ) -> None:
-        wait = (asker.model, model)
-        if asker.loading:
+        wait = (control_caller.model, model)
+        if control_caller.loading:
             if self._leads_back(*wait):
                 work.close()
                 answer(None, Unavailable(f"model '{model}' is being loaded, and that waits for this to be done"))
@@ -117,9 +119,9 @@ class ModelControlCalls:
         except NeriteError as error:
             answer(None, error)
         except Exception as error:
-            answer(None, report("bls", error, f"in what '{asker.instance}' asked for"))
+            answer(None, report("bls", error, f"in what '{control_caller.instance}' asked for"))
         finally:
-            if asker.loading:
+            if control_caller.loading:
                 self._loads.remove(wait)
                 await self._loading.acquire()
 
@@ -211,12 +213,12 @@ _READ_ON: Final = WINDOW // 2
 class PendingCall:
     """One call that is under way: the sink of its request."""
 
-    __slots__ = ("batch", "desk", "index", "number", "on_way", "paused", "request", "starting")
+    __slots__ = ("batch", "bls_server", "index", "number", "on_way", "paused", "request", "starting")
 
-    def __init__(self, desk: BlsServer, number: int, batch: int, index: int) -> None:
+    def __init__(self, bls_server: BlsServer, number: int, batch: int, index: int) -> None:
         self.request: InferenceRequest | None = None
         """Until its last answer: it has this as its sink, and they would hold each other and what the caller sent."""
-        self.desk = desk
+        self.bls_server = bls_server
         self.number = number
         self.batch = batch
         self.index = index
@@ -231,7 +233,7 @@ class PendingCall:
         if response.error is not None:
             error = (request.refusal if isinstance(request, CallRequest) else None) or response.error
             if error is not response.error or self.starting:
-                response = InferenceResponse.failed(self.desk.refusal(request, error))
+                response = InferenceResponse.failed(self.bls_server.refusal(request, error))
         if final:
             # What was sent for the call is given back along with the answer, if nobody else keeps it.
             request.data = ()
@@ -241,7 +243,7 @@ class PendingCall:
             if self.on_way >= WINDOW and not self.paused:
                 self.paused = True
                 request.pause(True)
-        self.desk.answer(self, response, final)
+        self.bls_server.answer(self, response, final)
 
     def taken(self, count: int) -> None:
         """Note that the model has read some answers."""
@@ -261,14 +263,14 @@ class BlsServer:
 
     def __init__(
         self,
-        door: ServerEntry,
+        server: ServerEntry,
         channel: WorkerChannel,
         batch_of: Callable[[int], Batch | None],
         *,
         tenants: bool = False,
     ) -> None:
         """``batch_of`` gives the requests of a batch that the worker has. ``tenants``: requests have callers."""
-        self._door = door
+        self._server = server
         self._channel = channel
         self._batch_of = batch_of
         self._inheritance = CallContext(tenants=tenants)
@@ -297,7 +299,7 @@ class BlsServer:
         else:
             request = InferenceRequest(header, data, ticket, now, name)
         ticket.request = request
-        self._door.infer(request, "" if decoupled else _several(header.model_name))
+        self._server.infer(request, "" if decoupled else _several(header.model_name))
         ticket.starting = False
         if parents and all(parent.cancelled for parent in parents):
             request.cancel()
@@ -318,7 +320,7 @@ class BlsServer:
         model, version = request.header.model_name, request.header.model_version
         prefix = f"Model {model} - Error when running inference: "
         try:
-            self._door.find(model, version, "")
+            self._server.find(model, version, "")
         except NeriteError as why:
             return type(why)(
                 f"{prefix}Failed for execute the inference request. Model '{model}' is not ready.\n    {why.message}"

@@ -62,7 +62,9 @@ class CallHandler(Protocol):
 class WorkerChannel:
     """Packs what goes to one worker, unpacks what comes from it."""
 
-    def __init__(self, process: ForkedProcess, arena: Arena, guests: ForeignSegments, log: Log, ask: Ask) -> None:
+    def __init__(
+        self, process: ForkedProcess, arena: Arena, foreign_segments: ForeignSegments, log: Log, ask: Ask
+    ) -> None:
         """``ask`` is called with what the model asks of the server, by whichever thread has the channel."""
         self._process = process
         self._socket = process.channel
@@ -70,19 +72,19 @@ class WorkerChannel:
         self._ask = ask
         self._frames = messages.Frames()
         self._arena = arena
-        self._loans = BufferLeases()
+        self._buffer_leases = BufferLeases()
         self._borrower = BufferBorrower()
         self._responses: codec.Packer[ResponseHeader] = codec.Packer(
-            arena, self._loans, self._borrower, WORKER_HEADERS, self._in_guest
+            arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment
         )
-        self._guests = guests
-        self._known_guests: set[int] = set()
+        self._foreign_segments = foreign_segments
+        self._known_foreign_segments: set[int] = set()
         """Those that the worker maps."""
-        self._own_guests: list[int] = []
+        self._own_foreign_segments: list[int] = []
         """The worker's memory, for other workers to map."""
         self._trim_timer: asyncio.TimerHandle | None = None
-        self._results = codec.response_unpacker(self._loans, self._borrower)
-        self._calls = codec.request_unpacker(self._loans, self._borrower)
+        self._results = codec.response_unpacker(self._buffer_leases, self._borrower)
+        self._calls = codec.request_unpacker(self._buffer_leases, self._borrower)
         self._answers: dict[int, Callable[[Any, NeriteError | None], None]] = {}
         """By the number of what was asked."""
         self._asked = 0
@@ -94,7 +96,7 @@ class WorkerChannel:
         self.metrics = ReportedMetrics()
         """What the models in the worker count themselves."""
         self._on_end: Callable[[], None] | None = None
-        self._desk: CallHandler | None = None
+        self._bls_server: CallHandler | None = None
         self._tells_contexts = False
         """Somebody in the worker wants to know where requests stand in their traces."""
 
@@ -126,16 +128,16 @@ class WorkerChannel:
         on_part: Callable[[int, int, InferenceResponse, bool, ExecutionTimes], None],
         on_report: Callable[[int, memoryview], None],
         on_end: Callable[[], None],
-        desk: CallHandler,
+        bls_server: CallHandler,
     ) -> None:
         """Give the channel to the loop.
 
-        ``on_result`` takes what a batch returned, and what became of it where others could follow. ``on_part`` takes
-        a single response to one of its requests, whether it is the last, and its times. ``on_report`` takes what the
-        engine at a seat says of itself. ``on_end`` is called once, when the worker's side is closed. ``desk`` takes the
-        models' calls to other models.
+        ``on_result`` takes what a batch returned, and what became of it where others could follow. ``on_part`` takes a
+        single response to one of its requests, whether it is the last, and its times. ``on_report`` takes what the
+        engine at a seat says of itself. ``on_end`` is called once, when the worker's side is closed. ``bls_server``
+        takes the models' calls to other models.
         """
-        self._desk = desk
+        self._bls_server = bls_server
         self._loop = loop
         self._on_result = on_result
         self._on_part = on_part
@@ -147,7 +149,7 @@ class WorkerChannel:
         for segment in self._arena.segments:
             self._announce(segment)
         self._arena.on_segment.append(self._announce)
-        self._guests.on_gone.append(self._forget)
+        self._foreign_segments.on_gone.append(self._forget)
 
     def request(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> None:
         """Ask, and have the answer passed to ``answered``. Only after ``attach``."""
@@ -159,14 +161,14 @@ class WorkerChannel:
 
     def packer(self) -> codec.Packer[RequestHeader]:
         """Return the packer for the requests of one instance, which has just been loaded."""
-        return codec.Packer(self._arena, self._loans, self._borrower, WORKER_HEADERS, self._in_guest)
+        return codec.Packer(self._arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment)
 
     def execute(
         self,
         packer: codec.Packer[RequestHeader],
         batch: int,
         requests: Sequence[InferenceRequest],
-        stretch: int,
+        fused_segment: int,
         *,
         traced: bool,
     ) -> None:
@@ -174,7 +176,7 @@ class WorkerChannel:
 
         Raises what goes wrong with one of the requests; nothing was sent then.
         """
-        parts: list[Buffer] = [messages.fused_part(stretch)] if stretch else []
+        parts: list[Buffer] = [messages.fused_part(fused_segment)] if fused_segment else []
         packer.begin()
         try:
             contexts = _contexts_frame(batch, requests) if traced and self._tells_contexts else b""
@@ -184,7 +186,7 @@ class WorkerChannel:
             packer.withdraw()
             raise
         tokens = self._borrower.take_released()
-        kind = messages.EXECUTE_ON if stretch else messages.EXECUTE
+        kind = messages.EXECUTE_ON if fused_segment else messages.EXECUTE
         message = messages.batch_message(kind, batch, len(requests), tokens, None, parts)
         self._send(contexts + message if contexts else message)
 
@@ -217,11 +219,11 @@ class WorkerChannel:
         self._unsent.clear()
         if self._announce in self._arena.on_segment:
             self._arena.on_segment.remove(self._announce)
-            self._guests.on_gone.remove(self._forget)
-        for number in self._own_guests:
-            self._guests.remove(number)
-        self._own_guests.clear()
-        self._loans = BufferLeases()
+            self._foreign_segments.on_gone.remove(self._forget)
+        for number in self._own_foreign_segments:
+            self._foreign_segments.remove(number)
+        self._own_foreign_segments.clear()
+        self._buffer_leases = BufferLeases()
 
     def _readable(self) -> None:
         try:
@@ -272,17 +274,17 @@ class WorkerChannel:
             self.metrics.due(messages.read_json(body))
         elif kind == messages.CALL:
             self._call(body)
-        elif kind == messages.CANCEL_CALL and self._desk is not None:
-            self._desk.cancel(messages.read_batch(body)[0])
-        elif kind == messages.GIVE_UP and self._desk is not None:
-            self._desk.give_up(messages.read_batch(body)[0])
-        elif kind == messages.TAKEN and self._desk is not None:
-            self._desk.taken(messages.read_batch(body)[0], count)
+        elif kind == messages.CANCEL_CALL and self._bls_server is not None:
+            self._bls_server.cancel(messages.read_batch(body)[0])
+        elif kind == messages.GIVE_UP and self._bls_server is not None:
+            self._bls_server.give_up(messages.read_batch(body)[0])
+        elif kind == messages.TAKEN and self._bls_server is not None:
+            self._bls_server.taken(messages.read_batch(body)[0], count)
         elif kind == messages.ASK:
             self._ask(messages.read_json(body), self._send)
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
-                self._loans.returned(token)
+                self._buffer_leases.returned(token)
         elif kind == messages.SEGMENT:
             self._map(**messages.read_json(body))
         elif kind == messages.LOG:
@@ -300,7 +302,7 @@ class WorkerChannel:
         except BaseException:
             os.close(descriptor)
             raise
-        self._own_guests.append(self._guests.add(descriptor, mapped.size, mapped.base))
+        self._own_foreign_segments.append(self._foreign_segments.add(descriptor, mapped.size, mapped.base))
         shared_memory.keep_spares()
         if self._loop is not None and self._trim_timer is None:
             self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
@@ -312,7 +314,7 @@ class WorkerChannel:
 
     def _result(self, count: int, body: memoryview, *, went_on: bool = False) -> None:
         batch, tokens, at = messages.read_batch(body)
-        marks, at = messages.read_marks(body, at)
+        timings, at = messages.read_timings(body, at)
         along: FusedBatch | None = None
         if went_on:
             along, at = messages.read_follow(body, at)
@@ -322,27 +324,27 @@ class WorkerChannel:
             responses.append(response)
         # After the records: an output may be a part of an input that is given back with this very message.
         for token in tokens:
-            self._loans.returned(token)
+            self._buffer_leases.returned(token)
         assert self._on_result is not None
-        self._on_result(batch, responses, marks, along)
+        self._on_result(batch, responses, timings, along)
 
     def _part(self, index: int, body: memoryview, final: bool) -> None:
         batch, tokens, at = messages.read_batch(body)
-        marks, at = messages.read_marks(body, at)
+        timings, at = messages.read_timings(body, at)
         response, _ = codec.read_response(self._results, body, at)
         for token in tokens:
-            self._loans.returned(token)
+            self._buffer_leases.returned(token)
         assert self._on_part is not None
-        self._on_part(batch, index, EMPTY if response is None else response, final, marks)
+        self._on_part(batch, index, EMPTY if response is None else response, final, timings)
 
     def _call(self, body: memoryview) -> None:
         call, tokens, at = messages.read_batch(body)
         batch, index, decoupled, at = messages.read_caller(body, at)
         header, name, data, _ = self._calls.record(body, at)
         for token in tokens:
-            self._loans.returned(token)
-        assert isinstance(header, RequestHeader) and self._desk is not None
-        self._desk.call(call, batch, index, decoupled, header, name, data)
+            self._buffer_leases.returned(token)
+        assert isinstance(header, RequestHeader) and self._bls_server is not None
+        self._bls_server.call(call, batch, index, decoupled, header, name, data)
 
     def _send(self, message: bytes) -> None:
         if not self._unsent:
@@ -393,22 +395,22 @@ class WorkerChannel:
             return  # the end of the channel is reported by ``_readable``
         self._send(messages.segment_frame(number, size, writable=writable))
 
-    def _in_guest(self, view: memoryview, address: int) -> tuple[int, int] | None:
+    def _in_foreign_segment(self, view: memoryview, address: int) -> tuple[int, int] | None:
         """Return the place of bytes that lie in memory of others, and have the worker map that: to write if it may."""
-        found = self._guests.find(address, len(view))
+        found = self._foreign_segments.find(address, len(view))
         if found is None:
             return None
-        guest, place = found
-        number = guest.number if view.readonly else guest.number | _WRITABLE
-        if number not in self._known_guests:
-            self._known_guests.add(number)
-            self._send_segment(guest.descriptor, number, guest.size, writable=not view.readonly)
+        foreign_segment, place = found
+        number = foreign_segment.number if view.readonly else foreign_segment.number | _WRITABLE
+        if number not in self._known_foreign_segments:
+            self._known_foreign_segments.add(number)
+            self._send_segment(foreign_segment.descriptor, number, foreign_segment.size, writable=not view.readonly)
         return number, place
 
     def _forget(self, number: int) -> None:
         for each in (number, number | _WRITABLE):
-            if each in self._known_guests:
-                self._known_guests.remove(each)
+            if each in self._known_foreign_segments:
+                self._known_foreign_segments.remove(each)
                 self._send(messages.json_frame(messages.FORGET, each))
 
 

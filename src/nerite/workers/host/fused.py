@@ -28,7 +28,7 @@ class FusedPath:
 
     number: int
     """The worker knows it by this."""
-    stretch: FusedSegment
+    fused_segment: FusedSegment
     versions: Sequence[VersionHandle]
     """The models that follow."""
 
@@ -40,24 +40,24 @@ class FusedPath:
     def gone(self, batch: Batch, along: FusedBatch) -> None:
         """Count what the models that followed did, and note how far each request is."""
         for run in along.runs:
-            self.versions[run.step - 1].statistics.followed(len(run.requests), run.rows, run.marks)
+            self.versions[run.step - 1].statistics.followed(len(run.requests), run.rows, run.timings)
             for index in run.requests:
                 request = batch[index]
                 assert isinstance(request, StepRequest)
-                request.run.followed(run.marks)
+                request.run.followed(run.timings)
         for request, reached in zip(batch, along.reached, strict=True):
             assert isinstance(request, StepRequest)
-            request.reached = self.stretch.steps[reached]
+            request.reached = self.fused_segment.steps[reached]
 
 
 class FusedPaths:
     """Those of one worker process. For the loop's thread only."""
 
     def __init__(
-        self, door: ServerEntry, channel: WorkerChannel, seat_of: Callable[[VersionHandle], int | None]
+        self, server: ServerEntry, channel: WorkerChannel, seat_of: Callable[[VersionHandle], int | None]
     ) -> None:
         """``seat_of`` finds the instance of a version in the worker."""
-        self._door = door
+        self._server = server
         self._channel = channel
         self._seat_of = seat_of
         self._ways: dict[FusedSegment, FusedPath | None] = {}
@@ -70,22 +70,22 @@ class FusedPaths:
 
     def of(self, batch: Batch) -> FusedPath | None:
         """Return what may follow a batch, if something may."""
-        stretch = batch[0].stretch
-        if stretch is None or any(request.stretch is not stretch for request in batch):
+        fused_segment = batch[0].fused_segment
+        if fused_segment is None or any(request.fused_segment is not fused_segment for request in batch):
             return None
-        if stretch not in self._ways:
+        if fused_segment not in self._ways:
             if len(self._ways) >= _MOST:
                 self._ways.clear()
-            self._ways[stretch] = self._find(stretch)
-        way = self._ways[stretch]
+            self._ways[fused_segment] = self._find(fused_segment)
+        way = self._ways[fused_segment]
         return way if way is not None and way.open else None
 
-    def _find(self, stretch: FusedSegment) -> FusedPath | None:
+    def _find(self, fused_segment: FusedSegment) -> FusedPath | None:
         versions: list[VersionHandle] = []
         hops: list[dict[str, object]] = []
-        for link in stretch.links:
+        for link in fused_segment.links:
             try:
-                version = self._door.find(link.signature.model_name, link.version, "", link.namespace)
+                version = self._server.find(link.signature.model_name, link.version, "", link.namespace)
             except NeriteError:
                 break
             seat = self._seat_of(version)
@@ -109,4 +109,4 @@ class FusedPaths:
                 return None
             self._told[said] = len(self._told) + 1
             self._channel.introduce(self._told[said], hops)
-        return FusedPath(self._told[said], stretch, versions)
+        return FusedPath(self._told[said], fused_segment, versions)

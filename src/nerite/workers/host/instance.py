@@ -32,7 +32,7 @@ _log = logging.getLogger("nerite.execution")
 class RemoteInstance:
     """One instance, in whatever process its household has at the moment. For the loop's thread only."""
 
-    def __init__(self, plan: WorkerPlan, family: object, household: WorkerProcess) -> None:
+    def __init__(self, plan: WorkerPlan, family: object, worker_process: WorkerProcess) -> None:
         """``family``: as members have it. Usable once it has moved in."""
         self.plan = plan
         self.family = family
@@ -44,16 +44,16 @@ class RemoteInstance:
         self.traced = False
         self.report: EngineReport | None = None
         self.on_report: OnReport = _ignored
-        self.on_usable: Callable[[ModelInstance], None] = lambda _runner: None
+        self.on_usable: Callable[[ModelInstance], None] = lambda _instance: None
         self.restarts = 0
-        self.metrics: ReportedMetrics | None = household.metrics
+        self.metrics: ReportedMetrics | None = worker_process.metrics
         self.failure: NeriteError | None = None
         """Why the last attempt to make a new worker failed; None if it did not."""
-        self._household = household
+        self._worker_process = worker_process
         self._seat = 0
         self.checks_readiness = True
         """The model has a check of its own of whether it can serve; set when it is loaded."""
-        self._readiness = ReadinessCheck(plan.around.loop, self._ask_ready)
+        self._readiness = ReadinessCheck(plan.server_context.loop, self._ask_ready)
         self._packer: Packer[RequestHeader]
         self._batch: Batch | None = None
         self._number = 0
@@ -71,12 +71,12 @@ class RemoteInstance:
 
     async def move_in(self) -> None:
         """Have the model loaded. Raises ``NeriteError``; nothing is left behind then."""
-        self._seat = self._number = await self._household.admit(self)
+        self._seat = self._number = await self._worker_process.admit(self)
         self._begin()
 
     def _begin(self) -> None:
         """Be usable: the model is loaded, in a worker that has packed nothing for it yet."""
-        self._packer = self._household.channel.packer()
+        self._packer = self._worker_process.channel.packer()
         self.usable = True
         if self.checks_readiness:
             self._readiness.refresh()
@@ -91,21 +91,21 @@ class RemoteInstance:
         number = (self._number + messages.SEATS) & 0xFFFFFFFF
         if number < messages.SEATS or number in self._open:  # they begin again, or one is still in use
             number = self._free_number()
-        household = self._household
-        ways = household.ways
+        worker_process = self._worker_process
+        ways = worker_process.ways
         way = None if ways is None else ways.of(batch)
         following = 0 if way is None else way.number
-        household.channel.execute(self._packer, number, batch, following, traced=self.traced)
+        worker_process.channel.execute(self._packer, number, batch, following, traced=self.traced)
         self._number, self._batch, self._way = number, batch, way
         if self.report is not None:
-            self._watch.handed(batch, self.plan.around.loop.time())
+            self._watch.handed(batch, self.plan.server_context.loop.time())
             self._watch_over()
 
     def cancel(self, request: InferenceRequest) -> None:
         """Tell the worker, if it has the request, and cancel what the model asks of others for nobody."""
         number = self._tell(messages.CANCEL, request)
         if number is not None:
-            self._household.desk.parent_cancelled(number)
+            self._worker_process.bls_server.parent_cancelled(number)
 
     def pause(self, request: InferenceRequest, paused: bool) -> None:
         """Tell the worker, if it has the request."""
@@ -113,12 +113,12 @@ class RemoteInstance:
 
     def calls(self) -> Sequence[InferenceRequest]:
         """Return the calls that the batch waits for."""
-        return () if self._batch is None or not self.usable else self._household.desk.under_way(self._number)
+        return () if self._batch is None or not self.usable else self._worker_process.bls_server.under_way(self._number)
 
     def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
         """Return the calls that the batch of ``request`` waits for, None if the worker does not have it."""
         place = self._place(request) if self.usable else None
-        return None if place is None else self._household.desk.under_way(place[0])
+        return None if place is None else self._worker_process.bls_server.under_way(place[0])
 
     def is_ready(self, answered: Callable[[bool], None], patience: float) -> None:
         """Say whether the worker is up; ask the model in it, if that has a check of its own."""
@@ -131,20 +131,20 @@ class RemoteInstance:
         def said(value: object, error: NeriteError | None) -> None:
             answered(error is None and bool(value))
 
-        self._household.channel.request(messages.IS_READY, {"seat": self._seat}, said)
+        self._worker_process.channel.request(messages.IS_READY, {"seat": self._seat}, said)
 
     def memory(self) -> int:
         """Return how many bytes the worker has for itself now: 0 while there is none."""
-        return self._household.memory if self.usable else 0
+        return self._worker_process.memory if self.usable else 0
 
     def process(self) -> tuple[int, float] | None:
         """Return the worker's; None while there is none."""
-        return self._household.process if self.usable else None
+        return self._worker_process.process if self.usable else None
 
     def close(self, closed: Callable[[], None]) -> None:
         """Have the model finalized; with the last one that lives there the process ends."""
         self._watch.gone()
-        self._household.leave(self._seat, closed)
+        self._worker_process.leave(self._seat, closed)
 
     # As a member
 
@@ -152,7 +152,7 @@ class RemoteInstance:
         self,
         number: int,
         responses: Sequence[InferenceResponse | None],
-        marks: ExecutionTimes,
+        timings: ExecutionTimes,
         along: FusedBatch | None,
     ) -> None:
         """Take what a batch returned, and what became of it where others could follow."""
@@ -161,7 +161,7 @@ class RemoteInstance:
         self._batch = None
         if along is not None:
             responses = self._gone_on(batch, responses, along)
-            marks.followed = bool(along.runs)
+            timings.followed = bool(along.runs)
         if self.report is not None:
             self._watch.answered(request for request, it in zip(batch, responses, strict=True) if it is not None)
         if None in responses:
@@ -169,16 +169,16 @@ class RemoteInstance:
             if due:
                 self._open[number], self._due[number] = batch, due
         self._early.clear()
-        self.done(self, batch, responses, marks)
+        self.done(self, batch, responses, timings)
 
     def response(
-        self, number: int, index: int, response: InferenceResponse, final: bool, marks: ExecutionTimes
+        self, number: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes
     ) -> None:
         """Take one of several responses to a request of a batch."""
         batch = self.batch_of(number)
         if batch is None or index >= len(batch):
             return
-        self.part(batch[index], response, final, marks)
+        self.part(batch[index], response, final, timings)
         if final:
             self._watch.answered((batch[index],))
             self._had_last(number, index)
@@ -186,7 +186,7 @@ class RemoteInstance:
     def reported(self, report: EngineReport) -> None:
         """Take what the engine says of itself."""
         self.report = report
-        self._watch.reported(report, self.plan.around.loop.time())
+        self._watch.reported(report, self.plan.server_context.loop.time())
         self.on_report(self, report)
 
     def batches(self) -> Sequence[tuple[int, Batch]]:
@@ -212,7 +212,7 @@ class RemoteInstance:
             len(batch),
             extra={"request_id": request_ids_of(batch)},
         )
-        self._household.write_stacks()
+        self._worker_process.write_stacks()
 
     def batch_of(self, number: int) -> Batch | None:
         """Return the requests of a batch that the worker has."""
@@ -266,12 +266,12 @@ class RemoteInstance:
         """Look again when the engine will hang, if it will be silent until then."""
         at = self._watch.hangs_at
         if at is not None and self._looking is None:
-            self._looking = self.plan.around.loop.call_at(at, self._look)
+            self._looking = self.plan.server_context.loop.call_at(at, self._look)
 
     def _look(self) -> None:
         self._looking = None
-        if self._watch.hangs(self.plan.around.loop.time()):
-            self._household.kill(f"its engine has finished no step for {self._watch.patience} s")
+        if self._watch.hangs(self.plan.server_context.loop.time()):
+            self._worker_process.kill(f"its engine has finished no step for {self._watch.patience} s")
         else:
             self._watch_over()
 
@@ -291,7 +291,7 @@ class RemoteInstance:
         if place is None:
             return None
         number, index = place
-        self._household.channel.tell(kind, number, index)
+        self._worker_process.channel.tell(kind, number, index)
         return number
 
     def _place(self, request: InferenceRequest) -> tuple[int, int] | None:
@@ -322,7 +322,7 @@ class RemoteInstance:
         return number
 
 
-def _ignored(_runner: ModelInstance, _report: EngineReport | None) -> None:
+def _ignored(_instance: ModelInstance, _report: EngineReport | None) -> None:
     """Take no note of a report. There is a last one all the same."""
 
 
@@ -337,9 +337,9 @@ _LOOKS: Final = 4
 class SlowBatchMonitor:
     """Over the workers of a server. What it costs has nothing to do with how many requests there are."""
 
-    def __init__(self, runners: Callable[[], Iterable[ModelInstance]], stall_seconds: float) -> None:
-        """``runners`` returns the instances that there are now; ``stall_seconds`` is the flag."""
-        self._runners = runners
+    def __init__(self, instances: Callable[[], Iterable[ModelInstance]], stall_seconds: float) -> None:
+        """``instances`` returns the instances that there are now; ``stall_seconds`` is the flag."""
+        self._instances = instances
         self._limit = stall_seconds * LONG
         self._watches: WeakKeyDictionary[RemoteInstance, SlowBatchDetector] = WeakKeyDictionary()
 
@@ -348,14 +348,14 @@ class SlowBatchMonitor:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._limit / _LOOKS)
-            for runner in self._runners():
-                if isinstance(runner, RemoteInstance):
-                    self._look(runner, loop.time())
+            for instance in self._instances():
+                if isinstance(instance, RemoteInstance):
+                    self._look(instance, loop.time())
 
-    def _look(self, runner: RemoteInstance, now: float) -> None:
-        watch = self._watches.get(runner)
+    def _look(self, instance: RemoteInstance, now: float) -> None:
+        watch = self._watches.get(instance)
         if watch is None:
-            watch = self._watches[runner] = SlowBatchDetector(self._limit)
-        seconds = watch.look(runner.executes, now)
+            watch = self._watches[instance] = SlowBatchDetector(self._limit)
+        seconds = watch.look(instance.executes, now)
         if seconds is not None:
-            runner.tell_where_it_is(seconds)
+            instance.tell_where_it_is(seconds)

@@ -49,7 +49,7 @@ class WorkerPlan:
     interpreter: Path | None
     environment: Mapping[str, str]
     arena: Arena
-    around: ServerContext
+    server_context: ServerContext
     shared: str = ""
     """The name of a worker in which models live together; empty for one of the instance's own."""
 
@@ -62,17 +62,19 @@ class WorkerPlan:
     def start(self, name: str, arena: Arena, ask: Ask) -> tuple[ForkedProcess, WorkerChannel]:
         """Make a worker, without a model yet. Blocks; not for the loop's thread. Raises ``NeriteError``."""
         instance = replace(self.instance, name=name)
-        process = self.around.nursery.spawn(instance, self.interpreter, self.environment)
-        return process, WorkerChannel(process, arena, self.around.guests, self.around.log, ask)
+        process = self.server_context.fork_server.spawn(instance, self.interpreter, self.environment)
+        return process, WorkerChannel(
+            process, arena, self.server_context.foreign_segments, self.server_context.log, ask
+        )
 
     def order(self, seat: int) -> dict[str, Any]:
         """Return what a worker is told to open the model, and to make the instance, at this seat."""
         # The worker has a reporter of its own.
         instance = {name: value for name, value in asdict(self.instance).items() if name != "reporter"}
-        stay_awake = self.around.stay_awake
+        stay_awake = self.server_context.stay_awake
         return write_context(self.backend, self.context, instance=instance, stay_awake=stay_awake, seat=seat)
 
-    def asker(self, *, loading: bool) -> ControlCaller:
+    def control_caller(self, *, loading: bool) -> ControlCaller:
         """Return who asks, where the instance does."""
         return ControlCaller(self.context.name, self.context.version, self.instance.name, loading)
 
@@ -97,13 +99,13 @@ class HostedInstance(ModelInstance, Protocol):
         self,
         number: int,
         responses: Sequence[InferenceResponse | None],
-        marks: ExecutionTimes,
+        timings: ExecutionTimes,
         along: FusedBatch | None,
     ) -> None:
         """Take what a batch returned, and what became of it where others could follow."""
 
     def response(
-        self, number: int, index: int, response: InferenceResponse, final: bool, marks: ExecutionTimes
+        self, number: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes
     ) -> None:
         """Take one of several responses to a request of a batch."""
 
@@ -139,8 +141,8 @@ class WorkerProcess:
         """Called when the last one has left."""
         self._plan = plan
         self._arena = arena
-        self._around = plan.around
-        self._loop = plan.around.loop
+        self._server_context = plan.server_context
+        self._loop = plan.server_context.loop
         self._members: dict[int, HostedInstance] = {}
         """By seat."""
         self._loading: dict[int, asyncio.Future[None]] = {}
@@ -148,7 +150,7 @@ class WorkerProcess:
         self._leaving: dict[int, Callable[[], None]] = {}
         self._process: ForkedProcess | None = None
         self._channel: WorkerChannel | None = None
-        self._desk: BlsServer | None = None
+        self._bls_server: BlsServer | None = None
         self._ways: FusedPaths | None = None
         self.ways: FusedPaths | None = None
         """What batches may go on to here; None where there is nothing."""
@@ -178,10 +180,10 @@ class WorkerProcess:
         return self._channel
 
     @property
-    def desk(self) -> BlsServer:
+    def bls_server(self) -> BlsServer:
         """Where the calls of the models arrive, while the process is up."""
-        assert self._desk is not None
-        return self._desk
+        assert self._bls_server is not None
+        return self._bls_server
 
     @property
     def process(self) -> tuple[int, float] | None:
@@ -254,19 +256,19 @@ class WorkerProcess:
         self,
         number: int,
         responses: Sequence[InferenceResponse | None],
-        marks: ExecutionTimes,
+        timings: ExecutionTimes,
         along: FusedBatch | None,
     ) -> None:
         member = self._members.get(number & messages.SEAT)
         if member is not None:
-            member.result(number, responses, marks, along)
+            member.result(number, responses, timings, along)
 
     def _response(
-        self, number: int, index: int, response: InferenceResponse, final: bool, marks: ExecutionTimes
+        self, number: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes
     ) -> None:
         member = self._members.get(number & messages.SEAT)
         if member is not None:
-            member.response(number, index, response, final, marks)
+            member.response(number, index, response, final, timings)
 
     def _reported(self, seat: int, body: memoryview) -> None:
         member = self._members.get(seat)
@@ -287,7 +289,9 @@ class WorkerProcess:
         seat = question["seat"]
         member = self._members.get(seat)
         if member is not None:
-            self._around.errands.take(question, reply, member.plan.asker(loading=seat in self._loading))
+            self._server_context.control_calls.take(
+                question, reply, member.plan.control_caller(loading=seat in self._loading)
+            )
 
     # Coming up
 
@@ -326,14 +330,16 @@ class WorkerProcess:
     async def _start(self) -> None:
         start = partial(self._plan.start, self.name, self._arena, self._asked)
         try:
-            process, channel = await self._around.blocking(start)
+            process, channel = await self._server_context.blocking(start)
         finally:
             self._starting = None
-        desk = BlsServer(self._around.door, channel, self._batch_of, tenants=self._around.reception.in_force)
-        self._process, self._channel, self._desk = process, channel, desk
-        self._ways = FusedPaths(self._around.door, channel, self._seat_of)
+        bls_server = BlsServer(
+            self._server_context.server, channel, self._batch_of, tenants=self._server_context.tenant_admission.in_force
+        )
+        self._process, self._channel, self._bls_server = process, channel, bls_server
+        self._ways = FusedPaths(self._server_context.server, channel, self._seat_of)
         channel.metrics = self.metrics
-        channel.attach(self._loop, self._result, self._response, self._reported, self._ended, desk)
+        channel.attach(self._loop, self._result, self._response, self._reported, self._ended, bls_server)
         if not self._members:  # all who waited for it have left
             self._end()
 
@@ -381,7 +387,7 @@ class WorkerProcess:
         """The channel is closed. Wait a moment for the news of how the process ended, then draw the conclusions."""
         process = self._process
         assert process is not None
-        self.desk.close()
+        self.bls_server.close()
         for member in self._members.values():
             member.usable = False
         if process.exit_status is not None:
@@ -423,7 +429,7 @@ class WorkerProcess:
 
     def _seat_of(self, version: VersionHandle) -> int | None:
         """Return where an instance of a version lives here, if one does and can be used."""
-        return next((seat for seat, each in self._members.items() if each in version.runners and each.usable), None)
+        return next((seat for seat, each in self._members.items() if each in version.instances and each.usable), None)
 
     def _end(self) -> None:
         """Give everything back: nobody lives here any more."""
@@ -436,7 +442,7 @@ class WorkerProcess:
     def _drop(self) -> None:
         """Let go of the process, if there is one."""
         process, channel = self._process, self._channel
-        self._process = self._channel = self._desk = self._ways = self.ways = None
+        self._process = self._channel = self._bls_server = self._ways = self.ways = None
         if self._burial is not None:
             self._burial.cancel()
             self._burial = None
@@ -495,7 +501,7 @@ class WorkerPool:
         taken = {home.name for home in homes}
         name = next(name for number in range(len(taken) + 1) if (name := f"{plan.shared}_{number}") not in taken)
         arena = Arena()
-        plan.around.guests.host(arena)
+        plan.server_context.foreign_segments.host(arena)
         home = WorkerProcess(plan, name, arena)
 
         def ended() -> None:

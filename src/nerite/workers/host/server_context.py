@@ -36,9 +36,9 @@ class ServerContext:
     """For what blocks while a model is loaded."""
     loading: asyncio.Semaphore
     """Held by each model that is being loaded."""
-    nursery: ForkServer
-    guests: ForeignSegments
-    door: ServerEntry
+    fork_server: ForkServer
+    foreign_segments: ForeignSegments
+    server: ServerEntry
     """For what runs inside and asks the server in its turn."""
     log: Log
     """Where the lines of workers go."""
@@ -51,7 +51,7 @@ class ServerContext:
     """For all models, if executions are limited."""
     read_request: ReadRequest
     """Reads a recorded request."""
-    reception: TenantAdmission
+    tenant_admission: TenantAdmission
     metrics: MetricsOptions
 
     def blocking(self, work: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
@@ -59,11 +59,11 @@ class ServerContext:
         return self.loop.run_in_executor(self.loader, work, *arguments)
 
     @cached_property
-    def errands(self) -> ModelControlCalls:
+    def control_calls(self) -> ModelControlCalls:
         """What models ask of the server besides inference."""
-        return ModelControlCalls(self.door, self.loop, self.loading)
+        return ModelControlCalls(self.server, self.loop, self.loading)
 
     @cached_property
-    def sentry(self) -> BusyPoll:
+    def busy_poll(self) -> BusyPoll:
         """Keeps the loop awake."""
         return BusyPoll(self.loop, self.stay_awake)

@@ -138,12 +138,22 @@ class _Table(Generic[Header]):
 class Packer(Generic[Header]):
     """The sending half of the codec: headers to keys, tensors to places."""
 
-    __slots__ = ("_arena", "_borrower", "_budget", "_elsewhere", "_entries", "_loans", "_marked", "_new", "_table")
+    __slots__ = (
+        "_arena",
+        "_borrower",
+        "_budget",
+        "_buffer_leases",
+        "_elsewhere",
+        "_entries",
+        "_marked",
+        "_new",
+        "_table",
+    )
 
     def __init__(
         self,
         arena: Arena,
-        loans: BufferLeases,
+        buffer_leases: BufferLeases,
         borrower: BufferBorrower,
         budget: ByteBudget,
         elsewhere: Callable[[memoryview, int], tuple[int, int] | None] = lambda _view, _address: None,
@@ -155,7 +165,7 @@ class Packer(Generic[Header]):
         """
         self._elsewhere = elsewhere
         self._arena = arena
-        self._loans = loans
+        self._buffer_leases = buffer_leases
         self._borrower = borrower
         self._budget = budget
         self._table: _Table[Header] = _Table()
@@ -166,13 +176,13 @@ class Packer(Generic[Header]):
 
     def begin(self) -> None:
         """Begin a message: what is packed from now on is withdrawn or sent."""
-        self._marked = self._loans.mark
+        self._marked = self._buffer_leases.mark
         if self._new:
             self._new.clear()
 
     def withdraw(self) -> None:
         """Take back what was packed since ``begin``: it is not sent."""
-        self._loans.revoke(self._marked)
+        self._buffer_leases.revoke(self._marked)
         self._table.withdraw(self._new)
         self._new.clear()
 
@@ -247,17 +257,19 @@ class Packer(Generic[Header]):
             place = self._arena.place(address_of(view))
             assert place is not None
         segment, offset = place
-        return _PLACE.pack(size, offset, segment + 1, self._loans.lend(view, offset))
+        return _PLACE.pack(size, offset, segment + 1, self._buffer_leases.lend(view, offset))
 
 
 class Unpacker(Generic[Header]):
     """The receiving half of the codec."""
 
-    __slots__ = ("_borrower", "_entries", "_loans", "_read")
+    __slots__ = ("_borrower", "_buffer_leases", "_entries", "_read")
 
-    def __init__(self, loans: BufferLeases, borrower: BufferBorrower, read: Callable[[dict[str, Any]], Header]) -> None:
+    def __init__(
+        self, buffer_leases: BufferLeases, borrower: BufferBorrower, read: Callable[[dict[str, Any]], Header]
+    ) -> None:
         """``read`` makes a header of what ``header_form.describe`` said."""
-        self._loans = loans
+        self._buffer_leases = buffer_leases
         self._borrower = borrower
         self._read: Callable[[dict[str, Any]], Header] = read
         self._entries: dict[int, _Entry[Header]] = {}
@@ -292,7 +304,7 @@ class Unpacker(Generic[Header]):
                 data.append(body[at : at + size])
                 at += (size + 7) & ~7
             elif segment & _YOURS:
-                data.append(self._loans.part(token, offset, size))
+                data.append(self._buffer_leases.part(token, offset, size))
             else:
                 data.append(self._borrower.view(segment - 1, offset, size, token))
         return entry.header, name, data, at
@@ -333,14 +345,14 @@ def _misfit(entry: _Entry[Any], data: Sequence[Buffer]) -> NeriteError:
     raise AssertionError("all tensors have the sizes that their header says")
 
 
-def request_unpacker(loans: BufferLeases, borrower: BufferBorrower) -> Unpacker[RequestHeader]:
+def request_unpacker(buffer_leases: BufferLeases, borrower: BufferBorrower) -> Unpacker[RequestHeader]:
     """Return the receiving half for requests."""
-    return Unpacker(loans, borrower, headers.request_header_from_json)
+    return Unpacker(buffer_leases, borrower, headers.request_header_from_json)
 
 
-def response_unpacker(loans: BufferLeases, borrower: BufferBorrower) -> Unpacker[ResponseHeader]:
+def response_unpacker(buffer_leases: BufferLeases, borrower: BufferBorrower) -> Unpacker[ResponseHeader]:
     """Return the receiving half for responses."""
-    return Unpacker(loans, borrower, headers.response_header_from_json)
+    return Unpacker(buffer_leases, borrower, headers.response_header_from_json)
 
 
 def response_record(packer: Packer[ResponseHeader], response: InferenceResponse | None, parts: list[Buffer]) -> None:

@@ -186,7 +186,7 @@ def read_error(body: memoryview) -> NeriteError:
 
 
 def batch_message(
-    kind: int, batch: int, count: int, tokens: Sequence[int], marks: ExecutionTimes | None, records: list[Buffer]
+    kind: int, batch: int, count: int, tokens: Sequence[int], timings: ExecutionTimes | None, records: list[Buffer]
 ) -> bytes:
     """Return an EXECUTE, RESULT, PART, LAST, CALL or ANSWER message of ``records``.
 
@@ -197,8 +197,8 @@ def batch_message(
     if tokens:
         padded = (*tokens, 0) if len(tokens) & 1 else tokens
         head += struct.pack(f"<{len(padded)}I", *padded)
-    if marks is not None:
-        head += _packed(marks)
+    if timings is not None:
+        head += _packed(timings)
     size = FRAME.size + len(head) + sum(map(len, records))
     return b"".join((FRAME.pack(size, kind, count), head, *records))
 
@@ -250,7 +250,7 @@ class FusedRun(NamedTuple):
 
     step: int
     """Which of those that may follow; from 1."""
-    marks: ExecutionTimes
+    timings: ExecutionTimes
     rows: int
     requests: Sequence[int]
     """Their places in the batch."""
@@ -270,7 +270,7 @@ def fused_part(number: int) -> bytes:
 
 
 def read_fused(body: memoryview, at: int) -> tuple[int, int]:
-    """Return what ``stretch_part`` was given, and where the records begin."""
+    """Return what ``fused_segment_part`` was given, and where the records begin."""
     number: int = _PAIR.unpack_from(body, at)[0]
     return number, at + _PAIR.size
 
@@ -278,8 +278,8 @@ def read_fused(body: memoryview, at: int) -> tuple[int, int]:
 def follow_part(along: FusedBatch) -> bytes:
     """Return what is before the records of a RESULT_ON message."""
     parts = [_PAIR.pack(len(along.runs), len(along.reached))]
-    for step, marks, rows, requests in along.runs:
-        parts += (_RUN.pack(step, len(requests), rows), _packed(marks), _shorts(requests))
+    for step, timings, rows, requests in along.runs:
+        parts += (_RUN.pack(step, len(requests), rows), _packed(timings), _shorts(requests))
     parts.append(_shorts(along.reached))
     return b"".join(parts)
 
@@ -291,9 +291,9 @@ def read_follow(body: memoryview, at: int) -> tuple[FusedBatch, int]:
     along = FusedBatch([], [])
     for _ in range(runs):
         step, count, rows = _RUN.unpack_from(body, at)
-        marks, at = read_marks(body, at + _RUN.size)
+        timings, at = read_timings(body, at + _RUN.size)
         requests, at = _read_shorts(body, at, count)
-        along.runs.append(FusedRun(step, marks, rows, requests))
+        along.runs.append(FusedRun(step, timings, rows, requests))
     reached, at = _read_shorts(body, at, size)
     along.reached.extend(reached)
     return along, at
@@ -307,8 +307,10 @@ def _read_shorts(body: memoryview, at: int, count: int) -> tuple[tuple[int, ...]
     return struct.unpack_from(f"<{count}H", body, at), at + (count + 3) // 4 * 8
 
 
-def _packed(marks: ExecutionTimes) -> bytes:
-    return _MARKS.pack(marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns, marks.failed)
+def _packed(timings: ExecutionTimes) -> bytes:
+    return _MARKS.pack(
+        timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns, timings.failed
+    )
 
 
 def batch_number(body: memoryview) -> int:
@@ -324,13 +326,13 @@ def read_batch(body: memoryview) -> tuple[int, tuple[int, ...], int]:
     return batch, tokens, _BATCH.size + ((count + 1) & ~1) * 4
 
 
-def read_marks(body: memoryview, at: int) -> tuple[ExecutionTimes, int]:
+def read_timings(body: memoryview, at: int) -> tuple[ExecutionTimes, int]:
     """Return the times of a RESULT, PART or LAST message, and where its records begin."""
-    marks = ExecutionTimes()
+    timings = ExecutionTimes()
     started, ready, computed, ended, failed = _MARKS.unpack_from(body, at)
-    marks.started_ns, marks.inputs_ready_ns, marks.computed_ns, marks.ended_ns = started, ready, computed, ended
-    marks.failed = bool(failed)
-    return marks, at + _MARKS.size
+    timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns = started, ready, computed, ended
+    timings.failed = bool(failed)
+    return timings, at + _MARKS.size
 
 
 # Engine reports as they lie in a message.

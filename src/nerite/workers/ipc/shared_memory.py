@@ -295,7 +295,7 @@ class ForeignSegments:
     def __init__(self) -> None:
         self.on_gone: list[Callable[[int], None]] = []
         """Called with the number of each guest that is removed."""
-        self._guests: dict[int, ForeignSegment] = {}
+        self._foreign_segments: dict[int, ForeignSegment] = {}
         self._by_base: list[tuple[int, int]] = []
         """Where each begins, and its number, ascending."""
         self._next = FIRST
@@ -304,7 +304,7 @@ class ForeignSegments:
         """Take in a file, which is mapped at ``base``; return its number. Takes over ``descriptor``."""
         number = self._next
         self._next += 1
-        self._guests[number] = ForeignSegment(number, descriptor, size, base)
+        self._foreign_segments[number] = ForeignSegment(number, descriptor, size, base)
         bisect.insort(self._by_base, (base, number))
         return number
 
@@ -322,9 +322,9 @@ class ForeignSegments:
 
     def remove(self, number: int) -> None:
         """Forget a guest; whoever reads it at that moment keeps the mapping until done."""
-        guest = self._guests.pop(number)
-        self._by_base.remove((guest.base, number))
-        os.close(guest.descriptor)
+        foreign_segment = self._foreign_segments.pop(number)
+        self._by_base.remove((foreign_segment.base, number))
+        os.close(foreign_segment.descriptor)
         for tell in tuple(self.on_gone):
             tell(number)
 
@@ -333,9 +333,9 @@ class ForeignSegments:
         at = bisect.bisect_right(self._by_base, (address, self._next))
         if not at:
             return None
-        guest = self._guests[self._by_base[at - 1][1]]
-        place = address - guest.base
-        return (guest, place) if place + size <= guest.size else None
+        foreign_segment = self._foreign_segments[self._by_base[at - 1][1]]
+        place = address - foreign_segment.base
+        return (foreign_segment, place) if place + size <= foreign_segment.size else None
 
 
 # Descriptors that come over a socket, also where this process may have no more open than it has.
